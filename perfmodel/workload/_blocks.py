@@ -69,18 +69,17 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
             boundary_bytes=n_bytes,
         )
 
+    # In place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input.
     def relu(width: int) -> Piece:
-        # in place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input
         saved = 0.0 if job.fused_kernels else float(rows) * width * precision.act_bytes
         return pointwise(precision, [("relu", 1)], rows, width, saved_bytes=saved)
 
     if tp == 1:
-        return (
-            (
-                layer("mlp_layer", [linear(precision, rows, hidden, hidden), relu(hidden)]),
-                model.layers,
-            ),
-        )
+        pieces = [linear(precision, rows, hidden, hidden), relu(hidden)]
+        return ((layer("mlp_layer", pieces), model.layers),)
+
+    # A column-parallel layer, whose output stays divided, then a row-parallel one, whose output is summed
+    # (Megatron, arXiv 1909.08053, section 3). Backward sums the gradient of the pair's input.
     reduce = Comm(collective="all_reduce", bytes=n_bytes, group="tp")
     inner = hidden // tp
     pair = [
@@ -129,9 +128,13 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
     """Layers with one name before the dot, split where a shortcut closes."""
     for _, group in groupby(model.stack, key=lambda layer: layer.name.split(".")[0]):
         layers = list(group)
+
+        # Without a shortcut a pipeline may be cut after every layer.
         if not any(layer.residual for layer in layers):
             yield from ([layer] for layer in layers)
             continue
+
+        # With one, what it carries would have to be sent too, so that the unit ends where it is added.
         unit: list[ConvLayer] = []
         for layer in layers:
             unit.append(layer)
@@ -143,6 +146,7 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
 
 
 def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool) -> BlockOps:
+    """A block of consecutive layers, with the images that it takes and gives."""
     pieces: list[Piece] = []
     for layer in layers:
         pieces += _layer(layer, precision, batch, job)
@@ -162,6 +166,7 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, 
 
 def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iterator[Piece]:
     """The layer itself, then its batch norm, shortcut addition and ReLU, each a kernel of its own or all one."""
+    # The layer itself.
     rows, area = batch * layer.c_out, layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)
     if layer.op == "conv":
@@ -171,23 +176,28 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
     else:
         name = "max_pool3x3s2" if (layer.op, layer.kernel, layer.stride) == ("max_pool", 3, 2) else layer.op
         yield pointwise(precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor)
+
+    # Its batch norm, which fused reads the shortcut as a second input.
     fused = layer.batch_norm and job.fused_batch_norm
     if layer.batch_norm:
         inputs = 2 if fused and layer.residual else 1
         norm = pointwise(precision, [("batch_norm", inputs)], rows, area, params=2 * layer.c_out, saved_bytes=tensor)
-        at_bandwidth = job.channels_last and precision.act_bytes == 2
-        yield _norm_at_bandwidth(norm, precision, rows, area, inputs) if at_bandwidth else norm
+        if job.channels_last and precision.act_bytes == 2:
+            norm = _norm_at_bandwidth(norm, precision, rows, area, inputs)
+        yield norm
+
+    # Shortcut and ReLU as kernels of their own. ReLU works in place: its output is the next layer's kept input.
     if layer.residual and not fused:
         add = memory(precision, "add", rows, area, 2)
         yield Piece(forward=(add,), backward_input=(add,))
     if layer.relu and not fused:
-        # in place: its output is the next layer's kept input
         yield pointwise(precision, [("relu", 1)], rows, area)
 
 
 def _norm_at_bandwidth(norm: Piece, precision: Precision, rows: int, area: int, inputs: int) -> Piece:
-    """A batch norm that reads its inputs once for the statistics and once more to write what it gives; backward reads
-    input and gradient twice and writes one, so that they move 3 and 5 tensors (cuDNN's kernels of NHWC images)."""
+    """A batch norm as cuDNN's kernels of NHWC images run it, at the rate of the memory."""
+    # Forward reads its inputs once for the statistics and once more to write what it gives, 3 tensors of one
+    # input; backward reads input and gradient twice and writes one, 5 tensors.
     summed = memory(precision, "add", rows, area, 1 + inputs)
     statistics = memory(precision, "mul_scalar", rows, area)
     applied = memory(precision, "add", rows, area, 2)
@@ -195,6 +205,8 @@ def _norm_at_bandwidth(norm: Piece, precision: Precision, rows: int, area: int, 
 
 
 def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:
+    """A convolution with its gradients; it keeps its input."""
+
     def op(pass_: str) -> KernelOp:
         return Convolution(
             dtype=precision.dtype,
@@ -212,10 +224,11 @@ def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:
             pass_=pass_,  # pyright: ignore[reportArgumentType]
         )
 
-    first = layer.c_in == 3
+    # The first layer's input are images of three colours, which need no gradient.
+    takes_images = layer.c_in == 3
     return Piece(
         forward=(op("fwd"),),
-        backward_input=() if first else (op("dgrad"),),  # images need no gradient
+        backward_input=() if takes_images else (op("dgrad"),),
         backward_weight=(op("wgrad"),),
         params=layer.weights + (0 if layer.batch_norm else layer.c_out),
         saved_bytes=float(batch * layer.c_in * layer.size_in**2 * dtype_bytes(precision.dtype)),

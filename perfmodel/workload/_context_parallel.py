@@ -17,10 +17,13 @@ class ContextPart:
     steps: tuple[Attention, ...]
     """Forward kernels; each has one backward kernel."""
     forward_comm: tuple[Comm, ...] = ()
+    """Exchanges of keys and values, or of heads, in the forward pass."""
     backward_comm: tuple[Comm, ...] = ()
+    """Exchanges of the backward pass, gradients among them."""
     merges: tuple[MemoryBound, ...] = ()
     """Kernels that add a step's results to those of the steps before."""
     gradient_merges: tuple[MemoryBound, ...] = ()
+    """Kernels that add a step's gradients to those of the steps before."""
 
 
 def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
@@ -53,6 +56,7 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     """
     if not isinstance(model, Transformer) or model.decoder_layers or model.chunked_window or job.mode != "train":
         return None
+
     # Of documents of varied lengths no attention is over a whole sequence.
     if job.varied_lengths:
         return None
@@ -62,10 +66,14 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
 
 
 def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> ContextPart:
-    """Attention in cp steps, each with the keys and values of one rank, which pass around a ring or are gathered."""
+    """Attention in cp steps, each with the keys and values of one rank, which pass around a ring or are gathered.
+
+    Liu et al., arXiv 2310.01889.
+    """
     cp, q, other_ranks = local.shard.cp, attention.seq_q, local.shard.cp - 1
     keys_per_rank = attention.seq_kv // cp
 
+    # A window at least as long as the keys of a step hides none of them.
     def step(keys: int, causal: bool) -> Attention:
         window = attention.window if attention.window < keys else 0
         return replace(attention, seq_kv=keys, causal=causal, window=window)
@@ -110,21 +118,26 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
 
 
 def _merge(local: ShardSizes, rows: int, width: int) -> tuple[MemoryBound, ...]:
-    """One kernel that rescales and adds; or a conversion to fp32, a difference, a product and another difference."""
+    """Kernels that add a step's results of [rows, width] to those before, rescaled by their statistics."""
+    # One kernel that rescales and adds.
     if local.job.fuses("attention_merge"):
         return (memory(local.precision, "add", rows, width, 2),)
+
+    # Or a conversion to fp32, a difference, a product and another difference.
     names = (("mul_scalar", 1), ("add", 2), ("mul", 2), ("add", 2))
     return tuple(memory(local.precision, name, rows, width, inputs, dtype="fp32") for name, inputs in names)
 
 
 def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
-    """Attention after all keys and values have been gathered, again in backward (`AttnFuncWithCPAndKVAllGather`).
+    """Attention after all keys and values have been gathered, again in backward.
 
-    Gradients are reduced to where they belong; nothing runs beside the collectives, and the two chunks of a balanced
-    rank run one by one (Transformer Engine).
+    Transformer Engine `AttnFuncWithCPAndKVAllGather`. Nothing runs beside the collectives.
     """
     cp, keys = local.shard.cp, attention.seq_kv
     gather = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
+
+    # The two chunks of a balanced rank run one by one: of the first rank the first chunk of the sequence, which
+    # sees fewest keys, and the last, which sees all.
     steps = (attention,)
     if attention.causal and local.shard.cp_balanced:
         chunk = attention.seq_q // 2
@@ -136,6 +149,8 @@ def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
             window=attention.window if attention.window < early_keys else 0,
         )
         steps = (early, replace(attention, seq_q=chunk))
+
+    # Gradients of keys and values are reduced to where they belong.
     return ContextPart(
         steps=steps,
         forward_comm=(gather,),
@@ -146,17 +161,16 @@ def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
 def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
     """A cp-th of the heads over the whole sequence: queries, keys and values are exchanged before, results after.
 
-    Keys and values of fewer heads than ranks are copied for as many ranks as share them.
+    DeepSpeed Ulysses, arXiv 2309.14509.
     """
+    # Keys and values of fewer heads than ranks are copied for as many ranks as share them.
     cp = local.shard.cp
-    rows, kv_heads = local.sequences * attention.seq_q, max(attention.kv_heads, cp)
-    column_bytes = rows * local.act_bytes
+    kv_heads = max(attention.kv_heads, cp)
     values = attention.head_dim_v or attention.head_dim
-    there = Comm(
-        collective="all_to_all",
-        bytes=float(column_bytes * (attention.heads * attention.head_dim + kv_heads * (attention.head_dim + values))),
-        group="cp",
-    )
+    columns = attention.heads * attention.head_dim + kv_heads * (attention.head_dim + values)
+
+    column_bytes = local.sequences * attention.seq_q * local.act_bytes
+    there = Comm(collective="all_to_all", bytes=float(column_bytes * columns), group="cp")
     back = replace(there, bytes=float(column_bytes * attention.heads * values))
     kernel = replace(
         attention,
@@ -168,7 +182,7 @@ def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
 
 
 def _keys_and_values(local: ShardSizes, attention: Attention, share: float) -> Comm:
-    """An exchange of so large a share of the sequence's keys and values."""
+    """An exchange of `share` of the sequence's keys and values."""
     tokens = local.sequences * attention.seq_kv * share
     n_bytes = tokens * _width(attention) * dtype_bytes(attention.dtype)
     return Comm(collective="send_recv", bytes=float(n_bytes), group="cp")

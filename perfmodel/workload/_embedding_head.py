@@ -27,6 +27,8 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, owner: bool = Tru
     if model.patches:
         return _patch_pieces(model, local, model.patches)
     pieces = [token_lookup(local, params=local.vocab * local.hidden if owner else 0)]
+
+    # A table of learned positions has a row for every position that the model, or the job, may have.
     if model.positions == "learned":
         pieces += _table(local, max(model.seq_len, model.longest_seq_len, local.seq_len))
     if model.positions == "relative":
@@ -50,12 +52,12 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, owner: bool = Tru
 def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
     """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
 
-    Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3). A tied projection has no
-    parameters of its own. In 16 bits also where the layers' products are narrower.
+    Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3).
 
     Args:
         owner: False where the projection belongs to another block (further tokens).
     """
+    # In 16 bits also where the layers' products are narrower.
     local = local.unquantised
     if model.patches:
         return [norm(model, local), *_patch_head(model, local, model.patches)]
@@ -65,39 +67,45 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     local = _seen_by_head(model, local)
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
+
+    # The projection. Tied to a frozen embedding, its weight has no gradient though the layers' weights have.
     frozen = model.tied_embeddings and local.job.frozen_embedding
-    of_head = replace(local, precision=replace(local.precision, frozen=True)) if frozen else local
-    projection = column_linear(of_head, local.vocab, local.hidden)
+    head_sizes = local
+    if frozen:
+        head_sizes = replace(local, precision=replace(local.precision, frozen=True))
+    projection = column_linear(head_sizes, local.vocab, local.hidden)
     if frozen:
         projection = replace(projection, backward_weight=())
-    params = (projection.params if owner and not model.tied_embeddings else 0) + (
-        local.vocab if model.pooler_and_mlm_head else 0
-    )
+
+    # A tied projection has no parameters of its own; BERT's has a bias all the same.
+    params = projection.params if owner and not model.tied_embeddings else 0
+    if model.pooler_and_mlm_head:
+        params += local.vocab
     pieces.append(replace(projection, params=params))
+
+    # Capped logits keep the tanh of each, of which its gradient is made.
     if model.logit_softcap:
         logits_bytes = _logits_at_once(local) * local.act_bytes
-        pieces.append(
-            pointwise(
-                local.precision,
-                [("tanh", 1)],
-                local.tokens,
-                local.vocab,
-                saved_bytes=logits_bytes,
-            )
-        )
+        capped = pointwise(local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes)
+        pieces.append(capped)
     if local.job.mode == "train":
         pieces.append(_cross_entropy(local))
     return pieces
 
 
 def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
-    """Patches as rows of one product (whose input needs no gradient), on every rank its tokens; positions added. With
-    conditioning, the embeddings of time step (two products) and class, one row per image each."""
+    """Patches as rows of one product, on every rank its tokens; positions added.
+
+    With conditioning, also the embeddings of time step and class.
+    """
+    # Images need no gradient. Class tokens are learned rows beside those of patches.
     h, rows = local.hidden, local.norm_tokens
-    made = linear(local.precision, rows, h, patches.elements, bias=h)
-    pieces = [replace(made, backward_input=(), params=made.params + patches.class_tokens * h)]
+    projection = linear(local.precision, rows, h, patches.elements, bias=h)
+    pieces = [replace(projection, backward_input=(), params=projection.params + patches.class_tokens * h)]
     positions = max(model.seq_len, local.seq_len) * h if model.positions == "learned" else 0
     pieces.append(pointwise(local.precision, [("add", 2)], rows, h, params=positions))
+
+    # The time step passes two products, the class a table (which has a row for "no class"): a row per image each.
     if model.adaln:
         images = local.shard.micro_batch
         classes = model.adaln.classes + 1
@@ -145,30 +153,31 @@ def _label_head(local: ShardSizes) -> list[Piece]:
 
 
 def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
-    """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy.
-
-    A gradient that is written over the logits needs neither.
-    """
+    """Transient bytes of the head beside the logits that it keeps."""
     if local.job.head != "vocabulary":
         return 0.0
     seen = _seen_by_head(model, local)
     if local.job.chunked_loss:
         return _logits_at_once(seen) * local.act_bytes
+
+    # A gradient that is written over the logits needs no further tensor.
     if local.job.loss_with_gradient:
         return 0.0
+
+    # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32 copy.
     width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
     return _logits_at_once(seen) * width
 
 
 def _logits_at_once(local: ShardSizes) -> float:
-    """Elements of the logits that exist at a time: all, or of a chunked loss those of one part of the tokens.
-
-    There are as many parts as the vocabulary has hidden sizes (Liger, fused_linear_cross_entropy.py).
-    """
+    """Elements of the logits that exist at a time: all, or of a chunked loss those of one part of the tokens."""
     logits = float(local.tokens) * local.vocab
     if not local.job.chunked_loss:
         return logits
-    return logits / -(-local.vocab * local.tp // local.hidden)
+
+    # As many parts as the vocabulary has hidden sizes (Liger, fused_linear_cross_entropy.py).
+    parts = -(-local.vocab * local.tp // local.hidden)
+    return logits / parts
 
 
 def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
@@ -183,6 +192,7 @@ def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
 
 
 def token_lookup(local: ShardSizes, *, params: int) -> Piece:
+    """Vocabulary-parallel lookup of all tokens, and the sum over ranks, all of which but one give zeros for a token."""
     n_bytes = local.hidden_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
@@ -203,23 +213,19 @@ def _table(local: ShardSizes, rows: int) -> list[Piece]:
 
 
 def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
-    """Rows of a table by their indices; or its product with a one-hot row for each, written first, of which the table
-    alone has a gradient."""
+    """Rows of a table by their indices; indices have no gradient."""
+    # As the table's product with a one-hot row for each token, which is written first.
     if "one_hot_lookup" in local.job.eager_kernels:
         precision = local.unquantised.precision
-        made = linear(precision, tokens, local.hidden, rows, kept_input=0.0)
+        product = linear(precision, tokens, local.hidden, rows, kept_input=0.0)
         one_hot = memory(precision, "relu", tokens, rows)
-        return replace(made, forward=(one_hot, *made.forward), backward_input=(), params=0)
+        return replace(product, forward=(one_hot, *product.forward), backward_input=(), params=0)
     forward = Embedding(dtype=local.precision.act_dtype, tokens=tokens, hidden=local.hidden, vocab=rows)
     return Piece(forward=(forward,), backward_weight=(replace(forward, pass_="bwd"),))
 
 
 def _cross_entropy(local: ShardSizes) -> Piece:
-    """Vocabulary-parallel cross entropy: maximum, target logit and sum of exponentials are each
-    reduced over the tensor-parallel ranks, one fp32 value per token.
-
-    With its gradient (`Job.loss_with_gradient`) it is one pass that moves what a softmax of the logits moves.
-    """
+    """Vocabulary-parallel cross entropy, which keeps fp32 logits; or the loss together with its gradient."""
     if local.job.loss_with_gradient or local.job.chunked_loss:
         return _loss_with_gradient(local)
     name, dtype = ("cross_entropy", "fp32") if local.job.fuses("cross_entropy") else ("cross_entropy_unfused", None)
@@ -233,20 +239,23 @@ def _cross_entropy(local: ShardSizes) -> Piece:
 
 
 def _loss_with_gradient(local: ShardSizes) -> Piece:
-    """The gradient of the logits is their softmax less one at the target, and takes their place.
-
-    A chunked loss keeps the gradient of the hidden states instead, which it makes before the next part.
-    """
-    kept = local.hidden if local.job.chunked_loss else local.vocab
+    """The loss with the gradient of the logits, in one pass that moves what a softmax of the logits moves."""
+    # The gradient is the softmax less one at the target, and takes the logits' place. A chunked loss keeps the
+    # gradient of the hidden states instead, which it makes before the next part.
+    saved_columns = local.hidden if local.job.chunked_loss else local.vocab
     return Piece(
         forward=(memory(local.precision, "softmax", local.tokens, local.vocab),),
         forward_comm=_loss_reductions(local),
-        saved_bytes=float(local.tokens) * kept * local.act_bytes,
+        saved_bytes=float(local.tokens) * saved_columns * local.act_bytes,
     )
 
 
 def _loss_reductions(local: ShardSizes) -> tuple[Comm, ...]:
-    """Reductions among tensor-parallel ranks, each of which has the loss of its part of the vocabulary."""
+    """Reductions among tensor-parallel ranks, each of which has a part of the vocabulary.
+
+    Maximum, target logit and sum of exponentials, one fp32 value per token each (Megatron-LM's
+    `_VocabParallelCrossEntropy`).
+    """
     if local.tp == 1:
         return ()
     return (Comm(collective="all_reduce", bytes=4.0 * local.tokens, group="tp", count=3),)

@@ -28,12 +28,15 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
             parallelism, or with an `etp` of its own, without sequence parallelism (which would send every token
             tp times).
     """
+    # The router is never quantised. It keeps its fp32 probabilities.
     routing = route(model, local, experts)
-    router, latent = (
-        replace(local.precision, dtype=local.precision.wide_dtype),
-        local.of("latent").precision,
-    )
+    router = replace(local.precision, dtype=local.precision.wide_dtype)
+    latent = local.of("latent").precision
     rows = routing.rows
+
+    # Experts may work on a smaller latent size, to which tokens are brought before they are sent.
+    to_latent = [linear(latent, rows, experts.latent, local.hidden)] if experts.latent else []
+    from_latent = [linear(latent, rows, local.hidden, experts.latent)] if experts.latent else []
     pieces = [
         linear(
             router,
@@ -49,12 +52,14 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
             experts.count,
             saved_bytes=4.0 * rows * experts.count,
         ),
-        *([linear(latent, rows, experts.latent, local.hidden)] if experts.latent else []),
+        *to_latent,
         _dispatch(local, routing),
         _experts(model, local, experts, routing),
         _combine(local, routing),
-        *([linear(latent, rows, local.hidden, experts.latent)] if experts.latent else []),
+        *from_latent,
     ]
+
+    # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
     inner = experts.shared_ffn_hidden // local.tp
     if inner:
         width = inner * (2 if model.gated_ffn else 1)
@@ -63,8 +68,9 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.bias),
         ]
+
+        # A gate's product has one column, which makes it element-wise work.
         if experts.shared_gate:
-            # Its product has one column, which makes it element-wise work.
             shared.append(
                 pointwise(
                     router,
@@ -92,6 +98,7 @@ class Routing:
     processed: int
     """Token copies that reach its experts."""
     local_experts: int
+    """Experts of this device."""
     hidden: int
     """Elements of a token as experts get it."""
     inner: int
@@ -101,16 +108,19 @@ class Routing:
     gathered: bool
     """Dispatched tokens are gathered over the ranks that shard an expert, which hold different ones."""
     choice: ExpertChoice
+    """How tokens choose experts."""
     fused: bool
     """One kernel copies tokens, runs the experts and adds up their results, as inference servers have it; gated ones
     were measured so. Training runs grouped products (`TEGroupedMLP` of Megatron-Core)."""
 
     @property
     def active_experts(self) -> int:
+        """Experts of this device that some token reaches."""
         return max(1, min(self.local_experts, self.processed))
 
     @property
     def rows_per_expert(self) -> int:
+        """Token copies of each of them."""
         return -(-self.processed // self.active_experts)
 
 
@@ -120,6 +130,7 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
     The load is `Job.expert_load`; one rank that holds all experts gets no more than there is. Errors are those of
     `expert_feed_forward`.
     """
+    # Experts over expert-parallel ranks, their inner sizes over tensor-parallel ones.
     shard = local.shard
     tp, ep, etp = shard.tp, shard.ep, shard.expert_tp
     divide(model, Reason.EXPERTS, f"{experts.count} experts are", experts.count, "ep", ep)
@@ -135,6 +146,7 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
             dimension,
             degree,
         )
+
     # In inference ranks of tensor parallelism hold all tokens, and each runs its own experts on those that chose them.
     shared = local.job.mode == "inference" and not local.sequence_parallel and etp == 1 and ep == tp > 1
     if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel and not shared:
@@ -143,18 +155,20 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
             "tensor-parallel rank would send the same tokens",
             Reason.EXPERT_SEQUENCE,
         )
+
+    # How much busier the busiest rank is than the mean: at most all tokens choose its experts, unless a capacity
+    # says how many each gets.
     rows = local.norm_tokens
     gathered = etp > 1 and (local.sequence_parallel or tp == 1)
     load = local.job.expert_load if ep > 1 or local.job.expert_capacity_factor else 1.0
-    load = min(load, float(ep)) if local.job.expert_capacity_factor is None else load
+    if local.job.expert_capacity_factor is None:
+        load = min(load, float(ep))
+    copies = rows * experts.topk * (etp if gathered else 1) * load / (ep if shared else 1)
     return Routing(
         rows=rows,
         sent=rows * experts.topk,
         load=load,
-        processed=max(
-            1,
-            round(rows * experts.topk * (etp if gathered else 1) * load / (ep if shared else 1)),
-        ),
+        processed=max(1, round(copies)),
         shared=shared,
         local_experts=experts.count // ep,
         hidden=experts.latent or local.hidden,
@@ -195,22 +209,24 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
 
 
 def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """Kernels that copy tokens into order of experts, and those that add the copies up again.
+    """Kernels that copy tokens into order of experts, and those that add the copies up again."""
 
-    Each reads and writes every row that it moves. An all-to-all dispatcher copies what it sends, and sorts what it
-    receives by local expert (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`); DeepEP and HybridEP send tokens,
-    which kernels of their own copy where they arrive, and add up before they go back (DeepEP's hybrid-ep branch,
-    csrc/hybrid_ep/executor/executor.cu: `permute_launcher` in `dispatch_postprocess`, `unpermute_launcher` in
-    `combine_preprocess`; Megatron-Core's `moe_permute_fusion_into_hybridep`, which joins them, is off by default).
-    """
-
+    # Each reads and writes every row that it moves.
     def moved(rows: int, inputs: int = 1) -> KernelOp:
         return memory(local.precision, "add", rows, routing.hidden, inputs)
 
     if routing.fused:
         return (), ()
+
+    # DeepEP and HybridEP send tokens, which kernels of their own copy where they arrive, and add up before they go
+    # back (DeepEP's hybrid-ep branch, csrc/hybrid_ep/executor/executor.cu: `permute_launcher` in
+    # `dispatch_postprocess`, `unpermute_launcher` in `combine_preprocess`; Megatron-Core's
+    # `moe_permute_fusion_into_hybridep`, which joins them, is off by default).
     if local.job.expert_dispatcher != "alltoall" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
+
+    # An all-to-all dispatcher copies what it sends, and sorts what it receives by local expert (Megatron-LM
+    # `moe_utils.permute`, `sort_chunks_by_idxs`).
     by_expert = (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
     return (moved(routing.sent), *by_expert), (
         *by_expert,
@@ -223,11 +239,15 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
     row_bytes = routing.hidden * local.act_bytes
     there: tuple[Comm, ...] = ()
     back: tuple[Comm, ...] = ()
+
+    # Over expert-parallel ranks: an all-to-all sends a copy per chosen expert; the libraries send each token once
+    # to every rank that needs it, how many these are follows from the choice.
     if local.shard.ep > 1 and not routing.shared:
         once = local.job.expert_dispatcher != "alltoall"
+        copies = routing.rows if once else routing.sent
         sent = Comm(
             collective="all_to_all",
-            bytes=float((routing.rows if once else routing.sent) * row_bytes) * routing.load,
+            bytes=float(copies * row_bytes) * routing.load,
             group="ep",
             overlappable=local.shard.ep_overlap,
             choice=routing.choice if once else None,
@@ -235,7 +255,10 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
         there = back = (sent,)
         if once:
             library = local.job.expert_dispatcher
-            there, back = ((replace(sent, exchange=Exchange(library, way)),) for way in ("dispatch", "combine"))
+            there = (replace(sent, exchange=Exchange(library, "dispatch")),)
+            back = (replace(sent, exchange=Exchange(library, "combine")),)
+
+    # Then over the ranks that shard an expert.
     if routing.gathered:
         n_bytes = float(routing.processed * row_bytes)
         there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="etp"))
@@ -244,7 +267,7 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
 
 
 def _partial_sums(local: ShardSizes, routing: Routing) -> tuple[Comm, ...]:
-    """Without sequence parallelism all ranks route all tokens, and sum their shards' results."""
+    """The sum over tensor-parallel ranks where, without sequence parallelism, all of them route all tokens."""
     if local.tp == 1 or local.sequence_parallel:
         return ()
     return (
@@ -276,9 +299,10 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
             k=k,
         )
 
+    # Two grouped products around an activation. In 8 bits one kernel may have the activation between the products,
+    # and casts of what they give, as part of the products.
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
-    # activations between grouped products, and casts of what they give, are part of the products
     narrow = dtype == "fp8" and local.precision.recipe == "mxfp8"
     one_kernel = local.job.fused_experts and narrow and not model.bias
     forward: tuple[KernelOp, ...] = (
@@ -300,23 +324,29 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
                 moe_ep=shard.ep,
             ),
         )
-    quantised = _quantisation(local, routing, () if one_kernel else (inner,), () if one_kernel else (wide,))
-    made_wide = widened(local.precision, routing.local_experts * (wide + inner), hidden)
-    biased = _output_bias(model, local, routing)
+
+    # Kernels around the products: casts of operands, weights that are stored narrow, output biases.
+    quantised_widths = ((), ()) if one_kernel else ((inner,), (wide,))
+    casts, gradient_casts = _quantisation(local, routing, *quantised_widths)
+    widenings = widened(local.precision, routing.local_experts * (wide + inner), hidden)
+    bias_kernels, bias_gradients = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate
+
     biases = wide + hidden if model.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
+
+    # A recomputed activation gives up its result and what it keeps beyond the first product's output.
     column_bytes = float(routing.processed) * dtype_bytes(dtype)
     beyond_bytes = max(0.0, between.saved_bytes - wide * routing.processed * local.act_bytes)
     freed_bytes = inner * column_bytes + beyond_bytes
     act = RecomputedWork(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
         recomputed_work=(act,),
-        forward=(*made_wide, *quantised[0], *forward, *biased[0]),
+        forward=(*widenings, *casts, *forward, *bias_kernels),
         backward_input=(
-            *biased[1],
-            *made_wide,
-            *quantised[1],
+            *bias_gradients,
+            *widenings,
+            *gradient_casts,
             replace(second, pass_="dgrad"),
             *(() if one_kernel else between.backward_input),
             replace(first, pass_="dgrad"),
@@ -334,13 +364,14 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
 def _output_bias(
     model: Transformer, local: ShardSizes, routing: Routing
 ) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """Kernels that add the experts' output biases, forward and backward: training frameworks weigh each by the router's
-    fp32 weights, add it expert by expert, join the results and bring them back to 16 bits (Megatron-Core
-    megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias). Gradients of bias and weights are sums of
-    products that are written out."""
+    """Kernels that add the experts' output biases, forward and backward, in training.
+
+    Megatron-Core megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias.
+    """
     if not model.bias or routing.fused or local.job.mode == "inference":
         return (), ()
 
+    # A number of equal passes over the experts' outputs.
     def passes(count: int, inputs: int, dtype: str, backward: bool) -> list[KernelOp]:
         kernel = memory(
             local.precision,
@@ -353,12 +384,16 @@ def _output_bias(
         )
         return [kernel] * count
 
+    # Each bias is weighed by the router's fp32 weights, added expert by expert, and the results are joined and
+    # brought back to 16 bits.
     narrow = local.precision.act_dtype
     forward = [
         *passes(2, 1, "fp32", False),
         *passes(1, 2, "fp32", False),
         *passes(1, 1, narrow, False),
     ]
+
+    # Gradients of bias and weights are sums of products that are written out.
     backward = [*passes(2, 1, narrow, True), *passes(3, 1, "fp32", True)]
     return tuple(forward), tuple(backward)
 
@@ -366,8 +401,11 @@ def _output_bias(
 def _quantisation(
     local: ShardSizes, routing: Routing, forward: tuple[int, ...], backward: tuple[int, ...]
 ) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """Kernels that bring what comes to the experts to 8 or 4 bits, and rows of these other widths, forward and
-    backward, as in dense products."""
+    """Kernels that quantise the experts' operands, forward and backward, as in dense products.
+
+    Args:
+        forward, backward: widths of rows to quantise besides the tokens that come in.
+    """
 
     def cast(widths: tuple[int, ...]) -> tuple[KernelOp, ...]:
         kernels: list[KernelOp] = []

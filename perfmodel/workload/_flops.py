@@ -37,14 +37,15 @@ class ModelFlops:
     attention_forward: float
     """Scores and context over the full score matrix."""
     attention_causal_forward: float
-    """The same over visible pairs only; equal without a causal mask or window."""
+    """Scores and context over visible pairs only; equal to the full ones without a causal mask or window."""
     selective_forward: float = 0.0
-    """What selective recompute repeats of all that."""
+    """The part of all these that selective recompute repeats."""
     adapters_forward: float = 0.0
     """Low-rank products beside frozen ones (LoRA)."""
     frozen_forward: float = 0.0
     """Products, of all those above, with weights that are not trained: they have no weight gradient."""
     train: bool = True
+    """Whether the step has a backward pass."""
 
     @property
     def forward(self) -> float:
@@ -62,17 +63,16 @@ class ModelFlops:
         return self._with_backward(self.forward - self.attention_forward + self.attention_causal_forward)
 
     def hardware(self, recompute: Recompute) -> float:
-        """Executed FLOPs of a step with recomputation, attention in full (for HFU).
+        """Executed FLOPs of a step with recomputation, attention in full (for HFU)."""
+        if not self.train or recompute == "none":
+            return self.total
 
-        Full recompute gives SC21 equation 3, 96 B s l h^2 (1 + s/6h + V/16lh); selective repeats
-        the products of `Job.recompute_modules`, of the attention core 4 B s^2 h per layer.
-        """
-        again = {
-            "none": 0.0,
-            "selective": self.selective_forward,
-            "full": self.layers_forward + self.attention_forward + self.adapters_forward,
-        }[recompute]
-        return self.total + (again if self.train else 0.0)
+        # The products of `Job.recompute_modules`; of the attention core 4 B s^2 h per layer.
+        if recompute == "selective":
+            return self.total + self.selective_forward
+
+        # The layers' forward once more: SC21 equation 3, 96 B s l h^2 (1 + s/6h + V/16lh).
+        return self.total + (self.layers_forward + self.attention_forward + self.adapters_forward)
 
     def _with_backward(self, forward: float) -> float:
         """Forward FLOPs with those of input gradients (as many) and of weight gradients (as many as are trained)."""
@@ -89,12 +89,14 @@ def step_flops(model: Model, job: Job) -> ModelFlops:
 
 @step_flops.register
 def _(model: Mlp, job: Job) -> ModelFlops:
+    # 2 FLOPs per weight and row.
     rows = job.global_batch * job.seq_len
     return _plain(2.0 * rows * model.layers * model.hidden**2, 0.0, job)
 
 
 @step_flops.register
 def _(model: ConvNet, job: Job) -> ModelFlops:
+    # A convolution uses each weight once per pixel of its output, a dense layer once.
     layers = head = 0.0
     for layer in model.stack:
         if layer.op == "conv":
@@ -106,10 +108,13 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
-    batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
     # Documents of varied lengths count as so many equal ones in a sequence.
+    batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
     length = job.attended_tokens
     documents = s / length
+
+    # Weights that a token passes in the layers: 2 FLOPs each. A module of multi-token prediction also joins two
+    # hidden states.
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
     attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
     per_token = (
@@ -118,7 +123,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         + letters["E"] * _moe_weights(model)
         + model.mtp_layers * 2 * h * h
     )
-    # Products of two activations, per token: both have a gradient, whatever is frozen.
+
+    # Mixers with a state have products of two activations too, which both have a gradient, whatever is frozen.
     weightless = 0
     if model.mamba:
         per_token += letters["M"] * mamba_weights(h, model.mamba)
@@ -133,6 +139,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if model.short_conv:
         per_token += letters["C"] * short_conv_weights(h)
     layers = 2.0 * batch * s * per_token
+
+    # Scores take d_qk multiplications per head and pair of tokens, the context d_v.
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
     full = causal = (letters["*"] + letters["W"]) * documents * float(length) * length * width
@@ -140,19 +148,23 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         visible = _chunked_pairs if model.chunked_window else _visible_pairs
         pairs = letters["*"] * _visible_pairs(length, 0) + letters["W"] * visible(length, model.window)
         causal = width * documents * pairs
+
+    # Decoder layers. Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
     s_out = s
     decoder = model.decoder_layers
     if decoder:
         s_out = model.decoder_seq_len or s
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim
-        # Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
         layers += 2.0 * batch * decoder * (s_out * (attention + 2 * query + ffn) + s * key_value)
         full += decoder * (float(s_out) * s_out + float(s_out) * s) * width
         causal += decoder * (_visible_pairs(s_out, 0) + float(s_out) * s) * width
+
     # Modulations are computed once per image.
     if model.adaln:
         layers += 2.0 * batch * 3 * h * h * letters.total()
+
+    # The head, on all tokens or on the masked ones, once for every token predicted.
     seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.masked_head else s_out
     vocabulary = head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
     if model.patches:
@@ -161,17 +173,21 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
     elif model.pooler_and_mlm_head:
         head += 2.0 * batch * (seen * h * h + (h * h + 2 * h) * model.pooler)
+
+    # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
     frozen = 0.0
     if job.frozen:
         frozen = layers + head
     elif job.frozen_embedding and model.tied_embeddings and not model.patches:
         frozen = vocabulary
+
+    repeated = full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)
     return ModelFlops(
         layers_forward=layers + 2.0 * batch * s * weightless,
         head_forward=head,
         attention_forward=2.0 * batch * full,
         attention_causal_forward=2.0 * batch * causal,
-        selective_forward=2.0 * batch * (full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)),
+        selective_forward=2.0 * batch * repeated,
         adapters_forward=2.0 * batch * _adapter_products(model, job, s_out),
         frozen_forward=frozen,
         train=job.mode == "train",
@@ -186,13 +202,12 @@ def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
 
 
 def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
-    """Multiply-adds of a sequence in adapters, beside products of self-attention and dense feed-forwards, and beside
-    the output of every attention.
-
-    Latent attention has the last alone, and so has cross-attention (over the `s_out` tokens of the decoder).
-    """
-    h, d, (_, d_v) = model.hidden, model.head_dim, _head_dims(model)
+    """Multiply-adds of a sequence in adapters, `s_out` tokens of it in the decoder."""
+    h, d = model.hidden, model.head_dim
+    _, d_v = _head_dims(model)
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
+
+    # Outputs of the products that adapters may stand beside.
     queries, keys = model.heads * (2 if model.attention_gate else 1) * d, model.kv_heads * d
     inputs = {
         "linear_qkv": queries + 2 * keys,
@@ -207,9 +222,11 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     if model.gated_ffn:
         first["gate_proj"] = model.ffn_hidden
 
+    # Per token and unit of rank, an adapter of a product of k inputs and n outputs takes k + n.
     def beside(products: Mapping[str, int], k: int) -> int:
         return sum(k + n for name, n in products.items() if name in job.adapter_modules)
 
+    # Latent attention has an adapter beside its output alone, and so has cross-attention.
     of_output = beside({"linear_proj": h}, model.heads * d_v)
     of_attention = of_output + (0 if model.latent_attention else beside(inputs, h))
     of_feed_forward = beside(first, h) + beside({"linear_fc2": h}, model.ffn_hidden)
@@ -222,6 +239,8 @@ def _repeated(model: Transformer, job: Job) -> int:
     """Elements of weights that a token passes again where modules of layers are recomputed."""
     letters, modules = Counter("".join(model.stack)), job.recompute_modules
     repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
+
+    # Shared experts are part of the mixture, and repeated with it.
     if model.experts and "shared_experts" in modules and "moe" not in modules:
         repeated += letters["E"] * ffn_weights(model, model.experts.shared_ffn_hidden)
     if "moe" in modules:
@@ -268,6 +287,7 @@ def _plain(layers: float, head: float, job: Job) -> ModelFlops:
 
 
 def _head_dims(model: Transformer) -> tuple[int, int]:
+    """Elements of a head's queries and keys, and of its values."""
     latent = model.latent_attention
     if latent:
         return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
@@ -281,6 +301,7 @@ def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
 
 def _visible_pairs(s: float, window: int) -> float:
     """Query-key pairs under a causal mask, each query seeing at most `window` keys (0: all before it)."""
+    # The first `window` queries see what is there, all later ones a full window.
     if 0 < window < s:
         return window * (window + 1) / 2 + float(s - window) * window
     return s * (s + 1) / 2

@@ -1,5 +1,6 @@
-"""What a model holds, in closed form from its architecture alone: parameters by category (vocabulary not padded), and
-keys and values of a sequence in the cache of every layer on one device.
+"""What a model holds, in closed form from its architecture alone.
+
+Parameters by category (vocabulary not padded), and keys and values of a sequence in the cache of every layer.
 """
 
 from collections import Counter
@@ -26,16 +27,17 @@ class Parameters:
     embedding: int = 0
     """Token, position and segment tables."""
     attention: int = 0
+    """Projections of attention, and its sinks."""
     feed_forward: int = 0
     """Dense feed-forwards, shared experts, and convolutions or dense layers of other networks."""
     experts: int = 0
     """Routed experts."""
     router: int = 0
-    """And the projections to and from what experts work on, where that is not the hidden size."""
+    """Routers, and the projections to and from what experts work on, where that is not the hidden size."""
     mamba: int = 0
     """Mamba-2 mixers, gated delta nets and short convolutions of hybrids."""
     norms: int = 0
-    """And what scales and shifts them (adaLN)."""
+    """Norms, and what scales and shifts them (adaLN)."""
     further_tokens: int = 0
     """Modules of multi-token prediction, which use embedding and head of the model."""
     head: int = 0
@@ -93,6 +95,7 @@ def _(model: ConvNet) -> Parameters:
 
 @parameters.register
 def _(model: Transformer) -> Parameters:
+    # Tables at both ends.
     h, v = model.hidden, model.vocab
     embedding, head = (v + model.token_types) * h, 0 if model.tied_embeddings else v * h
     if model.patches:
@@ -102,12 +105,18 @@ def _(model: Transformer) -> Parameters:
     stacks = 2 if model.decoder_layers else 1
     if model.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
+
+    # A final norm for each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
     norms = norm_params(model, h) * stacks
     if model.pooler_and_mlm_head:
         head += h * h + h + v
         head += h * h + h + 2 * h + 2 if model.pooler else 0
         norms += norm_params(model, h)
+
+    # A decoder layer has two attentions and a feed-forward.
     layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
+
+    # A module of multi-token prediction joins two hidden states, each normed, and norms what its layer gives.
     modules = model.mtp_stack[:1] if model.mtp_repeated else model.mtp_stack
     further = _sub_layers(model, "".join(modules))
     joined = len(modules) * (2 * h * h + 3 * norm_params(model, h))
@@ -126,8 +135,15 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     n = Counter(letters)
     attending = n["*"] + n["W"]
     per_attention, small_norms = _attention(model)
+
+    # Norms before or after each sub-layer, or both; one for two where attention and feed-forward stand side by side.
     ends = 2 if model.norm_at == "both" else 1
     normed = attending if model.parallel_blocks == "one_norm" else len(letters)
+    norms = norm_params(model, h) * ends * normed + small_norms * attending
+
+    # Scale, shift and gate of each sub-layer are made of the condition by one product.
+    if model.adaln:
+        norms += 3 * (h * h + h) * len(letters)
     routed, shared, router = 0, 0, 0
     if experts:
         routed = _ffn(model, experts.ffn_hidden, experts.latent)
@@ -144,15 +160,13 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         experts=routed * experts.count * n["E"] if experts else 0,
         router=router * n["E"],
         mamba=mixed,
-        norms=norm_params(model, h) * ends * normed
-        + (3 * (h * h + h) if model.adaln else 0) * len(letters)
-        + small_norms * attending,
+        norms=norms,
         active_experts=routed * experts.topk * n["E"] if experts else 0,
     )
 
 
 def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
-    """Parameters of input and head of a transformer on patches."""
+    """Parameters of input and head of a transformer on patches, each with its bias."""
     h, width = model.hidden, patches.out_elements or model.vocab
     embedding, head = (patches.elements + 1 + patches.class_tokens) * h, (h + 1) * width
     if model.adaln:
@@ -177,29 +191,35 @@ def _attention(model: Transformer) -> tuple[int, int]:
         return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
     width = (a * (2 if model.attention_gate else 1) + 2 * kv) * d
     biases = (width if model.bias or model.qkv_bias else 0) + (h if model.bias else 0)
-    normed = ((a + kv) if model.qk_norm_of_all_heads else 2) * d if model.qk_norm else 0
+
+    # Norms of queries and of keys have the size of a head, unless they go over all heads at once.
+    normed = 0
+    if model.qk_norm:
+        normed = ((a + kv) if model.qk_norm_of_all_heads else 2) * d
     return attention_weights(model) + biases + sinks, norm_params(model, normed)
 
 
 MAMBA_STATE_BYTES = 4
-"""Of an element of a Mamba layer's state, which servers keep in fp32."""
+"""Bytes of an element of a Mamba layer's state, which servers keep in fp32."""
 
 
 def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: float) -> tuple[float, ...]:
-    """Bytes of a sequence in the cache of each layer, in model order, on one rank of tensor parallelism.
-
-    Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; one compressed vector
-    for all heads under latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1.2), held by every rank; the last
-    `window` tokens where attention slides; of Mamba layers and gated delta nets a state that does not grow.
-    """
+    """Bytes of a sequence in the cache of each layer, in model order, on one rank of tensor parallelism."""
+    # Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; or under latent
+    # attention one compressed vector for all heads, which every rank holds (DeepSeek-V2, arXiv 2405.04434, section
+    # 2.1.2).
     latent, mamba = model.latent_attention, model.mamba
     if latent:
-        a_token = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
+        token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
     else:
-        a_token = 2.0 * max(1, model.kv_heads // tp) * model.head_dim * element_bytes
-    full = tokens * a_token
-    windowed = min(tokens, model.window or tokens) * a_token
+        token_bytes = 2.0 * max(1, model.kv_heads // tp) * model.head_dim * element_bytes
+
+    # All tokens, or the last ones where attention slides.
+    full = tokens * token_bytes
+    windowed = min(tokens, model.window or tokens) * token_bytes
     bytes_by_mixer = {"*": full, "W": windowed}
+
+    # Other mixers have a state that does not grow, and the last inputs of their convolution.
     if mamba:
         elements = mamba.inner * mamba.state + mamba.convolved * (mamba.conv_kernel - 1)
         bytes_by_mixer["M"] = MAMBA_STATE_BYTES * elements / tp

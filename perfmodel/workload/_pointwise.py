@@ -20,8 +20,8 @@ def norm(model: Transformer, local: ShardSizes) -> Piece:
 
 
 def norm_params(model: Transformer, size: int) -> int:
-    """A scale per element, and a shift for layer norms with biases; neither where conditioning gives both or the
-    norm has no parameters."""
+    """Parameters of a norm over `size` elements: a scale each, and a shift each for layer norms with biases."""
+    # Conditioning gives both itself.
     if model.adaln or not model.norm_parameters:
         return 0
     shifted = model.bias if model.norm_bias is None else model.norm_bias
@@ -29,24 +29,25 @@ def norm_params(model: Transformer, size: int) -> int:
 
 
 def residual(model: Transformer, local: ShardSizes) -> Piece:
-    """Bias, dropout and residual addition after a row-parallel product; keeps the dropout mask.
-
-    Backward also sums the gradients of the two branches.
-    """
+    """Bias, dropout and residual addition after a row-parallel product; keeps the dropout mask."""
     rows, hidden = local.norm_tokens, local.hidden
-    eager = [*([("add", 1)] if model.bias else []), ("dropout", 1), ("add", 2)]
+    fused = local.job.fuses("residual")
+    backward = []
     if not model.dropout:
-        ops = [("add", 2)] if local.job.fuses("residual") or not model.bias else [("add", 1), ("add", 2)]
-        backward = ()
+        ops = [("add", 2)] if fused or not model.bias else [("add", 1), ("add", 2)]
+    elif fused:
+        ops = [("bias_dropout_add", 2)]
+        backward.append(memory(local.precision, "bias_dropout_add", rows, hidden, 2, backward=True))
     else:
-        ops = [("bias_dropout_add", 2)] if local.job.fuses("residual") else eager
-        backward = (
-            memory(local.precision, "bias_dropout_add", rows, hidden, 2, backward=True)
-            if local.job.fuses("residual")
-            else memory(local.precision, "dropout", rows, hidden, backward=True),
-        )
+        ops = [("dropout", 1), ("add", 2)]
+        if model.bias:
+            ops.insert(0, ("add", 1))
+        backward.append(memory(local.precision, "dropout", rows, hidden, backward=True))
+
+    # Backward also sums the gradients of the two branches.
+    forward = [memory(local.precision, op, rows, hidden, n_inputs) for op, n_inputs in ops]
     return Piece(
-        forward=tuple(memory(local.precision, op, rows, hidden, n) for op, n in ops),
+        forward=tuple(forward),
         backward_input=(memory(local.precision, "add", rows, hidden, 2), *backward),
         saved_bytes=float(rows * hidden) if model.dropout else 0.0,
     )
@@ -68,11 +69,15 @@ kept are x, the tanh and both factors of the last product."""
 
 
 def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
-    """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition. Conditioning
-    scales and shifts what the norm gives and gates what is added: products of one row per sequence, and passes over
-    the tokens."""
-    before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes]) if model.norm_at != "output" else []
+    """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition."""
+    # A recomputed norm frees what the mixer keeps of its output, and keeps its own input.
+    before: list[Piece] = []
+    if model.norm_at != "output":
+        before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes])
     after = [norm(model, local)] if model.norm_at != "input" else []
+
+    # Conditioning scales and shifts what the norm gives and gates what is added: products of one row per sequence,
+    # and passes over the tokens.
     if model.adaln:
         before += conditioning(local, 3, [("mul", 2), ("add", 2)])
         after.append(_pass(local, [("mul", 2)]))
@@ -82,44 +87,48 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
 def side_by_side(
     model: Transformer, local: ShardSizes, attention: list[Piece], feed_forward: list[Piece]
 ) -> list[Piece]:
-    """Attention and a feed-forward of one input, whose results are added to it (`Transformer.parallel_blocks`).
+    """Attention and a feed-forward of one input, whose results are added to it (`Transformer.parallel_blocks`)."""
+    *attention_pieces, attention_output = attention
+    *feed_forward_pieces, feed_forward_output = feed_forward
 
-    Results of tensor-parallel ranks are added before they are reduced, once for both; so is, of one norm, the gradient
-    of what it gives, which is gathered once and kept once (gpt-neox megatron/model/transformer.py
-    `ParallelTransformerLayer`, `gpt_j_residual`, which so reduces results; MegaScale, arXiv 2402.15627, figure 3).
-    gpt-neox reduces the gradient of each product; two norms leave nothing else. Biases and dropout come with the
-    residual addition, once. The two output products end the layer, so that recompute that stops early repeats neither.
-    """
-    *inside, inner = feed_forward
-    *attending, outer = attention
+    # One norm for both, whose output is gathered once and kept once, or a second one of the same input, which the
+    # first keeps.
     one_norm = model.parallel_blocks == "one_norm"
-    kept_bytes = [piece[0].input_bytes for piece in (attention, feed_forward)]
-    normed = recomputed("layernorm", [norm(model, local)], kept_bytes[:1])
-    second_norm = (
-        [] if one_norm else recomputed("layernorm", [replace(norm(model, local), saved_bytes=0.0)], kept_bytes[1:])
-    )
-    total, gradients = local.tokens, local.tokens if one_norm else local.norm_tokens
+    first_norm = recomputed("layernorm", [norm(model, local)], [attention[0].input_bytes])
+    second_norm: list[Piece] = []
+    if not one_norm:
+        without_input = replace(norm(model, local), saved_bytes=0.0)
+        second_norm = recomputed("layernorm", [without_input], [feed_forward[0].input_bytes])
+
+    # Results of tensor-parallel ranks are added before they are reduced, once for both (gpt-neox
+    # megatron/model/transformer.py `ParallelTransformerLayer`, `gpt_j_residual`; MegaScale, arXiv 2402.15627,
+    # figure 3). So is the gradient of what one norm gives; gpt-neox reduces the gradient of each product, and two
+    # norms leave nothing else.
+    gradient_rows = local.tokens if one_norm else local.norm_tokens
     summed = Piece(
-        forward=(memory(local.precision, "add", total, local.hidden, 2),),
-        backward_input=(memory(local.precision, "add", gradients, local.hidden, 2),),
+        forward=(memory(local.precision, "add", local.tokens, local.hidden, 2),),
+        backward_input=(memory(local.precision, "add", gradient_rows, local.hidden, 2),),
     )
+
+    # Biases and dropout come with the residual addition, once. The two output products end the layer, so that
+    # recompute that stops early repeats neither.
     return [
-        *normed,
-        *attending,
+        *first_norm,
+        *attention_pieces,
         *second_norm,
-        *inside,
-        joined(outer, inner),
+        *feed_forward_pieces,
+        joined(attention_output, feed_forward_output),
         summed,
         residual(model, local),
     ]
 
 
 def conditioning(local: ShardSizes, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
-    """So many vectors of the hidden size made of the condition by SiLU and a product, and passes that apply them."""
+    """Vectors of the hidden size made of the condition by SiLU and a product, and passes that apply them."""
     rows, hidden = local.shard.micro_batch, local.hidden
-    made = linear(local.precision, rows, vectors * hidden, hidden, bias=vectors * hidden)
+    modulations = linear(local.precision, rows, vectors * hidden, hidden, bias=vectors * hidden)
     silu = pointwise(local.precision, [("silu", 1)], rows, hidden)
-    return [silu, made, _pass(local, ops)]
+    return [silu, modulations, _pass(local, ops)]
 
 
 def _pass(local: ShardSizes, ops: list[tuple[str, int]]) -> Piece:
@@ -133,45 +142,53 @@ def gate(local: ShardSizes) -> list[tuple[str, int]]:
 
 
 def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> Piece:
-    """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
-
-    A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its
-    function and is named after the measured one. In 8 bits these are kept by a cast before and another in backward
-    (Megatron-Core 0.7 core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
-    """
+    """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs."""
     name, fused = model.activation, local.job.fuses("activation")
-    inputs = 1
+
+    # Gate and value kept in 8 bits, by a cast after the kernel and another before it in backward (Megatron-Core 0.7
+    # core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
     if local.job.fp8_activation_inputs and model.gated_ffn and name == "silu" and fused:
         cast = memory(local.precision, QUANTISING, rows, 2 * width)
-        made = pointwise(local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width)
-        return replace(made, forward=(*made.forward, cast), backward_input=(cast, *made.backward_input))
+        swiglu = pointwise(local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width)
+        return replace(swiglu, forward=(*swiglu.forward, cast), backward_input=(cast, *swiglu.backward_input))
+
+    # A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its function and is named
+    # after the measured one. Eager kernels also keep the activated gate.
+    inputs = 1
     if model.gated_ffn:
         ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
-        inputs = 2 if fused else 3  # eager kernels also keep the activated gate
-    elif name in ("relu", "relu2"):  # a square's gradient needs its root
+        inputs = 2 if fused else 3
+    # ReLU's gradient is taken of its output, which the next product keeps; a square's gradient needs its root.
+    elif name in ("relu", "relu2"):
         ops, inputs = [("relu", 1)], int(name == "relu2")
-        ops += [("mul", 1)] if name == "relu2" and not fused else []
+        if name == "relu2" and not fused:
+            ops.append(("mul", 1))
     elif name == "gelu" and "gelu_formula" in local.job.eager_kernels:
         ops, inputs = list(_GELU_FORMULA), _GELU_FORMULA_KEEPS
     elif name == "gelu" and model.bias and fused:
         ops = [("bias_gelu", 1)]
     else:
-        ops = [*([("add", 1)] if model.bias else []), (name, 1)]
+        ops = [("add", 1), (name, 1)] if model.bias else [(name, 1)]
     tensor = float(rows) * width * local.act_bytes
-    made = pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
-    return joined(_clamp(local, rows, width), made) if _clamps(model, local) else made
+    nonlinearity = pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
+    if _clamps(model, local):
+        return joined(_clamp(local, rows, width), nonlinearity)
+    return nonlinearity
 
 
 def _clamps(model: Transformer, local: ShardSizes) -> bool:
-    """Whether inputs are cut by kernels of their own; what joins experts' products has an activation that does it
-    (Transformer Engine pytorch/ops/basic/swiglu.py, `ScaledClampedQGeGLU`)."""
-    apart = not local.job.fuses("clamp") and not local.job.fused_experts
-    return model.gated_ffn and model.clamped_glu and apart
+    """Whether an activation's inputs are cut by kernels of their own."""
+    # What joins experts' products has an activation that cuts them (Transformer Engine pytorch/ops/basic/swiglu.py,
+    # `ScaledClampedQGeGLU`).
+    separate = not local.job.fuses("clamp") and not local.job.fused_experts
+    return model.gated_ffn and model.clamped_glu and separate
 
 
 def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
-    """Gate and value cut at their limit, a kernel each as ReLU is, and copied into one tensor again; keeps both as they
-    were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`)."""
+    """Gate and value cut at their limit, a kernel each as ReLU is, and copied into one tensor again.
+
+    Keeps both as they were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`).
+    """
     cut = pointwise(local.precision, [("relu", 1)] * 2, rows, width)
     copied = pointwise(local.precision, [("mul_scalar", 1)], rows, 2 * width)
     return replace(joined(cut, copied), saved_bytes=2.0 * rows * width * local.act_bytes)
@@ -186,10 +203,11 @@ def rotary(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
 
 
 def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """Copies of queries, keys and values into the order of the attention kernel: all at once, then keys and values
-    twice more, once to join them and once to interleave them (nanotron); their gradients go the same ways back."""
+    """Copies of queries, keys and values into the order of the attention kernel; gradients go the same ways back."""
     if local.job.fuses("attention_layout"):
         return []
+
+    # All at once, then keys and values twice more, once to join them and once to interleave them (nanotron).
     d, kv = model.head_dim, 2 * local.kv_heads
     widths = ((local.heads + kv) * d, kv * d, kv * d)
     return [pointwise(local.precision, [("mul_scalar", 1)], local.tokens, width) for width in widths]

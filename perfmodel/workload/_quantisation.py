@@ -2,9 +2,10 @@
 
 Every product of a layer's weights runs in the narrow type, forward and both gradients; router, embedding and head stay
 in 16 bits, and so does attention unless it is asked for (`Job.fp8_attention`): Transformer Engine and torchao replace
-the layers' linear modules alone. A weight is quantised
-once a step where its narrow copy is kept over micro-batches (Transformer Engine's `is_first_microbatch`), which is next
-to nothing, and maxima are exchanged in one small reduction a step.
+the layers' linear modules alone.
+
+A weight is quantised once a step where its narrow copy is kept over micro-batches (Transformer Engine's
+`is_first_microbatch`), which is next to nothing, and maxima are exchanged in one small reduction a step.
 """
 
 from typing import Final
@@ -66,16 +67,22 @@ scales along the contraction, which is another one in each product)."""
 
 
 def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
-    """The kernel that quantises an operand of [rows, hidden], which may be a gradient; none for 16 bits or more, and
-    for integers by no known recipe."""
-    if precision.recipe == "fused" or (precision.dtype not in ("fp8", "fp4") and precision.recipe != "aqt"):
+    """The kernel that quantises an operand of [rows, hidden], which may be a gradient.
+
+    None for 16 bits or more, and for integers by no known recipe.
+    """
+    narrow = precision.dtype in ("fp8", "fp4") or precision.recipe == "aqt"
+    if precision.recipe == "fused" or not narrow:
         return ()
     moved_bytes = _BYTES[precision.recipe]
     if gradient:
         moved_bytes += _ROUNDED_BYTES.get(precision.recipe, 0.0)
     if precision.frozen:
         moved_bytes -= _TRANSPOSED_BYTES.get(precision.recipe, 0.0)
-    return (memory(precision, QUANTISING, max(1, round(rows * moved_bytes / _KERNEL_BYTES)), hidden),)
+
+    # All recipes are priced as the one kernel that was measured, over as many more rows as they move more bytes.
+    equal_rows = max(1, round(rows * moved_bytes / _KERNEL_BYTES))
+    return (memory(precision, QUANTISING, equal_rows, hidden),)
 
 
 def activation_quantises(local: ShardSizes) -> bool:
@@ -89,18 +96,24 @@ def activation_quantises(local: ShardSizes) -> bool:
 
 
 def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The kernel that brings operands of 8-bit attention, or its results, from one type to the other: what the layers
-    around it exchange stays in 16 bits (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
-    `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed."""
-    return (memory(local.precision, QUANTISING, rows, hidden),) if local.job.fp8_attention else ()
+    """The kernel that brings operands of 8-bit attention, or its results, from one type to the other."""
+    if not local.job.fp8_attention:
+        return ()
+
+    # What the layers around attention exchange stays in 16 bits (Transformer Engine 2,
+    # pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed.
+    return (memory(local.precision, QUANTISING, rows, hidden),)
 
 
 def widened(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The kernel that brings a stored weight of [rows, hidden] to 16 bits before a product (bitsandbytes
-    `dequantize_4bit` in `MatMul4Bit`, forward and backward): it reads the narrow weight and writes the wide one, priced
-    as a pass that reads and writes 16 bits."""
+    """The kernel that brings a stored weight of [rows, hidden] to 16 bits before a product.
+
+    bitsandbytes `dequantize_4bit` in `MatMul4Bit`, forward and backward.
+    """
     if not precision.base:
         return ()
+
+    # It reads the narrow weight and writes the wide one, priced as a pass that reads and writes 16 bits.
     share = (BASE_WEIGHT_BYTES[precision.base] + precision.act_bytes) / (2 * precision.act_bytes)
     return (memory(precision, "mul_scalar", max(1, round(rows * share)), hidden),)
 
@@ -111,9 +124,14 @@ def is_cast(op: Op) -> bool:
 
 
 def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
-    """The same of what other recipes have from before: a weight, of which they keep a narrow copy, or an operand of the
-    weight gradient, of which they have a transposed one."""
-    return quantised(precision, rows, hidden, gradient=gradient) if precision.recipe in _EACH_PRODUCT else ()
+    """The kernel that quantises an operand which most recipes have narrow from before.
+
+    Such are a weight, of which they keep a narrow copy, and operands of the weight gradient, of which they have a
+    transposed one.
+    """
+    if precision.recipe not in _EACH_PRODUCT:
+        return ()
+    return quantised(precision, rows, hidden, gradient=gradient)
 
 
 def gathered_bytes(precision: Precision) -> float:

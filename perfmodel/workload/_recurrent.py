@@ -24,6 +24,8 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Pie
     tp = local.tp
     divide(model, Reason.HEADS, f"mamba groups={mamba.groups} are", mamba.groups, "tp", tp)
     require_whole_sequence(model, local, "Mamba layers")
+
+    # One product gives the gate, what is convolved (inputs of the state-space product) and a step size per head.
     heads, inner, convolved = mamba.heads // tp, mamba.inner // tp, mamba.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
@@ -48,8 +50,8 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Pie
 
 
 def _convolution(local: ShardSizes, width: int, params: int, saved_bytes: float) -> Piece:
-    """A depthwise convolution and its activation in one pass; its input is the projection's output, kept there. What it
-    gives is not kept but made again in backward (mamba_ssm 2.2, MambaSplitConv1dScanCombinedFn)."""
+    """A depthwise convolution and its activation in one pass; its input is the projection's output, kept there."""
+    # What it gives is not kept but made again in backward (mamba_ssm 2.2, MambaSplitConv1dScanCombinedFn).
     once = pointwise(
         local.precision,
         [("silu", 1)],
@@ -62,37 +64,36 @@ def _convolution(local: ShardSizes, width: int, params: int, saved_bytes: float)
 
 
 def _state_space(local: ShardSizes, mamba: Mamba, heads: int) -> Piece:
-    """Recurrence of the state by chunks (section 6). Inputs are kept by the pieces before; states are computed again in
-    backward, as the published kernels do."""
+    """Recurrence of the state by chunks (section 6)."""
+    # The last chunk of a sequence is padded to a whole one.
     size = min(mamba.chunk, local.seq_local)
-    tokens = local.sequences * -(-local.seq_local // mamba.chunk) * size
-    of_rank = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
-    forward, backward = (
-        Recurrence(
-            op="state_space",
-            dtype=local.precision.wide_dtype,
-            tokens=tokens,
-            products_per_token=state_space_products(of_rank),
-            bytes_per_token=_state_space_bytes(of_rank, local.act_bytes, backward),
-            pass_="bwd" if backward else "fwd",
-        )
-        for backward in (False, True)
+    n_chunks = -(-local.seq_local // mamba.chunk)
+    tokens = local.sequences * n_chunks * size
+    shard = replace(mamba, heads=heads, groups=mamba.groups // local.tp, chunk=size)
+
+    # Inputs are kept by the pieces before; states are computed again in backward, as the published kernels do.
+    forward = Recurrence(
+        op="state_space",
+        dtype=local.precision.wide_dtype,
+        tokens=tokens,
+        products_per_token=state_space_products(shard),
+        bytes_per_token=_state_space_bytes(shard, local.act_bytes, backward=False),
     )
-    return Piece(
-        forward=(forward,),
-        backward_input=(backward,),
-        params=3 * heads,  # decay, step and skip of every head
+    backward = replace(
+        forward,
+        bytes_per_token=_state_space_bytes(shard, local.act_bytes, backward=True),
+        pass_="bwd",
     )
+    decay_step_and_skip = 3 * heads
+    return Piece(forward=(forward,), backward_input=(backward,), params=decay_step_and_skip)
 
 
 def _state_space_bytes(mamba: Mamba, act_bytes: int, backward: bool) -> int:
-    """What the kernels of a pass read and write per token (mamba_ssm 2.2 ops/triton/ssd_combined.py): tensors of the
-    inner size; states, one per chunk in 32 bits, of which 16-bit copies count half; inputs and outputs of the state;
-    scores in 32 bits.
-
-    Forward: states of chunks, what is passed on, scores, outputs. Backward makes these again but for the outputs, then
-    the gradients of states, of inputs, of what enters and leaves the state, of scores and of decay.
-    """
+    """Bytes that the kernels of a pass read and write per token (mamba_ssm 2.2 ops/triton/ssd_combined.py)."""
+    # How often they pass over tensors of the inner size; states, one per chunk in 32 bits, of which 16-bit copies
+    # count half; inputs and outputs of the state; scores in 32 bits. Forward has states of chunks, what is passed
+    # on, scores and outputs. Backward makes these again but for the outputs, then the gradients of states, of
+    # inputs, of what enters and leaves the state, of scores and of decay.
     inner = mamba.inner
     tensors, states, sides, scores = (11, 8.5, 14, 7) if backward else (3, 3, 4, 2)
     return round(
@@ -120,8 +121,10 @@ def state_space_products(mamba: Mamba) -> int:
 
 
 def selective_scan_mixer(model: Transformer, local: ShardSizes, scan: SelectiveScan) -> list[Piece]:
-    """Input projection, causal convolution, projections of step sizes and of the state's inputs and outputs, the scan,
-    output projection; sharded by channels.
+    """The first Mamba's mixer, sharded by channels.
+
+    Input projection, causal convolution, projections of step sizes and of the state's inputs and outputs, the scan,
+    output projection.
 
     Raises:
         LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the state
@@ -130,6 +133,8 @@ def selective_scan_mixer(model: Transformer, local: ShardSizes, scan: SelectiveS
     tp = local.tp
     divide(model, Reason.HEADS, f"selective_scan inner={scan.inner} are", scan.inner, "tp", tp)
     require_whole_sequence(model, local, "selective scans")
+
+    # Step sizes come from a narrow projection; they and the state's inputs and outputs may be normed.
     inner, projected = scan.inner // tp, scan.step_rank + 2 * scan.state
     tensor = float(local.tokens * local.act_bytes)
     projections = [
@@ -163,17 +168,18 @@ def _scan(local: ShardSizes, scan: SelectiveScan, inner: int) -> Piece:
     It has no matrix products: every channel updates `state` elements per token. Its traffic stands for its work: the
     lanes' work that goes with a byte (`perfmodel.ops` recurrence) is about that of 16 states, the usual number.
     """
+    # Input, step size and gate in, output before and after the gate out; the state's input and output in.
     forward = Recurrence(
         op="selective_scan",
         dtype=local.precision.wide_dtype,
         tokens=local.tokens,
         products_per_token=2 * inner * scan.state,
-        # input, step size and gate in, output before and after the gate out; the state's input and output in
         bytes_per_token=local.act_bytes * (5 * inner + 2 * scan.state),
     )
+
+    # These and the output's gradient in, four gradients out; the states and the output are made again.
     backward = replace(
         forward,
-        # these and the output's gradient in, four gradients out; the states and the output are made again
         bytes_per_token=local.act_bytes * (12 * inner + 8 * scan.state),
         pass_="bwd",
     )
@@ -196,8 +202,9 @@ def selective_scan_parameters(hidden: int, scan: SelectiveScan) -> int:
 
 
 def short_conv_mixer(model: Transformer, local: ShardSizes, conv: ShortConv) -> list[Piece]:
-    """Input projection to two gates and a value, the gated convolution, output projection (`Lfm2ShortConv` of
-    transformers); sharded by channels.
+    """Input projection to two gates and a value, the gated convolution, output projection, sharded by channels.
+
+    `Lfm2ShortConv` of transformers.
 
     Raises:
         LayoutError: channels that tensor parallelism does not divide, or context parallelism, through which the last
@@ -234,8 +241,7 @@ def short_conv_parameters(hidden: int, conv: ShortConv) -> int:
 
 
 def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> list[Piece]:
-    """Input projections (queries, keys, values, output gate; decay and step), causal convolution, delta rule by chunks,
-    gated norm, output projection.
+    """A gated delta net: input projections, causal convolution, delta rule by chunks, gated norm, output projection.
 
     Raises:
         LayoutError: key heads that tensor parallelism does not divide, or context parallelism, through which the state
@@ -251,6 +257,8 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
         tp,
     )
     require_whole_sequence(model, local, "gated delta nets")
+
+    # Projected are queries, keys and values, which are convolved, the output gate, and decay and step of every head.
     heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
@@ -263,7 +271,7 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
             params=convolved * net.conv_kernel,
             saved_bytes=tensor * convolved,
         ),
-        # queries and keys of unit length
+        # Queries and keys of unit length.
         pointwise(
             local.precision,
             [("norm", 1)],
@@ -285,9 +293,10 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
 
 
 def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...]:
-    """Products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3): keys with keys, the
-    inverse of the triangular matrix that they make (as one product), that with keys and with values; queries with keys,
-    scores with new values; queries and decayed keys with the state, and what the chunk adds to it."""
+    """Products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3)."""
+    # Keys with keys, the inverse of the triangular matrix that they make (as one product), that with keys and with
+    # values; queries with keys, scores with new values; queries and decayed keys with the state, and what the
+    # chunk adds to it.
     c, k, v = min(net.chunk, tokens or net.chunk), net.key_dim, net.head_dim
     return (
         (c, c, k),
@@ -303,37 +312,37 @@ def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...
 
 
 def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
-    """The rule by chunks. What it needs is made again in backward from inputs that the pieces before keep, as the
-    published kernels do."""
+    """The delta rule by chunks, the last one of a sequence padded to a whole one."""
     size = min(net.chunk, local.seq_local)
-    tokens = local.sequences * -(-local.seq_local // net.chunk) * size
+    n_chunks = -(-local.seq_local // net.chunk)
     products = heads * sum(m * n * k for m, n, k in _products(net, size)) // size
-    forward, backward = (
-        Recurrence(
-            op="delta_rule",
-            dtype=local.precision.wide_dtype,
-            tokens=tokens,
-            products_per_token=products,
-            bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward),
-            pass_="bwd" if backward else "fwd",
-        )
-        for backward in (False, True)
+    forward = Recurrence(
+        op="delta_rule",
+        dtype=local.precision.wide_dtype,
+        tokens=local.sequences * n_chunks * size,
+        products_per_token=products,
+        bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=False),
     )
-    return Piece(
-        forward=(forward,),
-        backward_input=(backward,),
-        params=2 * heads,  # decay and step of every head
+
+    # What it needs is made again in backward from inputs that the pieces before keep, as the published kernels do.
+    backward = replace(
+        forward,
+        bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=True),
+        pass_="bwd",
     )
+    decay_and_step = 2 * heads
+    return Piece(forward=(forward,), backward_input=(backward,), params=decay_and_step)
 
 
 def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
-    """What the kernels of a pass read and write per token and head of values (flash-linear-attention 0.4
-    fla/ops/gated_delta_rule/chunk.py): tensors as wide as a key, and as a value; the triangular matrix of a chunk; its
-    state.
+    """Bytes that the kernels of a pass read and write per token and head of values.
 
-    Forward: keys with keys, the inverse, what it makes of keys and values, states, outputs. Backward makes these two
-    again, then the gradients of values, of states, of queries and keys, and of what the inverse made.
+    flash-linear-attention 0.4, fla/ops/gated_delta_rule/chunk.py.
     """
+    # How often they pass over tensors as wide as a key, and as a value; over the triangular matrix of a chunk, and
+    # its state. Forward has keys with keys, the inverse, what it makes of keys and values, states, outputs. Backward
+    # makes these two again, then the gradients of values, of states, of queries and keys, and of what the inverse
+    # made.
     keys, values, triangle, states = (20, 15, 2, 4) if backward else (7, 6, 6, 2)
     moved = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
     return round(act_bytes * moved)
