@@ -38,6 +38,7 @@ _KINDS: dict[Exchange, tuple[Kind, ...]] = {
     "all_reduce_copies": (Kind.GRAD_REDUCE,),
     "all_gather": (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD),
 }
+"""Kinds of classes that hold each exchange of model states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,9 @@ class StageEvents:
     """Events of one kind: a class of the kind holds those of its stage and segment."""
 
     kind: Kind
+    """Kind of the classes."""
     span: int
-    """Micro-batches that they are for."""
+    """Micro-batches that the events are for."""
     index: Int[np.ndarray, "stages segments"]
     """Event of every stage and segment, `NO_EVENT` for none; one segment where stages have but one event."""
     times: Int[np.ndarray, "stages segments"]
@@ -70,9 +72,17 @@ class CommunicationEvents:
         units: Float[np.ndarray, "stages segments"] | None = None,
         span: int = 1,
     ) -> None:
-        """Add the event that `make` makes, if any, of each amount (bytes, parameters) above 0, in `units` equal parts
-        one after another."""
+        """Add an event for every stage and segment.
+
+        Args:
+            kind: kind of the classes that hold it.
+            amount: bytes or parameters that it is about; 0 for no event.
+            make: makes the event of an amount, if there is any.
+            units: equal parts, one after another, that each amount is divided into; None: one.
+            span: micro-batches that the events are for.
+        """
         parts = np.ones(amount.shape) if units is None else units
+        # Most stages hold as much as others: equal amounts make one event.
         values, inverse = np.unique(amount / parts, return_inverse=True)
         numbers = [self.number(make(value) if value > 0 else None) for value in values.tolist()]
         event_of_segment = np.array(numbers)[inverse].reshape(amount.shape)
@@ -97,17 +107,21 @@ def communication_events(
 
     Args:
         ranks: how ranks are numbered; what else the layout says is of no account.
-        states: how model states lie on them.
-        blocks: of the shard.
+        states: how model states lie on the ranks.
+        blocks: blocks of the shard.
         spec: the program.
         spans: how many micro-batches transfers may carry.
         counts: blocks of every segment of every stage.
-        job, cluster: what runs where.
+        job, cluster: job and cluster of the problem.
     """
     events = CommunicationEvents()
+
+    # Activations and their gradients, between stages.
     if ranks.pp > 1:
         for span in spans:
             _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
+
+    # Gradients, weights and optimizer states, over the ranks that hold the same parameters.
     units = exchanged_units(states.zero, blocks.layers, counts)
     stored, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
     for group in STATES:
@@ -122,13 +136,16 @@ def communication_events(
                     lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
                     units,
                 )
-        if is_trained(job):  # one update per pipeline rank over all its chunks
+        if is_trained(job):
+            # A pipeline rank updates all of its chunks at once: the class is of its first one.
             of_rank = np.zeros((len(params), 1))
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
             events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job, states.on_host))
     if is_trained(job) and not states.on_host:
         _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
+
+    # Both copies of a tied embedding, on the first and the last stage, need the sum of their gradients.
     if spec.tied_embedding and not (job.frozen or job.frozen_embedding):
         ends = np.zeros((counts.shape[0], 1))
         ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.grad_dtype)
@@ -146,8 +163,8 @@ def _add_orthogonalisation(
     counts: Float[np.ndarray, "stages segments blocks"],
     job: Job,
 ) -> None:
-    """Products of optimizers that update whole matrices, which sharded states deal to ranks; none of others. What
-    exchanges their results is what gathers the weights."""
+    """Add the products of optimizers that update whole matrices (none of others)."""
+    # Where states are sharded each rank gets some of the matrices, and what gathers the weights exchanges the results.
     blocks_of_rank = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
     for group in STATES:
         shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
@@ -171,15 +188,16 @@ def _add_sends(
     job: Job,
     cluster: Cluster,
 ) -> None:
-    """Transfers of `span` micro-batches between stages, and what the receiver completes before it can start."""
+    """Add transfers of `span` micro-batches between stages, and what the receiver completes before it can start."""
     sent = transfers(ranks, blocks.blocks, span / spec.scheduler.slices, job, cluster)
     way = hops(spec, counts, ranks, cluster)
-    for kind, block, tier, exists in zip(
-        (Kind.SEND_FORWARD, Kind.SEND_BACKWARD), way.block, way.tier, way.exists, strict=True
-    ):
-        for places in (sent.send[block, tier], *sent.completions[:, block]):
-            places = np.where(exists, places, NO_EVENT).tolist()
-            numbers = [NO_EVENT if at == NO_EVENT else events.number(sent.ops[at]) for at in places]
+    directions = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+    for kind, block, tier, exists in zip(directions, way.block, way.tier, way.exists, strict=True):
+        # The send itself, and one after another the collectives that complete it.
+        for place_of_stage in (sent.send[block, tier], *sent.completions[:, block]):
+            numbers = []
+            for place in np.where(exists, place_of_stage, NO_EVENT).tolist():
+                numbers.append(NO_EVENT if place == NO_EVENT else events.number(sent.ops[place]))
             index = np.array(numbers)[:, None]
             events.tables.append(StageEvents(kind, span, index, np.ones(index.shape, int)))
 
@@ -189,10 +207,15 @@ class EventClasses:
     """The classes that hold events between blocks, as a sparse (class, event) incidence."""
 
     ops: tuple[Op, ...]
+    """Distinct events."""
     times: EventTimes
+    """Seconds of each of them."""
     class_index: Int[np.ndarray, " entries"]
+    """Class of every occurrence."""
     op_index: Int[np.ndarray, " entries"]
+    """Event (place in `ops`) of every occurrence."""
     n_classes: int
+    """Classes of the program."""
 
     @cached_property
     def durations_s(self) -> Float[np.ndarray, " classes"]:
@@ -207,8 +230,7 @@ class EventClasses:
 def event_entries(
     structure: Structure, events: CommunicationEvents
 ) -> tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
-    """The (class, event) pairs, one for each time that it occurs; an event of a segment is also part of the whole
-    stage."""
+    """Class and event of every occurrence of an event in a class."""
     classes, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for table in events.tables:
         of_kind = np.flatnonzero((structure.class_kind == table.kind) & (structure.class_span == table.span))
@@ -236,6 +258,8 @@ def summed(index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n:
     xp, shape = values.__array_namespace__(), (*values.shape[:-1], n)
     if xp is not np:
         return xp.zeros(shape, values.dtype).at[..., index].add(values)
-    of_lane = np.arange(prod(shape[:-1]))[:, None] * n + index  # `add.at` takes thrice the time
+    # `np.add.at` takes three times as long as counting with weights.
+    of_lane = np.arange(prod(shape[:-1]))[:, None] * n + index
     sums = np.bincount(of_lane.ravel(), values.ravel(), prod(shape))
-    return sums.reshape(shape).astype(values.dtype, copy=False)  # of nothing they would be integers
+    # `bincount` of nothing gives integers.
+    return sums.reshape(shape).astype(values.dtype, copy=False)

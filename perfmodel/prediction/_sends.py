@@ -15,13 +15,18 @@ from perfmodel.spec import Cluster, Job, Layout, interleaved_groups
 from perfmodel.workload import BlockOps
 
 NO_EVENT: Final = -1
+"""Place of an event that does not exist."""
 
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Events of sending every block's output over every distance; `tier` 0: inside a node, then 1 + network level."""
+    """Events of sending every block's output over every distance.
+
+    Tier 0 is inside a node, tier 1 + n crosses network level n.
+    """
 
     ops: tuple[Op, ...]
+    """All of the events."""
     send: Int[np.ndarray, "blocks tiers"]
     """Place in `ops` of the send."""
     completions: Int[np.ndarray, "most blocks"]
@@ -37,35 +42,36 @@ def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job
     """The transfers of a shard that carry `share` of a micro-batch."""
     ops: list[Op] = []
 
-    def place(op: Op) -> int:
+    def add(op: Op) -> int:
         ops.append(op)
         return len(ops) - 1
 
+    # Ranks send the part of a block's output that they hold, over any distance.
     tiers = range(len(cluster.levels) + 1)
     stride = rank_strides(layout)["pp"]
     sends = []
     for block in blocks:
         n_bytes = block.boundary_bytes * share
-        sends.append([place(_send(n_bytes, tier, job.dtype, cluster, stride)) for tier in tiers])
-    completed = [
-        [
-            place(Placement.of(comm.group, layout).collective(comm.collective, comm.bytes * share, job.dtype, cluster))
-            for comm in block.boundary_comm
-            for _ in range(comm.count)
-        ]
-        for block in blocks
-    ]
-    by_step = np.array([*zip_longest(*completed, fillvalue=NO_EVENT)], int).reshape(-1, len(blocks))
+        sends.append([add(_send(n_bytes, tier, job.dtype, cluster, stride)) for tier in tiers])
+
+    # What arrives sharded over tensor-parallel ranks they complete with collectives.
+    completions_of_block = []
+    for block in blocks:
+        completions = []
+        for comm in block.boundary_comm:
+            place = Placement.of(comm.group, layout)
+            for _ in range(comm.count):
+                completions.append(add(place.collective(comm.collective, comm.bytes * share, job.dtype, cluster)))
+        completions_of_block.append(completions)
+    by_step = np.array([*zip_longest(*completions_of_block, fillvalue=NO_EVENT)], int).reshape(-1, len(blocks))
     return Transfers(tuple(ops), np.array(sends), by_step)
 
 
 def _send(
     n_bytes: float, tier: int, dtype: str, cluster: Cluster, stride: int, kind: CollectiveKind = "send_recv"
 ) -> Collective:
-    """Point-to-point between two ranks that are `stride` apart.
-
-    The ranks between them send to theirs at the same time, and if the message leaves the node all of its devices do.
-    """
+    """Point-to-point between two ranks that are `stride` apart."""
+    # The ranks between the two send at the same time, and if the message leaves the node all of its devices do.
     return Collective(
         collective=kind,
         bytes=n_bytes,
@@ -97,21 +103,26 @@ class Hops:
 def hops(
     spec: ProgramSpec, counts: Float[np.ndarray, "stages segments blocks"], layout: Layout, cluster: Cluster
 ) -> Hops:
-    """The hops of a pipeline; of replicas the first stands for all, whose hops cross the same links.
+    """The hops of a pipeline: of replicas the first stands for all, whose hops cross the same links."""
+    # On several kinds of nodes ranks are numbered on their own kind.
+    pipeline_rank = rank_of_stage(spec)
+    kind_of_rank, number_on_kind = _on_kinds(layout)
+    kind = kind_of_rank[pipeline_rank]
+    rank = number_on_kind[pipeline_rank] * rank_strides(layout)["pp"]
 
-    On several kinds of nodes ranks count on their own kind, and what goes to another crosses the outermost level.
-    """
-    rank = rank_of_stage(spec)
-    kind, at = _on_kinds(layout)
-    rank, kind = at[rank] * rank_strides(layout)["pp"], kind[rank]
-    last = counts.shape[2] - 1 - (counts.sum(axis=1)[:, ::-1] > 0).argmax(axis=1)
-    block, tier, exists = (np.zeros((2, spec.n_stages), int) for _ in range(3))
-    for way, source, target in ((0, slice(None, -1), slice(1, None)), (1, slice(1, None), slice(None, -1))):
-        near = _tiers(rank[source], rank[target], cluster)
-        tier[way, source] = np.where(kind[source] == kind[target], near, outermost_tier(cluster))
-        block[way, source] = last[:-1]
-        exists[way, source] = 1
-    return Hops(block, tier, exists.astype(bool))
+    # In both directions the output of the earlier stage's last block goes over the wire, or its gradient.
+    last_block = counts.shape[2] - 1 - (counts.sum(axis=1)[:, ::-1] > 0).argmax(axis=1)
+    earlier, later = slice(None, -1), slice(1, None)
+    block = np.zeros((2, spec.n_stages), int)
+    tier = np.zeros((2, spec.n_stages), int)
+    exists = np.zeros((2, spec.n_stages), bool)
+    for direction, source, target in ((0, earlier, later), (1, later, earlier)):
+        # What goes to another kind of nodes crosses the outermost level.
+        on_one_kind = _tiers(rank[source], rank[target], cluster)
+        tier[direction, source] = np.where(kind[source] == kind[target], on_one_kind, outermost_tier(cluster))
+        block[direction, source] = last_block[:-1]
+        exists[direction, source] = True
+    return Hops(block, tier, exists)
 
 
 def rank_of_stage(spec: ProgramSpec) -> Int[np.ndarray, " stages"]:
@@ -121,27 +132,28 @@ def rank_of_stage(spec: ProgramSpec) -> Int[np.ndarray, " stages"]:
 
 
 def outermost_tier(cluster: Cluster) -> int:
-    """Distance of what leaves a cluster: a single level is all that there is to cross."""
+    """Tier of what leaves a cluster: a single level is all that there is to cross."""
     return len(cluster.levels) if len(cluster.levels) > 1 else 0
 
 
 def across(op: Collective, cluster: Cluster) -> Collective:
-    """What two ranks exchange, from one end of a link whose cluster is given."""
+    """An exchange of two ranks as seen from one end of a link between clusters, the end on `cluster`."""
     return _send(op.bytes, outermost_tier(cluster), op.dtype, cluster, stride=1, kind=op.collective)
 
 
 def _on_kinds(layout: Layout) -> tuple[Int[np.ndarray, " ranks"], Int[np.ndarray, " ranks"]]:
-    """Kind of nodes of every pipeline rank, and which of its pipeline ranks it is."""
+    """Kind of nodes of every pipeline rank, and its number among the pipeline ranks on that kind."""
     if layout.kinds is None:
         return np.zeros(layout.pp, int), np.arange(layout.pp)
     kinds = np.unique(layout.kinds, return_inverse=True)[1]
-    return kinds, np.array([(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())])
+    numbers = [(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())]
+    return kinds, np.array(numbers)
 
 
 def _tiers(
     source: Int[np.ndarray, " hops"], target: Int[np.ndarray, " hops"], cluster: Cluster
 ) -> Int[np.ndarray, " hops"]:
-    """Distance of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the last if none)."""
+    """Tier of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the last if none)."""
     joined = np.stack([source // level.size == target // level.size for level in cluster.levels])
     level = np.where(joined.any(axis=0), joined.argmax(axis=0), len(cluster.levels) - 1)
     return np.where(joined[0], 0, 1 + level)

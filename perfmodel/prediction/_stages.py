@@ -1,7 +1,11 @@
-"""How a model's blocks are dealt to pipeline stages and, inside them, to segments."""
+"""How a model's blocks are divided among pipeline stages and, inside them, among segments.
+
+Pipelines are cut between layers. Every other block rides with a layer, or stands at an end of the model: the embedding
+on the first stage, the head on the last.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -28,49 +32,66 @@ def stage_blocks(
 
     Args:
         kinds: whether each block is a layer, and how often it occurs, in model order.
-        stages, segments: of the pipeline, and of each stage.
+        stages: stages of the pipeline.
+        segments: segments of each stage.
         partition: layers of every stage; None: as even as can be.
         per_segment: layers of every segment of every stage; None: as even as can be.
 
     Raises:
         LayoutError: if there are fewer layers than stages, or the partition does not fit stages and layers.
     """
-    order = [i for i, (_, n) in enumerate(kinds) for _ in range(n)]
-    layers = [pos for pos, i in enumerate(order) if kinds[i][0]]
+    # The model written out block by block, and the positions of its layers.
+    order = np.repeat(np.arange(len(kinds)), [repeats for _, repeats in kinds])
+    is_layer = np.array([is_layer for is_layer, _ in kinds], bool)[order]
+    layers = np.flatnonzero(is_layer)
+    position = np.arange(len(order))
+    first, last = layers[0], layers[-1]
+
+    # Slots are the segments of all stages, one after another, each filled with its number of layers.
     if partition is None:
         per_stage = even_split(len(layers), stages)
     else:
-        per_stage = _checked(partition, len(layers), stages, (layers[0] > 0, layers[-1] < len(order) - 1))
+        per_stage = _checked(partition, len(layers), stages, (first > 0, last < len(order) - 1))
     sizes = np.concatenate(per_segment or [segment_sizes(n, segments) for n in per_stage.tolist()])
     slot_of_layer = np.repeat(np.arange(stages * segments), sizes)
-    counts = np.zeros((stages * segments, len(kinds)))
-    # embedding and head stand at the ends, other riders join the layer before them
-    seen = np.searchsorted(np.array(layers), np.arange(len(order)), side="right") - 1
-    slot = slot_of_layer[np.maximum(seen, 0)]
-    ends = np.arange(len(order))
-    slot[ends < layers[0]] = 0
+
+    # Embedding and head stand at the ends, other riders join the layer before them.
+    layers_before = np.searchsorted(layers, position, side="right") - 1
+    slot = slot_of_layer[np.maximum(layers_before, 0)]
+    slot[position < first] = 0
+    # The head goes with the last segment of the last stage that has a layer.
     last_stage = sizes.reshape(stages, segments)[-1]
-    slot[ends > layers[-1]] = (stages - 1) * segments + max(0, np.count_nonzero(last_stage) - 1)
-    np.add.at(counts, (slot, np.array(order)), 1.0)
+    slot[position > last] = (stages - 1) * segments + max(0, np.count_nonzero(last_stage) - 1)
+
+    counts = np.zeros((stages * segments, len(kinds)))
+    np.add.at(counts, (slot, order), 1.0)
     return counts.reshape(stages, segments, len(kinds))
 
 
-def by_layer(
-    blocks: Sequence[tuple[BlockOps, int]],
-) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, "layers+1 blocks"], Float[np.ndarray, " blocks"]]:
-    """Blocks that stand before the first layer; those of the layers (each with its riders) before every cut between
-    them, from none to all; and those that stand after the last layer."""
-    order = [i for i, (_, n) in enumerate(blocks) for _ in range(n)]
-    one = np.eye(len(blocks))[order]
-    starts = [at for at, i in enumerate(order) if blocks[i][0].is_layer]
-    end = starts[-1] + 1
-    upto = np.zeros((len(starts) + 1, len(blocks)))
-    upto[1:] = np.add.reduceat(one[:end], starts, axis=0).cumsum(axis=0)
-    return one[: starts[0]].sum(axis=0), upto, one[end:].sum(axis=0)
+class BlocksByLayer(NamedTuple):
+    """Blocks of a model by the layers that they stand between."""
+
+    before: Float[np.ndarray, " blocks"]
+    """Before the first layer."""
+    upto: Float[np.ndarray, "layers+1 blocks"]
+    """Of the layers (each with its riders) before every cut between them, from none to all."""
+    after: Float[np.ndarray, " blocks"]
+    """After the last layer."""
+
+
+def by_layer(blocks: Sequence[tuple[BlockOps, int]]) -> BlocksByLayer:
+    """Count a model's blocks before every cut between its layers."""
+    order = np.repeat(np.arange(len(blocks)), [repeats for _, repeats in blocks])
+    one_hot = np.eye(len(blocks))[order]
+    layers = np.flatnonzero(np.array([block.is_layer for block, _ in blocks], bool)[order])
+    end = layers[-1] + 1
+    upto = np.zeros((len(layers) + 1, len(blocks)))
+    upto[1:] = np.add.reduceat(one_hot[:end], layers, axis=0).cumsum(axis=0)
+    return BlocksByLayer(one_hot[: layers[0]].sum(axis=0), upto, one_hot[end:].sum(axis=0))
 
 
 def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
-    """Layers of each segment of a stage; the last are empty where there are fewer layers than segments."""
+    """Layers of each segment of a stage; the last segments are empty where there are fewer layers than segments."""
     sizes = np.zeros(segments, int)
     filled = min(layers, segments)
     if filled:
@@ -81,16 +102,25 @@ def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
 def _checked(
     partition: tuple[int, ...], layers: int, stages: int, riders: tuple[bool, bool]
 ) -> Int[np.ndarray, " stages"]:
+    """Layers of every stage as a partition states them.
+
+    Args:
+        riders: whether an embedding stands before the layers, and a head behind them.
+
+    Raises:
+        LayoutError: they are not the model's layers, or leave a stage empty.
+    """
     sizes = np.array(partition)
-    held = sizes > 0
-    held[0] |= riders[0]
-    held[-1] |= riders[1]
-    if len(sizes) != stages or sizes.sum() != layers or not held.all():
+    has_blocks = sizes > 0
+    has_blocks[0] |= riders[0]
+    has_blocks[-1] |= riders[1]
+    if len(sizes) != stages or sizes.sum() != layers or not has_blocks.all():
         raise LayoutError(
             f"partition={'-'.join(map(str, partition))} must share {layers} layers among {stages} pipeline stages, "
             "at least one each (but for a first with an embedding and a last with a head)",
-            Reason.PER_STAGE, "partition",
-        )  # fmt: skip
+            Reason.PER_STAGE,
+            "partition",
+        )
     return sizes
 
 
@@ -99,8 +129,15 @@ def leading_layers(
     layers: Bool[Any, " blocks"],
     per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
 ) -> Float[Any, "stages *segments blocks"]:
-    """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
+    """Blocks that are among the first layers of every stage.
+
+    Args:
+        counts: blocks of every stage.
+        layers: which blocks are layers.
+        per_stage: how many of a stage's layers are taken; fractions take part of a layer.
+    """
     xp = counts.__array_namespace__()
+    # Segments and blocks of a stage in model order: each holds what is left to take when its turn comes.
     in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
     before = xp.cumsum(in_order, axis=1) - in_order
     return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
@@ -116,11 +153,13 @@ def fully_recomputed(
     """
     if per_stage is None:
         return np.zeros_like(counts)
-    held = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
-    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > held).any()):
+    layers_of_stage = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
+    # One number holds for all stages, of which some may have fewer layers.
+    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > layers_of_stage).any()):
         raise LayoutError(
             f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "
-            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in held)}",
-            Reason.PER_STAGE, "recompute_full_layers",
-        )  # fmt: skip
+            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in layers_of_stage)}",
+            Reason.PER_STAGE,
+            "recompute_full_layers",
+        )
     return leading_layers(counts, layers, np.array(per_stage))
