@@ -81,7 +81,9 @@ def _greedy(
     columns: list[Float[np.ndarray, " pool"]] = []
     for _ in range(min(count, len(variance))):
         # What measuring each candidate would take off: its own variance, or that of the step times.
-        gain = variance.copy() if of_steps is None else (of_steps**2).sum(axis=0) / (variance + np.exp(NOISE))
+        gain = variance.copy()
+        if of_steps is not None:
+            gain = (of_steps**2).sum(axis=0) / (variance + np.exp(NOISE))
 
         # A candidate is chosen once.
         gain[chosen] = -1.0
@@ -90,10 +92,12 @@ def _greedy(
             break
 
         # Condition on the chosen one as if it were measured: a column of the pivoted Cholesky factor.
-        column = beliefs.covariance(pool, take(pool, best))[:, 0] - sum(past * past[best] for past in columns)
-        column = column / np.sqrt(variance[best] + np.exp(NOISE))
+        root = np.sqrt(variance[best] + np.exp(NOISE))
+        with_best = beliefs.covariance(pool, take(pool, best))[:, 0]
+        column = with_best - sum(past * past[best] for past in columns)
+        column = column / root
         if of_steps is not None:
-            of_steps = of_steps - np.outer(of_steps[:, best] / np.sqrt(variance[best] + np.exp(NOISE)), column)
+            of_steps = of_steps - np.outer(of_steps[:, best] / root, column)
         variance = np.maximum(variance - column**2, 1e-12)
         chosen.append(best)
         columns.append(column)
@@ -220,7 +224,9 @@ def select(
         # One more measurement tells less the more there are, so batches grow with them.
         count = max(batch, len(measured_s) // 4)
         count = count if budget is None else min(count, budget - len(measured_s))
-        chosen = choose(beliefs, located, state.shares, beliefs.locate(open_ops), count) if open_ops else []
+        chosen: list[int] = []
+        if open_ops:
+            chosen = choose(beliefs, located, state.shares, beliefs.locate(open_ops), count)
         if not chosen:
             return Selection(tuple(rounds), beliefs, "all measured", tuple(failed))
         batch_ops = [open_ops[i] for i in chosen]

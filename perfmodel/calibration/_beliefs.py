@@ -202,7 +202,8 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
 
         # Kriging with noise: factorise K + N once, and keep L and L^-1 y.
         matrix = covariance(kinds, hyper, points)
-        matrix[np.diag_indices(len(group_ops))] += np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
+        noise = np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
+        matrix[np.diag_indices(len(group_ops))] += noise
         lower = cholesky(matrix, lower=True)
         groups[name] = Group(kinds, hyper, points, lower, solve_triangular(lower, residual, lower=True))
     return Beliefs(base, device, dict(measured), groups)
@@ -242,7 +243,8 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
     if isinstance(ops[0], Collective):
         # Doublings make the same ratio of sizes the same distance, whatever the size.
         table = np.array([(op.bytes, op.num_ranks, op.num_nodes) for op in ops], float)  # pyright: ignore
-        axes: dict[str, np.ndarray] = dict(zip(COLLECTIVE_AXES, np.log2(np.maximum(table, 1)).T, strict=True))
+        doublings = np.log2(np.maximum(table, 1))
+        axes: dict[str, np.ndarray] = dict(zip(COLLECTIVE_AXES, doublings.T, strict=True))
         kinds = np.array([op.collective for op in ops], object)  # pyright: ignore
     else:
         rows = rows_from_ops(ops)  # pyright: ignore[reportArgumentType]
@@ -251,7 +253,10 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
         axes = dict(zip(names, (np.broadcast_to(axis, len(ops)) for axis in physics.axes), strict=True))
         kinds = rows.by_kind(str).astype(object)
     events = np.array([_label(op) for op in ops], object)
-    return Points({"kind": kinds, "event": events}, axes, np.minimum(1.0, (SHORT_S / np.exp(log_base)) ** 2))
+
+    # Times near the clock's resolution scatter more (`SHORT_NOISE`).
+    unrest = np.minimum(1.0, (SHORT_S / np.exp(log_base)) ** 2)
+    return Points({"kind": kinds, "event": events}, axes, unrest)
 
 
 def _label(op: Op) -> str:

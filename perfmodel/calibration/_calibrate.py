@@ -84,7 +84,8 @@ class LayoutSteps:
                 if op in index:
                     row[index[op]] += seconds / share.step_time_s
         rest = np.array([self._rest(share) for share in shares_of_layouts])
-        return StepShares(np.array([share.step_time_s for share in shares_of_layouts]), tuple(index), shares, rest)
+        step_time_s = np.array([share.step_time_s for share in shares_of_layouts])
+        return StepShares(step_time_s, tuple(index), shares, rest)
 
     def _rest(self, share: EventShares) -> float:
         """Half-width that events at the problem's own prices cause, errors of a family common to all."""

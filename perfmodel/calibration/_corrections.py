@@ -61,12 +61,18 @@ def corrections(
     """
     # Each source of time is told by another part of the profile, so that these can be worked out
     # one by one.
-    settled = [*_kernels(problem, sides), *_links(problem, sides), *_host(problem, layout, profile, sides, slowed_s)]
-    settled += [*_skew(problem, sides), *_contention(problem, profile, sides), *_between_steps(profile, sides)]
+    settled = [
+        *_kernels(problem, sides),
+        *_links(problem, sides),
+        *_host(problem, layout, profile, sides, slowed_s),
+        *_skew(problem, sides),
+        *_contention(problem, profile, sides),
+        *_between_steps(profile, sides),
+    ]
+
     # How much is hidden is compared last, with everything else at its measured time.
-    so_far = Adjustment(
-        device=problem.cluster.device.name, values=tuple((correction.name, correction.value) for correction in settled)
-    )
+    values = tuple((correction.name, correction.value) for correction in settled)
+    so_far = Adjustment(device=problem.cluster.device.name, values=values)
     return (*settled, *_hidden(problem.adjusted(so_far), layout, sides))
 
 
@@ -74,7 +80,8 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     """Families: all that a device computes of one, measured over predicted; of a few devices of a pipeline the kernels
     of known shape instead, each over its own prediction."""
     for family, (predicted_s, measured_s) in sides.families().items():
-        if family not in KERNEL_FACTORS or measured_s < LEAST_SHARE * sides.predicted_step_s or predicted_s <= 0:
+        tells_little = measured_s < LEAST_SHARE * sides.predicted_step_s
+        if family not in KERNEL_FACTORS or tells_little or predicted_s <= 0:
             continue
 
         # Calls that were held up count as the median of their kernel.
@@ -86,8 +93,10 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         if sides.stands_for_all:
             floor = _SHAPED + (1 - sides.matched(family)) * (NAMED_SD - _SHAPED)
         elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
-            predicted_s = float(priced_events(problem, [call.op for call in shaped if call.op]).time_s.sum())
-            measured_s, floor = _usual_s(shaped), _SHAPED
+            shapes = [call.op for call in shaped if call.op]
+            predicted_s = float(priced_events(problem, shapes).time_s.sum())
+            measured_s = _usual_s(shaped)
+            floor = _SHAPED
         else:
             floor = _PARTLY
         device_steps = sides.steps * len({call.device for call in calls})
@@ -186,7 +195,7 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
     per_node = problem.cluster.levels[0].size
     unsized: dict[str, float] = defaultdict(float)
     timed: dict[tuple, list[tuple[Collective, float]]] = defaultdict(list)
-    for call, taken_s, _ in sides.collective_s:
+    for call, taken_s, _ in sides.collectives:
         if isinstance(call.op, Collective) and taken_s > 0:
             key = event_key(call.op)
             op = predicted.get(key) or replace(call.op, ranks_per_node=min(call.op.num_ranks, per_node))
@@ -246,7 +255,8 @@ def _issuing_s(sides: SideBySide) -> float:
     total = []
     for device in {call.device for call in sides.calls}:
         for step in {call.step for call in sides.calls}:
-            launched_s = np.sort([c.launched_s for c in sides.calls if (c.device, c.step) == (device, step)])
+            calls = [call for call in sides.calls if call.device == device and call.step == step]
+            launched_s = np.sort([call.launched_s for call in calls])
             between_s = np.diff(launched_s[np.isfinite(launched_s)])
             if len(between_s):
                 held_up_s = _HELD_UP * max(np.median(between_s), 1e-6)
@@ -259,11 +269,11 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     What the site's devices are apart already explains a share of the kernels between collectives."""
     waited = [
         wait_s / sqrt(2 * log(call.op.num_ranks))
-        for call, _, wait_s in sides.collective_s
+        for call, _, wait_s in sides.collectives
         if isinstance(call.op, Collective) and call.op.num_ranks > 1 and call.family != "send_recv"
     ]
     # Few waits say nothing of a spread. One rank sees its own waits only, and knows it less well.
-    ranks = len({call.device for call, _, _ in sides.collective_s})
+    ranks = len({collective.call.device for collective in sides.collectives})
     if len(waited) < 8:
         return
     kernels_s = sum(call.time_s for call in sides.calls if call.kind == ActivityKind.COMPUTE)
@@ -291,12 +301,12 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
     extra_s = beside_s = 0.0
     for device in {call.device for call in sides.calls}:
         device_calls = [call for call in sides.calls if call.device == device]
-        moving = sorted((c.start_s, c.end_s) for c in device_calls if c.kind == ActivityKind.COMMUNICATION)
-        if not moving:
+        collectives = [call for call in device_calls if call.kind == ActivityKind.COMMUNICATION]
+        if not collectives:
             continue
 
         # A kernel counts as beside a collective if nine tenths of it are; one that is so in part is left out.
-        starts, ends = np.array(moving).T
+        starts, ends = np.array(sorted((call.start_s, call.end_s) for call in collectives)).T
         alone: dict[tuple, list[float]] = defaultdict(list)
         beside: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
         for call in device_calls:
@@ -317,7 +327,13 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
     if beside_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
         # Seconds lost per second beside a collective, beyond the loss that the model already has.
         loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
-        yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / device_steps, calls=0.0)
+        yield Correction(
+            name="dp_overlap_loss",
+            value=loss,
+            sd=0.05,
+            seconds=beside_s / device_steps,
+            calls=0.0,
+        )
 
 
 def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
@@ -330,24 +346,31 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     predicted_s = float(seconds.sum())
     hidden_s = float((seconds * (1 - blocks.exposed[:, :, moving])).sum())
     keys = {event_key(op) for op, moves in zip(blocks.ops, moving.tolist(), strict=True) if moves}
-    collectives = [(c, s) for c, s, _ in sides.collective_s if c.op is not None and event_key(c.op) in keys]
-    total_s = sum(taken_s for _, taken_s in collectives)
+    collectives = []
+    for collective in sides.collectives:
+        op = collective.call.op
+        if op is not None and event_key(op) in keys:
+            collectives.append(collective)
+    total_s = sum(collective.moving_s for collective in collectives)
     if not collectives or hidden_s < 0.05 * predicted_s:
         return
 
     # Measured share that hides: seconds of collectives during which a kernel ran on the same
     # device.
     beside_s = 0.0
-    for device in {call.device for call, _ in collectives}:
-        kernels = [c for c in sides.calls if c.device == device and c.kind == ActivityKind.COMPUTE]
-        starts, ends = merged_intervals(np.array([c.start_s for c in kernels]), np.array([c.end_s for c in kernels]))
-        for call, taken_s in collectives:
+    devices = {collective.call.device for collective in collectives}
+    for device in devices:
+        kernels = [call for call in sides.calls if call.device == device and call.kind == ActivityKind.COMPUTE]
+        start_s = np.array([call.start_s for call in kernels])
+        end_s = np.array([call.end_s for call in kernels])
+        starts, ends = merged_intervals(start_s, end_s)
+        for call, moving_s, _ in collectives:
             if call.device == device:
                 # The wait for other ranks comes first, and is nothing that kernels could hide.
-                over_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.end_s - taken_s)
+                over_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.end_s - moving_s)
                 beside_s += float(np.clip(over_s, 0, None).sum())
     share = beside_s / total_s / (hidden_s / predicted_s)
-    device_steps = sides.steps * len({call.device for call, _ in collectives})
+    device_steps = sides.steps * len(devices)
     yield Correction(
         name="tp_overlap_loss",
         value=min(max(1 - share, 0.0), 1.0),

@@ -60,7 +60,9 @@ class Hyperparameters:
     @classmethod
     def default(cls, components: Sequence[Component]) -> "Hyperparameters":
         """Hyperparameters at which the search starts."""
-        return cls(np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0)
+        variance = np.full(len(components), -5.0)
+        length = tuple(np.full(len(component.along), 1.0) for component in components)
+        return cls(variance, length, -7.0, -6.0)
 
 
 def shared_codes(component: Component, row_points: Points, column_points: Points) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +91,8 @@ def correlation(
     # Each coordinate is scaled by its own length, so that irrelevant ones get long and drop out.
     square = 0.0
     for name, log_length in zip(component.along, length, strict=True):
-        square = square + ((row_points[name][:, None] - column_points[name][None, :]) * np.exp(-log_length)) ** 2
+        apart = row_points[name][:, None] - column_points[name][None, :]
+        square = square + (apart * np.exp(-log_length)) ** 2
     distance = np.sqrt(square)
     if component.rough:
         return np.exp(-distance)
@@ -102,14 +105,16 @@ def _blocks(row_codes: np.ndarray, column_codes: np.ndarray) -> Iterator[tuple[n
     # Sort both sides by code: the points that share a code then lie in one run on each side.
     row_order = np.argsort(row_codes, kind="stable")
     column_order = np.argsort(column_codes, kind="stable")
+    sorted_rows = row_codes[row_order]
+    sorted_columns = column_codes[column_order]
     codes = np.intersect1d(row_codes, column_codes)
-    starts = np.searchsorted(row_codes[row_order], codes), np.searchsorted(column_codes[column_order], codes)
-    ends = (
-        np.searchsorted(row_codes[row_order], codes, "right"),
-        np.searchsorted(column_codes[column_order], codes, "right"),
-    )
-    for a0, a1, b0, b1 in zip(starts[0], ends[0], starts[1], ends[1], strict=True):
-        yield row_order[a0:a1], column_order[b0:b1]
+    row_starts = np.searchsorted(sorted_rows, codes)
+    row_ends = np.searchsorted(sorted_rows, codes, "right")
+    column_starts = np.searchsorted(sorted_columns, codes)
+    column_ends = np.searchsorted(sorted_columns, codes, "right")
+    runs = zip(row_starts, row_ends, column_starts, column_ends, strict=True)
+    for row_start, row_end, column_start, column_end in runs:
+        yield row_order[row_start:row_end], column_order[column_start:column_end]
 
 
 def covariance(

@@ -164,7 +164,9 @@ def calibrate_end_to_end(
     for run in runs:
         by_device[run.cluster.device.name].append(run)
     folder = None if base is None else Path(base)
-    fits = {device: _fit(device, device_runs, folder, profiled, progress) for device, device_runs in by_device.items()}
+    fits: dict[str, EndToEnd] = {}
+    for device, device_runs in by_device.items():
+        fits[device] = _fit(device, device_runs, folder, profiled, progress)
     contradictions = []
     for fit in fits.values():
         contradictions += fit.contradictions
@@ -262,9 +264,8 @@ def _parameters(
 ) -> tuple[FittedParameter, ...]:
     """Parameters before and after the runs; one that lies at its bound is as uncertain as if it had none."""
     # At its bound the posterior would have no width at all, which is more than the runs say.
-    unbounded = replace(
-        posterior.runs, covariance=tuple(map(tuple, covariance_of(parameter_priors, site_prior).tolist()))
-    )
+    prior_covariance = covariance_of(parameter_priors, site_prior)
+    unbounded = replace(posterior.runs, covariance=tuple(map(tuple, prior_covariance.tolist())))
     sd = np.sqrt(np.diag(unbounded.posterior))
     return tuple(
         _parameter(prior, float(posterior.values[i]), float(sd[i]), posterior.gradient[:runs, i], device)
@@ -274,6 +275,7 @@ def _parameters(
 
 def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str) -> FittedParameter:
     value = prior.centre + moved
+    beyond_prior = abs(moved) > GAUSS_90 * prior.sd
 
     # A run says something of a parameter only if the parameter moves its step noticeably within
     # what is believed of it.
@@ -287,7 +289,7 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
         measured_kernels=prior.measured,
         runs=felt,
         informed=sd < _NARROWED * prior.sd,
-        contradiction=_contradiction(prior, value, felt, device) if abs(moved) > GAUSS_90 * prior.sd else "",
+        contradiction=_contradiction(prior, value, felt, device) if beyond_prior else "",
     )
 
 

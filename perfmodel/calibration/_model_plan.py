@@ -261,7 +261,8 @@ def _cost(
 ) -> LayoutCost:
     least, most, once = 0.0, 0.0, 0.0
     # Running every event once needs those too that cannot be measured; measuring repeats the others by the rule.
-    for op, time_s in zip([*new, *lost], priced_events(step_problem, [*new, *lost]).time_s.tolist(), strict=True):
+    ops = [*new, *lost]
+    for op, time_s in zip(ops, priced_events(step_problem, ops).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
         once += ranks * time_s
         if op not in lost:

@@ -78,7 +78,16 @@ def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Pr
         correction = by_name.pop(prior.name, None)
         after_profile.append(prior if correction is None else _profiled(prior, correction))
     for correction in by_name.values():
-        after_profile.append(Prior(correction.name, correction.sd, None, 0.0, correction.value, correction.sd))
+        after_profile.append(
+            Prior(
+                name=correction.name,
+                sd=correction.sd,
+                measured=None,
+                half_width=0.0,
+                centre=correction.value,
+                own_sd=correction.sd,
+            )
+        )
     return after_profile
 
 
@@ -124,23 +133,42 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
         own_sd = max(site_prior.events * half / GAUSS_90, _LEAST)
         place = CLASSES.index(class_of(name))
         measured = _measured(base, device, name, dtypes[name]) if name in KERNEL_FACTORS else None
-        sd = float(np.hypot(own_sd, site_prior.covariance[place, place] ** 0.5))
-        parameter_priors.append(Prior(name, sd, measured, half, float(site_prior.mean[place]), own_sd))
-    return parameter_priors + [Prior(name, WIDTHS[name], None, 0.0, 0.0, WIDTHS[name]) for name in LOSSES]
+        parameter_priors.append(
+            Prior(
+                name=name,
+                sd=float(np.hypot(own_sd, site_prior.covariance[place, place] ** 0.5)),
+                measured=measured,
+                half_width=half,
+                centre=float(site_prior.mean[place]),
+                own_sd=own_sd,
+            )
+        )
+
+    # Losses move no event: their widths are assumed, and each is its own.
+    for name in LOSSES:
+        width = WIDTHS[name]
+        parameter_priors.append(Prior(name=name, sd=width, measured=None, half_width=0.0, own_sd=width))
+    return parameter_priors
 
 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:
     """Kernels of the device, in the dtypes that the runs use, that a factor stands against."""
+    # Batched products are measured in the tables of products, and are a factor of their own.
     kinds = measured_kinds(base, device, "gemm" if name == "bmm" else name)
-    return sum(n for kind, n in kinds.items() if kind.dtype in dtypes and (kind.op == "bmm") == (name == "bmm"))
+    measured = 0
+    for kind, n in kinds.items():
+        if kind.dtype in dtypes and (kind.op == "bmm") == (name == "bmm"):
+            measured += n
+    return measured
 
 
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
     """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
     for batch in layout_batches(model, layouts):
         for table, between in zip(batch.tables, event_classes(model, batch), strict=True):
+            of_passes = np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))
             counted = (
-                (table.ops, table.times, np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))),
+                (table.ops, table.times, of_passes),
                 (between.ops, between.times, np.ones(len(between.ops))),
             )
             for ops, times, count in counted:

@@ -157,7 +157,8 @@ def fit_profile(
     report = _report(model, laid_out, read, sides, SHOWN, step_s)
     # A profile of another model or layout would be fitted without complaint, so its products must be predicted ones.
     known = sides.matched(_PRODUCTS)
-    if known < LEAST_MATCHED and not report.unread and sides.families().get(_PRODUCTS, (0.0, 0.0))[1] > 0:
+    _, products_s = sides.families().get(_PRODUCTS, (0.0, 0.0))
+    if known < LEAST_MATCHED and not report.unread and products_s > 0:
         raise PerfModelError(
             f"profile: {known:.0%} of its products are those of {problem.model.name} with {laid_out.label}; "
             "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
@@ -196,7 +197,8 @@ def _report(
     recorded_s = float(np.median(profile.step_s()))
     # Corrections are relative to the cost models, so those of an earlier fit are left out.
     bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
-    of_profile = corrections(problem.unadjusted, layout, profile, bare, max(recorded_s - (step_s or recorded_s), 0.0))
+    slowed_s = max(recorded_s - (step_s or recorded_s), 0.0)
+    of_profile = corrections(problem.unadjusted, layout, profile, bare, slowed_s)
     differences = [*_events(sides), *_idle(sides, profile)]
 
     # The share of the measured time whose events are predicted too: where it is low, the
@@ -271,7 +273,7 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     # Idle time has remedies of its own, by what the device waits for.
     idle = idle_s(profile, sides)
     device_steps = sides.steps * profile.devices
-    waited_s = sum(wait_s for _, _, wait_s in sides.collective_s) / device_steps
+    waited_s = sum(collective.wait_s for collective in sides.collectives) / device_steps
     rows = (
         ("host issues too late", idle["host late"], "fit --profile: host_op_s; or CUDA graphs, or larger kernels"),
         (GAPS, idle["between kernels"], "fit --profile: kernel_gap_s"),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,16 @@ class Total:
     measured_calls: float = 0.0
 
 
+class CollectiveCall(NamedTuple):
+    """A rank's call of a collective, of which a part is a wait for the ranks that come later."""
+
+    call: Call
+    moving_s: float
+    """Seconds that it takes once all ranks are there."""
+    wait_s: float
+    """Seconds that the rank waited before."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SideBySide:
     """One layout's step as predicted and as profiled."""
@@ -51,9 +61,9 @@ class SideBySide:
     stands_for_all: bool
     """Whether the recorded devices stand for all: every one, or those of layouts in which all do the same."""
     calls: tuple[Call, ...]
-    """Measured, of whole steps."""
-    collective_s: tuple[tuple[Call, float, float], ...]
-    """Collectives with the seconds that they take once all ranks are there, and that this rank waited."""
+    """Measured calls of whole steps."""
+    collectives: tuple[CollectiveCall, ...]
+    """The collectives among these calls, apart from their waits."""
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -99,23 +109,29 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
     # What is measured of it. Waits of collectives are counted by themselves.
     calls = profile.in_steps()
     device_steps = len(profile.step_numbers()) * profile.devices
-    collective_s = tuple(waits(calls, profile.devices))
-    taken_s = {id(call): time_s for call, time_s, _ in collective_s}
+    collectives = tuple(apart_from_waits(calls))
+    moving_s = {id(collective.call): collective.moving_s for collective in collectives}
     for call in calls:
         if call.kind == ActivityKind.COPY:
             continue
         key = event_key(call.op) if call.op is not None else ("named", call.family, call.name)
         key = ("optimizer",) if call.family == "optimizer" else key
-        total = events.setdefault(key, Total(call.name if call.op is None else call.op.label, call.family, call.op))
-        total.measured_s += taken_s.get(id(call), call.time_s) / device_steps
+        label = call.name if call.op is None else call.op.label
+        total = events.setdefault(key, Total(label, call.family, call.op))
+        total.measured_s += moving_s.get(id(call), call.time_s) / device_steps
         total.measured_calls += 1 / device_steps
 
     # Ranks of one pipeline stage do the same, so that without a pipeline a single one stands for
     # all.
     stands_for_all = profile.devices == layout.devices or layout.pp == 1
-    idle_s = {GAPS: shares.gap_s - shares.waiting_s, WAITS: shares.waiting_s}
     return SideBySide(
-        events, shares.step_time_s, idle_s, len(profile.step_numbers()), stands_for_all, calls, collective_s
+        events=events,
+        predicted_step_s=shares.step_time_s,
+        predicted_idle_s={GAPS: shares.gap_s - shares.waiting_s, WAITS: shares.waiting_s},
+        steps=len(profile.step_numbers()),
+        stands_for_all=stands_for_all,
+        calls=calls,
+        collectives=collectives,
     )
 
 
@@ -137,8 +153,8 @@ def event_key(op: Op) -> Key:
     return op.family, prod(v for v in op.shape().values() if isinstance(v, int) and v), op.pass_
 
 
-def waits(calls: Iterable[Call], devices: int) -> Iterable[tuple[Call, float, float]]:
-    """Collectives apart from their waits.
+def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
+    """Tell the waits of collectives from their work.
 
     A collective's call waits for the ranks that come later; the last one's does not. Where all ranks of a group were
     recorded, the shortest of the calls of one collective is what it takes; else the tenth percentile of its calls.
@@ -155,11 +171,14 @@ def waits(calls: Iterable[Call], devices: int) -> Iterable[tuple[Call, float, fl
         if len(by_device) > 1 and len(counts) == 1 and same[0] != "send_recv":
             for ranks in zip(*by_device.values(), strict=True):
                 least_s = min(call.time_s for call in ranks)
-                yield from ((call, least_s, call.time_s - least_s) for call in ranks)
+                for call in ranks:
+                    yield CollectiveCall(call, moving_s=least_s, wait_s=call.time_s - least_s)
         else:
             group_calls = list(chain.from_iterable(by_device.values()))
             least_s = float(np.quantile([call.time_s for call in group_calls], 0.1))
-            yield from ((c, min(least_s, c.time_s), max(c.time_s - least_s, 0.0)) for c in group_calls)
+            for call in group_calls:
+                wait_s = max(call.time_s - least_s, 0.0)
+                yield CollectiveCall(call, moving_s=min(least_s, call.time_s), wait_s=wait_s)
 
 
 def issued(problem: StepProblem, layout: Layout) -> float:
@@ -169,9 +188,9 @@ def issued(problem: StepProblem, layout: Layout) -> float:
     # (`forward_bookkeeping`).
     shares = event_shares(problem, layout)
     framework = problem.framework
-    passes = (
-        getattr(problem.model, "layers", 0) / layout.pp * (problem.job.global_batch / (layout.dp * layout.micro_batch))
-    )
+    layers_of_stage = getattr(problem.model, "layers", 0) / layout.pp
+    micro_batches = problem.job.global_batch / (layout.dp * layout.micro_batch)
+    passes = layers_of_stage * micro_batches
     beside = passes * (framework.forward_bookkeeping + framework.backward_bookkeeping)
     return float(shares.executions.sum()) / layout.devices + beside
 
@@ -191,7 +210,9 @@ def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
             if gap_s > 0:
                 # A gap until the launch is the host's; of the rest a short part is the gap
                 # between kernels, and a long one a wait.
-                late_s = min(max(call.launched_s - end_s, 0.0), gap_s) if np.isfinite(call.launched_s) else 0.0
+                late_s = 0.0
+                if np.isfinite(call.launched_s):
+                    late_s = min(max(call.launched_s - end_s, 0.0), gap_s)
                 short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
                 idle["host late"] += late_s
                 idle["between kernels" if short else "waits"] += gap_s - late_s

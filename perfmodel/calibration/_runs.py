@@ -170,8 +170,13 @@ class Observations:
                     traced[at] = np.log(predicted_s / measured_s), slope
             if report:
                 report("runs", done, len(self.groups))
-        extra = [traced[at] for at in self._traced]
-        return np.concatenate([error, *(e for e, _ in extra)]), np.concatenate([gradient, *(g for _, g in extra)])
+        errors = [error]
+        gradients = [gradient]
+        for at in self._traced:
+            of_trace, slope = traced[at]
+            errors.append(of_trace)
+            gradients.append(slope)
+        return np.concatenate(errors), np.concatenate(gradients)
 
 
 def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
@@ -200,7 +205,8 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     measured = np.bincount(structure.duration, timeline.end_s - timeline.start_s, structure.n_classes)
     count = np.bincount(structure.duration, minlength=structure.n_classes)
     kinds = np.where(measured > 0, structure.class_kind, Kind.ZERO)
-    sums = sorted({pair for pair in zip(kinds.tolist(), structure.class_stage.tolist(), strict=True) if pair[0]})
+    kinds_and_stages = set(zip(kinds.tolist(), structure.class_stage.tolist(), strict=True))
+    sums = sorted((kind, stage) for kind, stage in kinds_and_stages if kind)
     members = np.array([(kinds == kind) & (structure.class_stage == stage) for kind, stage in sums])
     measured_s = members @ measured if sums else np.zeros(0)
     long_enough = np.flatnonzero(measured_s >= _LEAST_SHARE * run.measured_s)

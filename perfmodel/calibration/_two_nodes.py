@@ -48,7 +48,12 @@ def _alone(op: Collective, ranks: int, per_node: int) -> Collective:
     unit = dtype_bytes(op.dtype) * ranks
     n_bytes = max(unit, int(op.bytes) // unit * unit)
     return replace(
-        op, bytes=float(n_bytes), num_ranks=ranks, ranks_per_node=per_node, level=int(ranks > per_node), concurrent=1
+        op,
+        bytes=float(n_bytes),
+        num_ranks=ranks,
+        ranks_per_node=per_node,
+        level=int(ranks > per_node),
+        concurrent=1,
     )
 
 
