@@ -185,6 +185,8 @@ class Framework(Stated):
     """As in `Job`; compiled steps do anyway."""
     keeps_fp8_activation_inputs: bool = False
     """A launch may keep inputs of activations in 8 bits (`Job.fp8_activation_inputs`)."""
+    chunks_loss_unsaid: bool = False
+    """Published runs may have Liger's fused linear cross entropy (`Job.chunked_loss`) on without a word of it."""
     fuses_operations_unsaid: bool = False
     """Published runs may have Transformer Engine's operation fuser (`Job.operation_fuser`) on without a word of it."""
     selective_layers: bool = False
@@ -410,6 +412,7 @@ class Framework(Stated):
             "flash_attention": self.fp8_flash_attention if narrow else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
+            "narrow_logits": self.execution == "compiled",
         }
 
     def _recipe(self, dtype: str) -> Fp8Recipe:

@@ -258,6 +258,10 @@ class Job:
     loss_with_gradient: bool = False
     """One kernel reads the logits and writes their gradient over them while it sums up the loss, so that backward has
     nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
+    narrow_logits: bool = False
+    """Of 16-bit logits no fp32 copy is kept, and their gradient takes their place: a compiler joins their casts with
+    the kernels that read them, forward and backward, and reuses their buffer, which is read for the last time there
+    (XLA's buffer assignment; torch.compile's `donated_buffer`)."""
     secondary_shards: int = 0
     """Ranks among which ZeRO 3 keeps the weights once more, so that backward gathers them nearby (ZeRO++'s hpZ, arXiv
     2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all ranks."""

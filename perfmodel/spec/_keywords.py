@@ -46,6 +46,7 @@ class JobKeywords(TypedDict, total=False):
     head: Head
     masked_head: bool
     loss_with_gradient: bool
+    narrow_logits: bool
     secondary_shards: int
     fp8_params: bool
     chunked_loss: bool

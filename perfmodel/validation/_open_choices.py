@@ -222,6 +222,30 @@ class FlashAttention(OpenChoice):
         return [Variant(value="on", job={"flash_attention": True}), unfused]
 
 
+class ChunkedLoss(OpenChoice):
+    """Whether head and loss take the tokens part by part. No published run says it, so both are as likely."""
+
+    name = "chunked_loss"
+    tunable = False
+
+    def matters(self, case: Case) -> bool:
+        job = case.job
+        has_logits = isinstance(case.model, Transformer) and job.head == "vocabulary" and job.mode == "train"
+        return has_logits and case.framework.chunks_loss_unsaid and not job.loss_with_gradient
+
+    def stated(self, case: Case) -> bool:
+        return "chunked_loss" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.job.chunked_loss)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=on_or_off(is_chunked), job={"chunked_loss": is_chunked}) for is_chunked in (False, True)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
 class Fp8ActivationInputs(OpenChoice):
     """Whether inputs of activations are kept in 8 bits. No published run says it, so both are as likely."""
 
@@ -420,6 +444,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     FlashAttention(),
     EncoderHead(),
     Padding(),
+    ChunkedLoss(),
     Fp8ActivationInputs(),
     OperationFuser(),
     CudaGraphs(),

@@ -52,7 +52,8 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, owner: bool = Tru
 def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
     """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
 
-    Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3).
+    Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3), or those of 16 bits alone
+    (`Job.narrow_logits`).
 
     Args:
         owner: False where the projection belongs to another block (further tokens).
@@ -161,7 +162,7 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         return _logits_at_once(seen) * local.act_bytes
 
     # A gradient that is written over the logits needs no further tensor.
-    if local.job.loss_with_gradient:
+    if local.job.loss_with_gradient or local.job.narrow_logits:
         return 0.0
 
     # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32 copy.
@@ -234,7 +235,7 @@ def _cross_entropy(local: ShardSizes) -> Piece:
         forward=(forward,),
         backward_input=(replace(forward, pass_="bwd"),),
         forward_comm=_loss_reductions(local),
-        saved_bytes=4.0 * local.tokens * local.vocab,
+        saved_bytes=(local.act_bytes if local.job.narrow_logits else 4.0) * local.tokens * local.vocab,
     )
 
 

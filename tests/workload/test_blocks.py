@@ -298,6 +298,24 @@ def test_a_loss_with_its_gradient_passes_over_the_logits_once():
     assert together.workspace_bytes < apart.workspace_bytes
 
 
+def test_narrow_logits_are_kept_once_in_their_own_type():
+    """No fp32 copy is kept, nor a buffer for the gradient; kernels stay the same."""
+    net, shard = model("gpt2-117m"), Shard(micro_batch=4)
+    wide, narrow = (
+        blocks(net, Job(global_batch=4, seq_len=1024, narrow_logits=value), shard)[-1][0] for value in (False, True)
+    )
+    logits = 4 * 1024 * next(op.hidden for op, _ in wide.forward if op.op == "cross_entropy")
+    assert wide.activation_bytes.none - narrow.activation_bytes.none == pytest.approx(2 * logits)
+    assert wide.workspace_bytes - narrow.workspace_bytes == pytest.approx(2 * logits)
+    assert (narrow.forward, narrow.backward_input) == (wide.forward, wide.backward_input)
+    # tensors of 32 bits have nothing narrower
+    full = [
+        blocks(net, Job(global_batch=4, seq_len=1024, dtype="fp32", narrow_logits=value), shard)[-1][0]
+        for value in (False, True)
+    ]
+    assert full[0].activation_bytes.none == full[1].activation_bytes.none
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_chunked_loss_never_has_more_logits_than_hidden_states(tp):
     """It keeps the gradient of the hidden states instead, and passes over as much."""
