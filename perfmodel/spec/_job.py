@@ -211,7 +211,8 @@ class Job:
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     fp8_attention: bool = False
-    """Fused attention multiplies in 8 bits as products do (Transformer Engine's `fp8_dpa`); otherwise in 16."""
+    """Fused attention multiplies in 8 bits beside products in 8 or 4 (Transformer Engine's `fp8_dpa`, of which
+    `NVTE_DPA_FP8_RECIPE` says the recipe where products are in 4); otherwise in 16."""
     fp8_activation_inputs: bool = False
     """Inputs of the activation of gated feed-forwards are kept for backward in 8 bits, by a cast each way
     (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
@@ -385,9 +386,9 @@ class Job:
         if self.fp8_recipe not in get_args(Fp8Recipe):
             known = ", ".join(filter(None, get_args(Fp8Recipe)))
             raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
-        if self.fp8_attention and not (self.dtype == "fp8" and self.flash_attention):
+        if self.fp8_attention and not (self.dtype in ("fp8", "fp4") and self.flash_attention):
             raise LayoutError(
-                "job: fp8_attention is fused attention beside 8-bit products; set dtype=fp8, or leave it out"
+                "job: fp8_attention is fused attention beside 8- or 4-bit products; set dtype=fp8, or leave it out"
             )
         if self.cuda_graphs not in get_args(CudaGraphs):
             raise LayoutError(f"job: cuda_graphs must be {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}")

@@ -281,7 +281,7 @@ def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -
     recipe = fp8_recipe_of(row, framework)
     if recipe is not None:
         job_fields["fp8_recipe"] = recipe
-    if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
+    if dtype in ("fp8", "fp4") and flash != 0 and attends_in_8_bits(row):
         job_fields["fp8_attention"] = True
     if keeps_16_bits_alone(row):
         job_fields["optimizer"] = "adam16bit"

@@ -179,8 +179,9 @@ def test_attention_in_8_bits_keeps_8_bits():
     assert plain.activation_bytes.none - narrow.activation_bytes.none == 4096 * (6144 - 4096)
 
 
-def test_attention_in_8_bits_casts_what_it_takes_and_gives():
-    job = Job(global_batch=1, seq_len=4096, dtype="fp8")
+@pytest.mark.parametrize("dtype", ["fp8", "fp4"])
+def test_attention_in_8_bits_casts_what_it_takes_and_gives(dtype):
+    job = Job(global_batch=1, seq_len=4096, dtype=dtype)
     plain, narrow = (layer_of("llama3-8b", replace(job, fp8_attention=on)) for on in (False, True))
     assert {op.dtype for op, _ in narrow.forward if op.family == "attention"} == {"fp8"}
     for phase, further in (("forward", 2), ("backward_input", 2), ("backward_weight", 0)):
