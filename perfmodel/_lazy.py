@@ -4,28 +4,24 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose names are those that it imports `if TYPE_CHECKING`: each comes
-    from its module on first use, so that a process imports what it uses alone.
-    """
-    spec: Any = sys.modules[package].__spec__
-    home = {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for block in ast.parse(spec.loader.get_source(package)).body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    """`__getattr__` and `__dir__` of a package whose names are those that it imports `if TYPE_CHECKING`.
 
-    def found(name: str) -> Any:
-        if name not in home:
+    Each comes from its module on first use, so that a process imports what it uses alone.
+    """
+    source_of = _type_checking_imports(package)
+
+    def get_name(name: str) -> Any:
+        if name not in source_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, own = home[name]
-        value = getattr(import_module(module), own)
+        module, name_there = source_of[name]
+        value = getattr(import_module(module), name_there)
+
+        # From now on the package has it, and is not asked again.
         setattr(sys.modules[package], name, value)
         if isinstance(value, type):
             from perfmodel.display import shorten_reprs
@@ -33,8 +29,23 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
             shorten_reprs(package)
         return value
 
-    def names() -> list[str]:
-        own = vars(sys.modules[package])
-        return sorted([*(name for name in ("__doc__", "__version__") if name in own), *home])
+    def list_names() -> list[str]:
+        present = vars(sys.modules[package])
+        special = [name for name in ("__doc__", "__version__") if name in present]
+        return sorted([*special, *source_of])
 
-    return found, names
+    return get_name, list_names
+
+
+def _type_checking_imports(package: str) -> dict[str, tuple[str, str]]:
+    """Module of each name that a package imports inside an `if`, and its name there."""
+    # Read from the source, as Python never executes this block. So names stand once, where type checkers see them.
+    spec: Any = sys.modules[package].__spec__
+    statements = ast.parse(spec.loader.get_source(package)).body
+    blocks = [statement for statement in statements if isinstance(statement, ast.If)]
+    source_of = {}
+    for node in chain.from_iterable(block.body for block in blocks):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                source_of[alias.asname or alias.name] = (node.module or "", alias.name)
+    return source_of

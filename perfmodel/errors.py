@@ -11,7 +11,7 @@ from perfmodel.plain_text import plain_text
 MOST_NAMES: Final = 40
 """Known names that a message lists in full."""
 FEW_NAMES: Final = 12
-"""Examples that it lists of more."""
+"""Examples that a message lists where there are more names."""
 
 
 class PerfModelError(ValueError):
@@ -31,16 +31,24 @@ class UnknownNameError(PerfModelError):
     def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         super().__init__(kind, name, tuple(known), remedy)
 
-    def __str__(self) -> str:  # when it is read: whoever only asks whether there is such a name does not wait for it
+    # Close names are looked for when the message is read: whoever only asks whether there is such a name does not
+    # wait for it.
+    def __str__(self) -> str:
         kind, name, known, remedy = self.args
         known = sorted(set(known))
         close = get_close_matches(name.lower(), [k.lower() for k in known], n=3, cutoff=0.5)
-        names = [k for k in known if k.lower() in close]
-        hint = f"did you mean {' or '.join(map(repr, names))}?" if names else f"known: {_some(known)}"
-        return plain_text(f"unknown {kind} {name!r}; {hint}" + (f"; {remedy}" if remedy else ""))
+        close_names = [k for k in known if k.lower() in close]
+        hint = f"known: {_some(known)}"
+        if close_names:
+            hint = f"did you mean {' or '.join(map(repr, close_names))}?"
+        message = f"unknown {kind} {name!r}; {hint}"
+        if remedy:
+            message += f"; {remedy}"
+        return plain_text(message)
 
 
 def _some(names: list[str]) -> str:
+    """Names in a list, or evenly spread examples where there are many."""
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:: len(names) // FEW_NAMES + 1])} and more; 'perfmodel catalog' lists all"
@@ -71,28 +79,44 @@ class Reason(Enum):
     STAGES = "more stages than layers", ("pp", "schedule")
     UNEVEN_CHUNKS = "layers not divisible by pp*vpp", ("pp", "vpp")
     CHUNKS = "schedule {} has its own number of chunks per device", ("vpp", "schedule")
-    SCHEDULE = "schedule {} cannot do these stages and micro-batches", (
-        "tp", "cp", "pp", "micro_batch", "schedule", "devices", "global_batch",
-    )  # fmt: skip
+    SCHEDULE = (
+        "schedule {} cannot do these stages and micro-batches",
+        ("tp", "cp", "pp", "micro_batch", "schedule", "devices", "global_batch"),
+    )
     SCHEDULE_STAGES = "schedule {} has more stages than layers", ("pp", "schedule")
     SLICES = "sequence not divisible into the slices of schedule {}", ("schedule",)
     PER_STAGE = "{} does not fit the stages and their layers", ("pp",)
-    KINDS = "a stage's devices, or a group of them, on several kinds of nodes", (
-        "tp", "cp", "pp", "schedule", "order", "devices",
-    )  # fmt: skip
-    ONE_KIND = "{} is not searched over several kinds of nodes", (
-        "schedule", "vpp", "order", "offload", "offload_layers",
-    )  # fmt: skip
+    KINDS = (
+        "a stage's devices, or a group of them, on several kinds of nodes",
+        ("tp", "cp", "pp", "schedule", "order", "devices"),
+    )
+    ONE_KIND = (
+        "{} is not searched over several kinds of nodes",
+        ("schedule", "vpp", "order", "offload", "offload_layers"),
+    )
     HOST_LINK = "the device has no link to host memory", ("offload", "offload_layers")
-    OFFLOADED_LAYERS = "layers are offloaded without pipeline and recompute, and not all of them", (
-        "pp", "recompute", "offload_layers",
-    )  # fmt: skip
+    OFFLOADED_LAYERS = (
+        "layers are offloaded without pipeline and recompute, and not all of them",
+        ("pp", "recompute", "offload_layers"),
+    )
     FRAMEWORK = "{}", ("framework",)
-    MEMORY = "out of memory, mostly {}", (
-        "tp", "cp", "pp", "ep", "micro_batch", "zero", "recompute", "sequence_parallel", "offload",
-        "offload_layers", "devices",
-        "memory_bytes",
-    )  # fmt: skip
+    MEMORY = (
+        "out of memory, mostly {}",
+        (
+            "tp",
+            "cp",
+            "pp",
+            "ep",
+            "micro_batch",
+            "zero",
+            "recompute",
+            "sequence_parallel",
+            "offload",
+            "offload_layers",
+            "devices",
+            "memory_bytes",
+        ),
+    )
     CONSTRAINT = "cannot satisfy {}", ("constraint",)
     CONSTRAINTS = "does not satisfy the constraints", ("constraint",)
     SLOWER = "cannot be among the best: a lower bound on their time is longer", ()
@@ -124,9 +148,12 @@ class LayoutError(PerfModelError):
         self.rejection = Rejection(reason, about) if reason else None
         """Why, as searches count it; None for words that no layout can have, and for schedules of one's own."""
 
-    def __reduce__(self) -> tuple:  # so that workers send it whole
-        found = self.rejection
-        return type(self), (str(self), found and found.reason, found.about if found else "")
+    # Pickled with all of its arguments, so that workers send it whole.
+    def __reduce__(self) -> tuple:
+        rejection = self.rejection
+        if rejection is None:
+            return type(self), (str(self),)
+        return type(self), (str(self), rejection.reason, rejection.about)
 
 
 class TableError(PerfModelError):

@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.resources.abc import Traversable
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ _COMPRESSIONS: Final[tuple[tuple[bytes, Callable[..., Any]], ...]] = (
 """First bytes and reader of gzip, bzip2 and xz."""
 _MAGIC_BYTES: Final = max(len(magic) for magic, _ in _COMPRESSIONS)
 _ZIP: Final = b"PK\x03\x04"
+"""First bytes of a zip archive."""
 _ZIP_RATIO: Final = 4
 """An archive that does not grow by more than this holds what its size on disk shows, such as weights of a model."""
 UNSEALED: Final = "perfmodel-sha256:" + "0" * 64
@@ -107,8 +109,9 @@ def is_compressed(path: Path) -> bool:
 
 def _read_within(file: Any, limit: int) -> bytes:
     """Everything in a file; it is given up as soon as it is larger than the limit."""
+    # In pieces: the size of what a compressed file expands to is not known before.
     content = io.BytesIO()
-    while chunk := file.read(_CHUNK_BYTES):
+    for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
         if content.tell() + len(chunk) > limit:
             raise too_large(limit)
         content.write(chunk)
@@ -125,9 +128,10 @@ def require_archive_within(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:
             return
+
+    # Stated sizes can be trusted: the reader of a member stops at the size that is stated here.
     limit, on_disk = data_limit_bytes(), path.stat().st_size
     with zipfile.ZipFile(path) as archive:
-        # the reader of a member stops at the size that is stated here
         expanded = sum(member.file_size for member in archive.infolist())
     if expanded > limit and expanded > _ZIP_RATIO * on_disk:
         raise too_large(limit)
@@ -141,6 +145,7 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
         TooLargeError: a larger one; a device or a pipe that does not end, too.
         UnicodeDecodeError: bytes that are no text.
     """
+    # One byte more than the limit tells whether there is more, of a pipe too.
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -179,17 +184,23 @@ def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
 
 
 def _require_shallow(value: Any) -> None:
-    # level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse
+    """Raise `ValueError` for a value that is nested deeper than `MOST_DEPTH`."""
+    # Level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse.
     level, depth = [value], 0
     while level:
         if depth > MOST_DEPTH:
             raise _too_deep()
-        level = [child for parent in level for child in _children(parent)]
+        level = list(chain.from_iterable(map(_children, level)))
         depth += 1
 
 
 def _children(value: Any) -> Iterator[Any]:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    """Tables and lists directly inside a table or a list."""
+    inside = []
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, list):
+        inside = value
     return (child for child in inside if isinstance(child, dict | list))
 
 
@@ -212,6 +223,7 @@ def compose_yaml(text: str) -> Any:
 
         nodes = depth = 0
 
+        # Called once for each node as it is written, an alias counting as one.
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.nodes += 1
             self.depth += 1
@@ -236,7 +248,8 @@ def compose_yaml(text: str) -> Any:
 
 
 def _require_few_nodes(root: Any) -> None:
-    """Count nodes as if every alias were written out, each node once: aliases make a graph out of the tree."""
+    """Raise `TooLargeError` for more than `MOST_YAML_NODES`, counted as if every alias were written out."""
+    # Aliases make a graph out of the tree. Each node is counted once, so that this takes no longer than reading it.
     counts: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -251,9 +264,10 @@ def _require_few_nodes(root: Any) -> None:
             raise _too_many_nodes()
         return counts[id(node)]
 
+    # Aliases of aliases can be deeper than what is written.
     try:
         count(root)
-    except RecursionError:  # aliases of aliases can be deeper than what is written
+    except RecursionError:
         raise _too_deep() from None
 
 
@@ -261,6 +275,7 @@ def _yaml_children(node: Any) -> list[Any]:
     """Nodes inside a node: items of a list, keys and values of a table, nothing of a scalar."""
     if isinstance(node.value, str):
         return []
+    # A table's value is a list of pairs, a list's a list of nodes.
     children = []
     for child in node.value:
         children.extend(child if isinstance(child, tuple) else (child,))
@@ -280,19 +295,22 @@ def require_intact(content: bytes, where: object, *, needed: bool = True) -> Non
     """Check a fitted file against the checksum in it.
 
     Args:
-        content: of the whole file.
-        where: names the file.
+        content: bytes of the whole file.
+        where: name of the file for messages.
         needed: whether a file without a checksum is refused.
 
     Raises:
         CalibrationError: the checksum is missing, or is another one.
     """
-    found = _SEAL.search(content)
-    if found is None and not needed:
+    seal = _SEAL.search(content)
+    if seal is None and not needed:
         return
-    if found is None:
+    if seal is None:
         raise CalibrationError(f"{where}: has no checksum; fit it again, or install perfmodel again if it came with it")
-    if _seal(content[: found.start()] + UNSEALED.encode() + content[found.end() :]) != found[0]:
+
+    # The checksum is that of the file with the placeholder in its place.
+    unsealed = content[: seal.start()] + UNSEALED.encode() + content[seal.end() :]
+    if _seal(unsealed) != seal[0]:
         raise CalibrationError(
             f"{where}: is damaged, for its checksum does not agree with its content; copy or fit it again, or install "
             "perfmodel again if it came with it"
@@ -300,6 +318,7 @@ def require_intact(content: bytes, where: object, *, needed: bool = True) -> Non
 
 
 def _seal(content: bytes) -> bytes:
+    """A checksum as it stands in a fitted file."""
     return b"perfmodel-sha256:" + hashlib.sha256(content).hexdigest().encode()
 
 

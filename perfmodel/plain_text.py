@@ -3,9 +3,10 @@
 import re
 from typing import Final
 
-# characters that reorder or hide text, control characters but tab and line feed
+# Characters that reorder or hide text, control characters but tab and line feed.
 _MARKS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
-# escape sequences as a whole, so that nothing of them is left: strings for the terminal, then commands to it
+
+# Escape sequences as a whole, so that nothing of them is left: strings for the terminal, then commands to it.
 _STRINGS: Final = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
 _COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
 STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"
@@ -15,4 +16,5 @@ _STEERING: Final = re.compile(STEERING)
 
 def plain_text(text: str) -> str:
     """A text without escape sequences, control characters and marks that reorder or hide what follows."""
+    # Nearly all texts are plain, which is quick to see.
     return text if text.isascii() and text.isprintable() else _STEERING.sub("", text)

@@ -34,6 +34,7 @@ def end_with_parent(parent: int | None = None, number: signal.Signals = signal.S
     """
     if sys.platform != "linux":
         return
+    # A parent that ended before this call sends no signal any more; the process then has another parent.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -53,7 +54,7 @@ def supervised(command: Sequence[str]) -> tuple[str, ...]:
     """
     if sys.platform != "linux":
         return tuple(command)
-    # without the folders of packages, which a rank may have put things into
+    # This very file as a program, without the folders of packages, which a rank may have put things into.
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
 
 
@@ -66,6 +67,7 @@ def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.Compl
     with subprocess.Popen(
         supervised(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
+        # Whatever goes wrong, an interrupt too, the whole group ends.
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:
@@ -77,6 +79,8 @@ def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.Compl
 def _supervise(parent: int, command: Sequence[str]) -> None:
     """Run a program, and end the process group when the parent ends."""
 
+    # A signal ends the group only if it tells of the parent's end; any other one is for the program, which is in the
+    # same group and has got it too.
     def end_if_orphaned(number: int, frame: FrameType | None) -> None:
         if os.getppid() != parent:
             os.killpg(0, signal.SIGKILL)
@@ -85,6 +89,8 @@ def _supervise(parent: int, command: Sequence[str]) -> None:
         os.setpgid(0, 0)
     for number in _FORWARDED:
         signal.signal(number, end_if_orphaned)
+
+    # The program ends with this supervisor, and handles signals as if it had been started alone.
     program = os.fork()
     if program == 0:
         for number in _FORWARDED:
@@ -96,9 +102,10 @@ def _supervise(parent: int, command: Sequence[str]) -> None:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
             os._exit(NOT_FOUND)
     end_with_parent(parent, signal.SIGTERM)
+
+    # End as the program does, by the same signal too, so that whoever waits sees what ended it.
     _, status = os.waitpid(program, 0)
     if os.WIFSIGNALED(status):
-        # end by the same signal, so that whoever waits sees what ended the program
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)

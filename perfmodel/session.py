@@ -9,26 +9,38 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-def _one(value: Any) -> float:
+class _Entry(NamedTuple):
+    """A value in a cache."""
+
+    value: Any
+    size: float
+
+
+def _count_one(value: Any) -> float:
     return 1.0
 
 
 class Cache:
-    """Values by key; where they grow too large, those used least recently go."""
+    """Values by key; where they grow too large, those used least recently go.
 
-    def __init__(self, most: float, size: Callable[[Any], float] = _one) -> None:
+    Args:
+        most: size of all values together that is kept, in the unit of `size`.
+        size: of a value; by default each counts as one.
+    """
+
+    def __init__(self, most: float, size: Callable[[Any], float] = _count_one) -> None:
         self._most, self._size = most, size
-        self._values: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
-        self._held = 0.0
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._total_size = 0.0
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._entries)
 
     def get_or_compute(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key, made where there is none yet. What cannot be made leaves nothing behind.
@@ -37,23 +49,33 @@ class Cache:
             key: all that the value follows from; the value must not change afterwards.
         """
         with self._lock:
-            if found := self._values.get(key):
-                self._values.move_to_end(key)
-                return found[0]
-        value = make()  # without the lock: it may ask for others
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                return entry.value
+
+        # Made without the lock, as it may ask this cache for others. Two threads may make the same value; the
+        # later one stays.
+        value = make()
         size = self._size(value)
         with self._lock:
-            self._held += size - self._values.pop(key, (None, 0.0))[1]
-            self._values[key] = value, size
-            while self._held > self._most and len(self._values) > 1:
-                self._held -= self._values.popitem(last=False)[1][1]
+            replaced = self._entries.pop(key, None)
+            if replaced is not None:
+                self._total_size -= replaced.size
+            self._entries[key] = _Entry(value, size)
+            self._total_size += size
+
+            # The last value stays, however large it is.
+            while self._total_size > self._most and len(self._entries) > 1:
+                _, dropped = self._entries.popitem(last=False)
+                self._total_size -= dropped.size
         return value
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._values.clear()
-            self._held = 0.0
+            self._entries.clear()
+            self._total_size = 0.0
 
 
 def _array_bytes(value: Any) -> float:
@@ -84,14 +106,15 @@ class Session:
         """Compiled kernels of programs that are executed, by op, attributes as written, and shapes."""
 
     def __repr__(self) -> str:
-        held = (f"{name}={len(store)}" for name, store in vars(self).items())
-        return f"{type(self).__name__}({', '.join(held)})"
+        counts = [f"{name}={len(cache)}" for name, cache in vars(self).items()]
+        return f"{type(self).__name__}({', '.join(counts)})"
 
     def clear(self) -> None:
         """Forget everything; later calls answer as before, after working it out again."""
-        for store in vars(self).values():
-            store.clear()
+        for cache in vars(self).values():
+            cache.clear()
 
+    # A stack per context: threads and tasks that enter a session of their own do not see each other's.
     def __enter__(self) -> "Session":
         _active.set((*_active.get(), self))
         return self

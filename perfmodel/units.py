@@ -1,5 +1,7 @@
-"""Units and element types, and numbers as people read them. Everything inside the library is SI: seconds, bytes,
-FLOP/s."""
+"""Units and element types, and numbers as people read them.
+
+Everything inside the library is SI: seconds, bytes, FLOP/s.
+"""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +42,17 @@ DTYPE_ALIASES: Final[dict[str, str]] = {
     "int8": "i8",
 }
 """What else people and frameworks call an element type, in words."""
-_DTYPE_OF: Final = {alias: name for name, aliases in DTYPE_ALIASES.items() for alias in (name, *aliases.split())}
+
+
+def _dtype_of_alias() -> dict[str, str]:
+    """The element type of each of its names."""
+    dtype_of_alias = {}
+    for dtype, aliases in DTYPE_ALIASES.items():
+        dtype_of_alias |= dict.fromkeys((dtype, *aliases.split()), dtype)
+    return dtype_of_alias
+
+
+_DTYPE_OF: Final = _dtype_of_alias()
 
 
 def dtype_name(text: str) -> str:
@@ -65,11 +77,21 @@ _BINARY_PREFIXES: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.
 
 def _bytes_and_bits(per_second: bool) -> dict[str, float]:
     """Units of bytes and bits, or of their rates, with all prefixes: a large B is bytes, a small b or `bit` bits."""
-    byte_ends, bit_ends = (("B/s", "Bps"), ("bit/s", "b/s", "bps")) if per_second else (("B",), ("bit", "b"))
-    units = dict.fromkeys(byte_ends, 1.0) | dict.fromkeys(bit_ends, 1 / 8)
+    byte_units, bit_units = ("B",), ("bit", "b")
+    if per_second:
+        byte_units, bit_units = ("B/s", "Bps"), ("bit/s", "b/s", "bps")
+    units = dict.fromkeys(byte_units, 1.0) | dict.fromkeys(bit_units, 1 / 8)
     for prefix, factor in (_SI_PREFIXES | _BINARY_PREFIXES).items():
-        units |= {prefix + end: factor for end in byte_ends}
-        units |= {prefix + end: factor / 8 for end in bit_ends}
+        units |= {prefix + unit: factor for unit in byte_units}
+        units |= {prefix + unit: factor / 8 for unit in bit_units}
+    return units
+
+
+def _rates_of_computing() -> dict[str, float]:
+    """Units of FLOP/s with all decimal prefixes."""
+    units = {}
+    for prefix, factor in _SI_PREFIXES.items():
+        units |= {prefix + unit: factor for unit in ("FLOP/s", "FLOPS", "flop/s", "flops")}
     return units
 
 
@@ -78,10 +100,11 @@ class QuantityKind:
     """What a kind of quantity may be written in."""
 
     what: str
-    """In a sentence: `... is no WHAT`."""
+    """Its name in a sentence: `... is no WHAT`."""
     examples: str
+    """Texts that are such a quantity."""
     units: Mapping[str, float]
-    """By unit, its value in the unit that is used inside, which has the empty name."""
+    """Value of each unit in the unit that is used inside, which has the empty name."""
 
 
 QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
@@ -89,11 +112,13 @@ QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
         "time", "2ms, 50us or 0.002", {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
     ),
     "tokens": QuantityKind(
-        "number of tokens", "1e12, 1T or 300B",
+        "number of tokens",
+        "1e12, 1T or 300B",
         {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12},
     ),
     "sequence": QuantityKind(
-        "length of a sequence", "4096, or 128k for 131,072",
+        "length of a sequence",
+        "4096, or 128k for 131,072",
         {"": 1.0, "k": 2.0**10, "K": 2.0**10, "Ki": 2.0**10, "M": 2.0**20, "Mi": 2.0**20},
     ),
     "bandwidth": QuantityKind(
@@ -101,12 +126,13 @@ QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
     ),
     "memory": QuantityKind("amount of memory", "80GiB or 85.9e9", {"": 1.0} | _bytes_and_bits(per_second=False)),
     "rate": QuantityKind(
-        "rate of computing", "989TFLOP/s",
-        {"": 1.0} | {p + end: f for p, f in _SI_PREFIXES.items() for end in ("FLOP/s", "FLOPS", "flop/s", "flops")},
+        "rate of computing",
+        "989TFLOP/s",
+        {"": 1.0} | _rates_of_computing(),
     ),
     "frequency": QuantityKind("frequency", "1.98GHz", {"": 1.0, "Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}),
     "power": QuantityKind("power", "700W", {"": 1.0, "W": 1.0, "mW": 1e-3, "kW": 1e3, "MW": 1e6}),
-}  # fmt: skip
+}
 _NUMBER_AND_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z/]*)\s*")
 
 
@@ -116,11 +142,14 @@ def parse_quantity(text: str, kind: str) -> float:
     Raises:
         PerfModelError: no such quantity, negative or not finite.
     """
-    of_kind = QUANTITY_KINDS[kind]
-    found = _NUMBER_AND_UNIT.fullmatch(text)
-    value = float(found[1]) * of_kind.units[found[2]] if found and found[2] in of_kind.units else -1.0
+    quantity = QUANTITY_KINDS[kind]
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    value = -1.0
+    if match and match[2] in quantity.units:
+        number, unit = match.groups()
+        value = float(number) * quantity.units[unit]
     if not 0 <= value < float("inf"):
-        raise PerfModelError(f"{text!r} is no {of_kind.what}; write {of_kind.examples}")
+        raise PerfModelError(f"{text!r} is no {quantity.what}; write {quantity.examples}")
     return value
 
 
@@ -178,6 +207,8 @@ def plain_number(text: str) -> float:
     value = float(text)
     if value == 0 and text.startswith("-"):
         raise PerfModelError(f"{text[:40]!r} is a negative zero; write 0")
+
+    # 1e-999 is read as 0 by Python, which is not what it states.
     states_zero = not text.lower().partition("e")[0].strip("-0.")
     if abs(value) > LARGEST_NUMBER or (abs(value) < 1 / LARGEST_NUMBER and not states_zero):
         raise PerfModelError(f"{text[:40]!r} is not plausible: no quantity is beyond 1e30 or nearer to 0 than 1e-30")
@@ -185,11 +216,14 @@ def plain_number(text: str) -> float:
 
 
 def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
-    """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`; names all that are
-    not."""
+    """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`.
+
+    The message names all that are not.
+    """
     wrong = []
     for name, value in sizes.items():
-        if type(value) is not int:  # which most are: records are made by the thousand
+        # Most values are plain, and records are made by the thousand.
+        if type(value) is not int:
             untraced(f"{owner}: {name}", value)
         if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
             wrong.append(f"{name}={value!r}"[:60])
@@ -199,8 +233,11 @@ def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**
 
 def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
     """Whole numbers that divide `n`, ascending, none above `most`."""
+    # Divisors come in pairs, one of each at most the root.
     small = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
-    return tuple(k for k in sorted({*small, *(n // k for k in small)}) if most is None or k <= most)
+    large = [n // k for k in small]
+    ascending = sorted({*small, *large})
+    return tuple(k for k in ascending if most is None or k <= most)
 
 
 def require_seed(seed: int) -> None:
@@ -210,6 +247,7 @@ def require_seed(seed: int) -> None:
 
 def untraced(name: str, value: Any) -> None:
     """Raise `PerfModelError` for a value that JAX traces: records of plain numbers cannot hold one."""
+    # By name, as this module imports no JAX.
     if any(base.__name__ == "Tracer" for base in type(value).__mro__):
         raise PerfModelError(
             f"{name} is traced by JAX, which predict cannot follow; differentiate, jit or vmap "

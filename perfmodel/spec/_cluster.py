@@ -17,9 +17,13 @@ class Reach(NamedTuple):
     """The part of a network that communicating ranks use: fields of `perfmodel.ops.Collective`."""
 
     ranks_per_node: int
+    """Ranks of the group on the node that has most of them."""
     level: int
+    """Index of the innermost level that joins all of them."""
     concurrent: int
+    """Groups that share a node's adapters."""
     interleaved: int
+    """Groups whose ranks alternate within a node and share its links."""
 
 
 def interleaved_groups(ranks: int, reach: int) -> int:
@@ -41,7 +45,9 @@ class NetworkLevel:
     bandwidth_bytes_per_s: float
     """One-way bandwidth per device when all devices of the tier communicate."""
     latency_s: float
+    """Time of a message without content."""
     source: str = ""
+    """Where these figures come from."""
     contention: float = 0.0
     """Collectives over n nodes take n^contention times what their algorithm and the bandwidth explain: flows that hash
     onto the same links, and other tenants. 0 for a fat tree of one's own."""
@@ -68,12 +74,12 @@ class NetworkLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Identical devices under a hierarchy of network levels, innermost first; or several such clusters side by side,
-    its kinds of nodes (`of_kinds`)."""
+    """Identical devices under a hierarchy of network levels, or several such clusters side by side (`of_kinds`)."""
 
     name: str
     device: Device
     levels: tuple[NetworkLevel, ...]
+    """Innermost first."""
     max_devices: int | None = None
     """Devices that there are, where they are fewer than the outermost level could join; None: as many as it joins."""
     price_per_device_hour: float | None = None
@@ -93,6 +99,8 @@ class Cluster:
             return
         if not self.levels:
             raise PerfModelError(f"cluster {self.name}: at least one network level is needed")
+
+        # Each level joins a whole number of groups of the level inside it.
         sizes = [level.size for level in self.levels]
         if any(b <= a or b % a for a, b in pairwise(sizes)):
             raise PerfModelError(f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}")
@@ -131,6 +139,7 @@ class Cluster:
         )
 
     def _check_kinds(self) -> None:
+        """Raise `PerfModelError` unless the kinds can be told apart, and stand in a layout's notation."""
         names = [kind.name for kind in self.kinds]
         if len(names) < 2 or len(set(names)) < len(names):
             raise PerfModelError(
@@ -184,21 +193,26 @@ class Cluster:
                     Reason.KINDS,
                 )
             return layout
+
+        # Ranks of a stage have consecutive numbers only if stages are outermost.
         if layout.pp > 1 and not layout.order.endswith("pp"):
             raise LayoutError(
                 f"layout {layout.label}: order={layout.order} spreads the ranks of a stage over the kinds of nodes of "
                 f"cluster {self.name}; let it end with pp",
                 Reason.KINDS,
             )
+
+        # Left open, the first kind takes as many pipeline ranks as it has room for, then the next.
         room = self.stages_of(layout)
         if layout.kinds is None:
-            # The first kind takes as many pipeline ranks as it has room for, then the next.
             names_by_rank: list[str] = []
             for name, stages in room.items():
                 names_by_rank += [name] * min(stages, layout.pp)
             if len(names_by_rank) < layout.pp:
                 raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
             return layout.replace(kinds=tuple(names_by_rank[: layout.pp]))
+
+        # Written out, each kind needs room for the ranks that name it.
         for name, stages in Counter(layout.kinds).items():
             if stages > room[self.kind(name).name]:
                 raise LayoutError(f"layout {layout.label}: {self._too_small(layout, room)}", Reason.KINDS)
@@ -209,6 +223,7 @@ class Cluster:
         return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
 
     def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
+        """What a layout takes of each kind of nodes, and what there is."""
         room_by_kind = [f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds]
         return (
             f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "
@@ -217,8 +232,10 @@ class Cluster:
 
     @property
     def list_price(self) -> tuple[float | None, str]:
-        """US dollars per device and hour, and whose price that is: the cluster's own, else its device's; nobody's where
-        nodes are of several kinds."""
+        """US dollars per device and hour, and whose price that is: the cluster's own, else its device's.
+
+        Nobody's where nodes are of several kinds.
+        """
         if self.kinds:
             return None, ""
         if self.price_per_device_hour is not None:

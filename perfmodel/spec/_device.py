@@ -21,10 +21,10 @@ class PeakRates:
     int8: float | None = None
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if value is not None:
-                positive(f"peak rate {f.name}", value)
+                positive(f"peak rate {field.name}", value)
 
     def flops_per_s(self, dtype: str) -> float:
         """Peak of `dtype` in FLOP/s, or of the nearest wider type that the device does have."""
@@ -45,9 +45,11 @@ _FALLBACK = {
     "fp32": ("fp32",),
     "fp64": ("fp64", "fp32"),
 }
+"""Types whose peak stands for that of a type, the first that a device has: narrow products run in wider units."""
 
 
 _WHOLE_FP32 = ("CDNA1", "CDNA2")
+"""Architectures whose matrix units multiply fp32 without shortening it."""
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
 BACKENDS = ("jax", "torch", "nccl-tests")
@@ -64,7 +66,9 @@ class Device:
     die: str = ""
     """The chip that it is a part of: devices of one die have the same multiprocessors. Empty: like no other."""
     memory_bytes: float
+    """Capacity of the device's own memory."""
     memory_bandwidth_bytes_per_s: float
+    """Nominal rate of reads and writes together."""
     peak: PeakRates
     compute_units: int
     """Multiprocessors (NVIDIA SM, AMD CU, TPU core, CPU core)."""
@@ -131,8 +135,8 @@ class Device:
 
     @property
     def scales_blocks(self) -> bool:
-        """Whether its matrix units take a scale per block of narrow elements: they came with those of 4 bits (NVIDIA
-        Blackwell, AMD CDNA4)."""
+        """Whether its matrix units take a scale per block of narrow elements."""
+        # Such units came with those of 4 bits (NVIDIA Blackwell, AMD CDNA4).
         return self.peak.fp4 is not None
 
     @property
@@ -143,4 +147,4 @@ class Device:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Element types in which it has a peak rate."""
-        return tuple(f.name for f in fields(self.peak) if getattr(self.peak, f.name) is not None)
+        return tuple(field.name for field in fields(self.peak) if getattr(self.peak, field.name) is not None)

@@ -17,6 +17,7 @@ class Stated:
 @cache
 def documented(kind: type) -> MappingProxyType[str, str]:
     """First sentences of the docstrings of a dataclass's own fields; empty for those that have none."""
+    # Python keeps no docstrings of fields: they are read from the source, each below its field.
     record = next(node for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
     sentences, field = {}, ""
     for statement in record.body:
@@ -30,5 +31,6 @@ def documented(kind: type) -> MappingProxyType[str, str]:
 
 
 def _first_sentence(text: str) -> str:
+    """A docstring up to its first full stop, without line breaks; dots inside numbers and names are none."""
     plain = " ".join(text.replace("`", "").split())
     return re.split(r"(?<=[a-z)])\.(?: |$)", plain, maxsplit=1)[0].removesuffix(".")

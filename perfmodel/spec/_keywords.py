@@ -1,5 +1,8 @@
-"""Keywords of functions that take a problem or a layout in words, so that editors complete them and type checkers know
-them; `tests/spec/test_keywords.py` holds them to the fields of `Job` and `Layout`."""
+"""Keywords of functions that take a problem or a layout in words.
+
+They are written out so that editors complete them and type checkers know them; `tests/spec/test_keywords.py` holds them
+to the fields of `Job` and `Layout`.
+"""
 
 from typing import Literal, TypedDict
 

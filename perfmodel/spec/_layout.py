@@ -27,13 +27,17 @@ et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per
 first (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
 sequence for one of the heads (Jacobs et al., arXiv 2309.14509)."""
 StateOffload = Literal["none", "optimizer", "weights"]
+"""Model states that lie in host memory."""
 _DEVICES = attrgetter(*DEVICE_KEYS)
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
 _CP_KINDS: Final = get_args(ContextParallel)
+
+# Expert-parallel ranks are some of the data-parallel ones, so that they are numbered right before these.
 _ORDERS: Final = frozenset(
     "-".join(order) for order in permutations(ORDER_KEYS) if order.index("dp") == order.index("ep") + 1
 )
 _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
+"""Fields that are whole numbers of at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +113,10 @@ class Layout:
     cluster's order, each kind as far as it goes (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
+        # Each field by itself. Layouts are made by the ten thousand, so what nearly all values are is tested first.
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
-            if type(value) is int and value >= 1:  # as nearly all are: layouts are made by the ten thousand
+            if type(value) is int and value >= 1:
                 continue
             untraced(f"layout: {name}", value)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -141,6 +146,8 @@ class Layout:
             )
         if self.recompute == "full" and self.recompute_full_layers is not None:
             raise LayoutError("layout: recompute=full leaves nothing to recompute_full_layers; give one of them")
+
+        # Ranks of a stage over experts and replicas of these.
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
             if self.expert_tp == self.tp:
                 raise LayoutError(
@@ -158,6 +165,8 @@ class Layout:
                 f"layout: replicate={self.replicate} must divide dp={self.dp}"
                 + (f" and the {self.edp} replicas of an expert" if self.ep > 1 else "")
             )
+
+        # Fields that need others.
         if self.offload_states == "weights" and self.zero < 3:
             raise LayoutError("layout: offload_states=weights needs zero=3; or take offload_states=optimizer")
         if self.offload_states == "optimizer" and self.replicated and not self.zero:
@@ -168,18 +177,21 @@ class Layout:
             self._check_offload_layers()
 
     def _check_offload_layers(self) -> None:
-        """Raise `LayoutError` beside a pipeline, as Megatron-Core does with `cpu_offloading` (transformer_config.py),
-        beside layers that keep but their input, and beside `offload`, which leaves nothing to it."""
+        """Raise `LayoutError` unless layers can be offloaded one by one."""
         n = self.offload_layers
         untraced("layout: offload_layers", n)
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise LayoutError(f"layout: offload_layers must be a whole number of at least 0, got {n!r}")
+
+        # Megatron-Core refuses pipelines with `cpu_offloading` too (transformer_config.py).
         if self.pp > 1 or self.effective_schedule != "1f1b":
             raise LayoutError(
                 f"layout: offload_layers={n} needs one micro-batch at a time, pp=1 and schedule=1f1b; "
                 "in pipelines take offload=true",
                 Reason.OFFLOADED_LAYERS,
             )
+
+        # A layer that is recomputed keeps nothing but its input; `offload` moves everything anyway.
         if self.recompute == "full" or any(self.recompute_full_layers or ()):
             raise LayoutError(
                 f"layout: offload_layers={n} needs recompute=none, or selective under a compiler, and no "
@@ -191,8 +203,9 @@ class Layout:
 
     @property
     def effective_schedule(self) -> str:
-        """The schedule that runs, by its registered name: 1F1B with several model chunks per rank is what Megatron-LM
-        calls interleaved 1F1B (arXiv 2104.04473, section 2.2)."""
+        """The schedule that runs, by its registered name."""
+        # 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B (arXiv 2104.04473,
+        # section 2.2).
         name = schedule_name(self.schedule)
         return "interleaved" if name == "1f1b" and self.vpp > 1 else name
 
@@ -313,7 +326,8 @@ class Layout:
             LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
             UnknownNameError: for a key that no layout has.
         """
-        return read_values(text, {f.name: f.type for f in fields(cls)})
+        types = {field.name: field.type for field in fields(cls)}
+        return read_values(text, types)
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
@@ -327,10 +341,11 @@ class Layout:
         `parse` reads this layout from it; a framework with other defaults may read another.
         """
         defaults = vars(_PLAIN)
-        named = ("tp", "pp", "dp")
-        return written_values(
-            {name: value for name, value in vars(self).items() if name in named or value != defaults[name]}
-        )
+        shown = {}
+        for name, value in vars(self).items():
+            if name in ("tp", "pp", "dp") or value != defaults[name]:
+                shown[name] = value
+        return written_values(shown)
 
     def __str__(self) -> str:
         """The complete notation: `parse`, and every framework, reads this very layout from it.

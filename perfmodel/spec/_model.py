@@ -10,6 +10,7 @@ from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mam
 from perfmodel.units import whole
 
 MOST_LAYERS: Final = 10**5
+"""More layers than any model has: a typing error."""
 _SIZES: Final = (
     "layers",
     "hidden",
@@ -56,11 +57,17 @@ class Transformer(Stated):
     layers: int
     """Layers of the stack (of the encoder, for encoder-decoder models)."""
     hidden: int
+    """Elements of a token's hidden state."""
     heads: int
+    """Attention heads of queries."""
     kv_heads: int
+    """Heads of keys and values, fewer than `heads` in grouped-query attention."""
     head_dim: int
+    """Elements of a head."""
     ffn_hidden: int
+    """Inner size of the dense feed-forward."""
     vocab: int
+    """Tokens of the vocabulary, not padded."""
     seq_len: int
     """Default sequence length."""
     longest_seq_len: int = 0
@@ -70,6 +77,7 @@ class Transformer(Stated):
     decoder_seq_len: int = 0
     """Decoder sequence length; 0 means equal to the encoder's."""
     gated_ffn: bool = False
+    """The feed-forward multiplies two projections of its input, one of them activated (SwiGLU and its like)."""
     activation: Literal["gelu", "silu", "relu", "relu2"] = "gelu"
     """`relu2`: squared ReLU (Nemotron, arXiv 2402.16819)."""
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -84,7 +92,9 @@ class Transformer(Stated):
     norm_parameters: bool = True
     """Norms have parameters; those of OLMo 1 have none (arXiv 2402.00838, section 2.1)."""
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
+    """How positions are told: a table, rotations of queries and keys, or biases of scores."""
     tied_embeddings: bool = True
+    """The vocabulary projection has the weights of the token embedding."""
     bias: bool = True
     """Biases in all linear layers and layer norms."""
     qkv_bias: bool = False
@@ -92,7 +102,7 @@ class Transformer(Stated):
     qk_norm: bool = False
     """Queries and keys are normalised, each head by itself (Qwen3)."""
     qk_norm_of_all_heads: bool = False
-    """They are normalised over all heads at once (OLMo 2)."""
+    """With `qk_norm`, queries and keys are normalised over all heads at once (OLMo 2)."""
     attention_gate: bool = False
     """Attention's result is multiplied by a gate of its size that the query projection makes too (Qwen3-Next)."""
     attention_sinks: bool = False
@@ -102,9 +112,11 @@ class Transformer(Stated):
     attention_softcap: bool = False
     """Scores are bounded by a tanh (Gemma 2), inside the fused kernel where there is one."""
     logit_softcap: bool = False
-    """So are logits."""
+    """Logits are bounded by a tanh (Gemma 2)."""
     causal: bool = True
+    """Tokens attend to those before them alone."""
     dropout: bool = True
+    """It is trained with dropout."""
     window: int = 0
     """Sliding-window attention in tokens; 0 for none."""
     chunked_window: bool = False
@@ -145,6 +157,7 @@ class Transformer(Stated):
     kind = "transformer"
 
     def __post_init__(self) -> None:
+        # Each figure by itself. On patches there may be no classes.
         owner, sizes = f"model {self.name}", vars(self)
         whole(
             owner,
@@ -159,13 +172,15 @@ class Transformer(Stated):
         )
         if self.heads % self.kv_heads:
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+
+        # Mixers are known letters, one per layer or in words, and each has the sizes that it needs.
         letters = set(self.mixers + self.mtp_mixers) - {" "}
         a_letter_each = " " not in self.mixers and len(self.mixers) != self.layers
         if letters - set(MIXERS) or (self.mixers and (not letters or a_letter_each)):
+            known = ", ".join([f"{letter} ({what})" for letter, what in MIXERS.items()])
             raise PerfModelError(
-                f"{owner}: mixers must be a letter per layer, or a word per layer, among "
-                f"{', '.join(f'{letter} ({what})' for letter, what in MIXERS.items())}; got {self.mixers!r} for "
-                f"{self.layers} layers"
+                f"{owner}: mixers must be a letter per layer, or a word per layer, among {known}; got {self.mixers!r} "
+                f"for {self.layers} layers"
             )
         for letter, field in _PART_OF_LETTER.items():
             if (letter in letters) != (sizes[field] is not None):
@@ -173,6 +188,8 @@ class Transformer(Stated):
         for letter, field in {"E": "experts", "W": "window"}.items():
             if letter in letters and not sizes[field]:
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}")
+
+        # Parts that do not go together.
         if self.decoder_layers and (self.mixers or self.mtp_layers or self.patches or self.adaln):
             raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
         if self.patches and (self.causal or self.mtp_layers):
@@ -185,7 +202,9 @@ class Transformer(Stated):
             "mtp_layers",
             "adaln",
         )
-        incompatible = [name for name in sequential if sizes[name]] + ["norm_at"] * (self.norm_at != "input")
+        incompatible = [name for name in sequential if sizes[name]]
+        if self.norm_at != "input":
+            incompatible.append("norm_at")
         if self.parallel_blocks != "none" and incompatible:
             raise PerfModelError(
                 f"{owner}: parallel_blocks={self.parallel_blocks} needs layers of attention and a dense feed-forward, "
@@ -200,9 +219,12 @@ class Transformer(Stated):
     @cached_property
     def stack(self) -> tuple[str, ...]:
         """Sub-layers of every layer (of the encoder, for encoder-decoder models), a word of `MIXERS` each."""
+        # Words repeat over the layers; letters stand for a layer each.
         if self.mixers:
             sublayers_of_layer = self.mixers.split() if " " in self.mixers else list(self.mixers)
             return tuple(sublayers_of_layer[i % len(sublayers_of_layer)] for i in range(self.layers))
+
+        # Without mixers each layer is an attention and a feed-forward.
         return tuple(self._attention_of(i) + self._feed_forward_of(i) for i in range(self.layers))
 
     @property
@@ -211,13 +233,18 @@ class Transformer(Stated):
         return (self.mtp_mixers or self.stack[-1],) * self.mtp_layers
 
     def _attention_of(self, layer: int) -> str:
+        """Attention in the window, but for every n-th layer."""
         every = self.full_attention_every
-        return "W" if self.window and (not every or (layer + 1) % every) else "*"
+        full = not self.window or (every and (layer + 1) % every == 0)
+        return "*" if full else "W"
 
     def _feed_forward_of(self, layer: int) -> str:
+        """Experts in every n-th layer after the dense ones."""
         experts = self.experts
-        after = -1 if experts is None else layer - experts.first_dense_layers
-        return "E" if experts and after >= 0 and (after + 1) % experts.every == 0 else "-"
+        if experts is None or layer < experts.first_dense_layers:
+            return "-"
+        nth = layer - experts.first_dense_layers + 1
+        return "E" if nth % experts.every == 0 else "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +303,14 @@ class ConvLayer(Stated):
     @property
     def weights(self) -> int:
         """Elements of its weights, biases apart."""
-        return {"conv": self.kernel**2, "linear": self.size_in**2}.get(self.op, 0) * self.c_in * self.c_out
+        # A dense layer is a convolution whose kernel is as large as its input.
+        if self.op == "conv":
+            area = self.kernel**2
+        elif self.op == "linear":
+            area = self.size_in**2
+        else:
+            area = 0
+        return area * self.c_in * self.c_out
 
 
 @dataclass(frozen=True, kw_only=True)

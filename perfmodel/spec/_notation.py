@@ -17,7 +17,7 @@ PerRank = tuple[str, ...] | None
 """A name per pipeline rank, written `fast-fast-slow`, and `none` where it is left open."""
 _DISTSIM = re.compile(r"^([0-9]+)M([0-9]+)P([0-9]+)D$", re.IGNORECASE)
 MOST: Final = 10**7
-"""Of any number in a layout: more than the devices and layers that any system has."""
+"""Largest number in a layout: more than the devices and layers that any system has."""
 MOST_STAGES: Final = 10_000
 """Stages that one abbreviation stands for, at most."""
 _DEGREES: Final = {
@@ -31,6 +31,7 @@ _DEGREES: Final = {
 
 
 def _key_aliases() -> dict[str, str]:
+    """Long names of keys: those of degrees, alone and as Megatron-LM and DeepSpeed end them, and a few others."""
     aliases = {}
     for key, names in _DEGREES.items():
         for name, suffix in product(names, ("", "_size", "_degree")):
@@ -109,17 +110,20 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
     """
     if not text.strip(" ,"):
         raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
+
+    # DistSim's notation (8M16P1D) may begin the text, or be all of it.
     head, comma, rest = text.strip().partition(",")
     values: dict[str, Any] = {}
     degrees = _DISTSIM.match(head.strip())
     if degrees:
-        values |= {key: _whole(key, raw) for key, raw in zip(("tp", "pp", "dp"), degrees.groups(), strict=True)}
+        for key, raw in zip(("tp", "pp", "dp"), degrees.groups(), strict=True):
+            values[key] = _whole(key, raw)
         text = rest
-    last = None
-    # DistSim's notation may stand alone.
     items = [part.strip() for part in text.split(",")] if comma or text != rest else []
     if not all(items):
         raise LayoutError(f"layout: {text.strip()[:60]!r} has a comma too many, or lacks a key=value between two")
+
+    last = None
     for item in items:
         # Numbers per stage may be written 6,6,6,6 instead of 6-6-6-6.
         if last and types[last] == PerStage and values[last] and item.isdecimal():
@@ -166,6 +170,7 @@ def written_values(values: Mapping[str, Any]) -> str:
 
 
 def _key(name: str, raw: str, types: dict[str, Any]) -> str:
+    """The field that a name stands for."""
     plain = name.lower().replace("-", "_")
     key = KEY_ALIASES.get(plain, plain)
     if key in types:
@@ -182,6 +187,7 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
     """Numbers of stages, of which `10x14` is fourteen times ten."""
     stages: list[int] = []
     for part in raw.split("-"):
+        # The bound comes before the list is made; a leading zero would make it a hexadecimal number.
         value, times, count = part.partition("x")
         repeats = _whole(key, count) if times else 1
         if not 1 <= repeats <= MOST_STAGES or (times and value.startswith("0")):
@@ -191,6 +197,7 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
 
 
 def _value(key: str, raw: str, kind: Any) -> Any:
+    """A field's value of the type `kind`, as text states it."""
     if key == "schedule":
         return schedule_name(raw)
     if raw.lower() == "none" and kind in (PerStage, PerRank, int | None):
@@ -214,6 +221,7 @@ def _value(key: str, raw: str, kind: Any) -> Any:
 
 
 def _whole(key: str, raw: str) -> int:
+    """A whole number that a layout may have."""
     try:
         value = plain_whole(raw)
     except PerfModelError:

@@ -12,7 +12,9 @@ class Experts(Stated):
     """Mixture-of-experts feed-forward."""
 
     count: int
+    """Routed experts of a layer."""
     topk: int
+    """Routed experts that each token chooses."""
     ffn_hidden: int
     """Inner size of one routed expert."""
     shared_ffn_hidden: int = 0
@@ -29,6 +31,7 @@ class Experts(Stated):
     """Groups that the experts are divided into, of which a token chooses `groups_kept` before it chooses its experts
     among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
     groups_kept: int = 1
+    """Groups that a token may choose its experts from."""
     latent: int = 0
     """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
@@ -54,9 +57,13 @@ class LatentAttention(Stated):
     q_lora_rank: int
     """Rank of the query compression; 0 for none."""
     kv_lora_rank: int
+    """Rank of the compression of keys and values, which is what the cache holds."""
     qk_nope_head_dim: int
+    """Elements of a head's queries and keys without positions."""
     qk_rope_head_dim: int
+    """Elements of a head's queries and keys that are rotated by their position; all heads share those of keys."""
     v_head_dim: int
+    """Elements of a head's values."""
 
     def __post_init__(self) -> None:
         sizes = dict(vars(self))
@@ -109,7 +116,9 @@ class SelectiveScan(Stated):
     """Step sizes, inputs and outputs of the state are normalised each by itself (Jamba, arXiv 2403.19887)."""
 
     def __post_init__(self) -> None:
-        whole("selective_scan", {n: v for n, v in vars(self).items() if n != "inner_norms"})
+        sizes = dict(vars(self))
+        del sizes["inner_norms"]
+        whole("selective_scan", sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +137,9 @@ class DeltaNet(Stated):
     """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
 
     heads: int
-    """Of values, which is also that of states."""
+    """Heads of values, which are also those of states."""
     key_heads: int
-    """Of queries and keys; each serves heads / key_heads of the values'."""
+    """Heads of queries and keys; each serves heads / key_heads of the values'."""
     head_dim: int
     """Elements of a value."""
     key_dim: int
@@ -160,8 +169,11 @@ class Patches(Stated):
     """What a vision encoder or a diffusion transformer is given: square images (or latents) in square patches."""
 
     image_size: int
+    """Height and width in pixels."""
     patch_size: int
+    """Height and width of a patch in pixels."""
     channels: int = 3
+    """Numbers of a pixel."""
     class_tokens: int = 0
     """Learned tokens beside the patches (ViT: 1)."""
     out_channels: int = 0
@@ -182,7 +194,7 @@ class Patches(Stated):
 
     @property
     def tokens(self) -> int:
-        """Per image."""
+        """Tokens of an image."""
         return (self.image_size // self.patch_size) ** 2 + self.class_tokens
 
     @property
@@ -198,13 +210,15 @@ class Patches(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaLN(Stated):
-    """Conditioning by scale, shift and gate of every sub-layer, made of time step and class (adaLN-Zero of DiT,
-    Peebles and Xie, arXiv 2212.09748, section 3.2); norms have no parameters of their own."""
+    """Conditioning by scale, shift and gate of every sub-layer, made of time step and class.
+
+    adaLN-Zero of DiT, Peebles and Xie, arXiv 2212.09748, section 3.2. Norms have no parameters of their own.
+    """
 
     classes: int
-    """One more stands for no class (classifier-free guidance)."""
+    """Classes of images; one more stands for no class (classifier-free guidance)."""
     frequencies: int = 256
-    """Sines and cosines that a time step is told by."""
+    """Sines and cosines by which a time step is encoded."""
 
     def __post_init__(self) -> None:
         whole("adaln", vars(self))

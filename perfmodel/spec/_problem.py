@@ -21,7 +21,7 @@ class Problem:
     job: Job
     framework: Framework = field(default_factory=Framework)
     devices: int | None = None
-    """To lay the model out on (at most so many, where fewer are allowed); None: as many as a layout needs."""
+    """Devices to lay the model out on (at most so many, where fewer are allowed); None: as many as a layout needs."""
 
     def __post_init__(self) -> None:
         if self.job.cached_tokens and self.job.mode == "train":

@@ -23,5 +23,9 @@ def concerns(name: str, model: Model) -> bool:
     """Whether a field of a job, or a kernel, means something for a model."""
     if name in _OF_CONVOLUTIONS:
         return isinstance(model, ConvNet)
-    means = _OF_SOME_TRANSFORMERS.get(name)
-    return means is None or (isinstance(model, Transformer) and means(model))
+
+    # What is not listed means something for all models.
+    means_something = _OF_SOME_TRANSFORMERS.get(name)
+    if means_something is None:
+        return True
+    return isinstance(model, Transformer) and means_something(model)
