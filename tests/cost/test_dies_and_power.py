@@ -96,9 +96,9 @@ def test_what_is_not_known_to_be_limited_is_not() -> None:
     ("MI300X", None, "bf16", 8192, 668e12), ("MI325X", None, "bf16", 8192, 785e12),
 ])  # fmt: skip
 def test_published_rates_under_load(name: str, power_w: float | None, dtype: str, size: int, measured: float) -> None:
-    """thonking.ai, 2024 (A100); Azure AI benchmarking guide, 10,000 products before, random operands (H200, GB200,
-    GB300); facebookexperimental/triton, pull request 2023 (500 W); stas00/ml-engineering, compute/accelerator/benchmarks, 100
-    of the best product of a search (MI300X, MI325X)."""
+    """Rates of thonking.ai, 2024 (A100); of the Azure AI benchmarking guide, 10,000 products before, random operands
+    (H200, GB200, GB300); of facebookexperimental/triton, pull request 2023 (500 W); of stas00/ml-engineering,
+    compute/accelerator/benchmarks, 100 of the best product of a search (MI300X, MI325X)."""
     at, op = device(name), Gemm(m=size, n=size, k=size, dtype=dtype)
     at = at if power_w is None else replace(at, power_w=power_w)
     assert op.flops / sustained_seconds(at, [op])[0] == pytest.approx(measured, rel=0.04)
