@@ -44,9 +44,10 @@ at 1,740 on GB300 at 1,400 W (8 bits, 8192 and 16384 after 10,000 others, Azure 
 GB200 v6 and ND GB300 v6); 0.39 pJ at 617 on GB300 at 500 W (facebookexperimental/triton, pull request 2023). Energy per
 byte: streams that the limit holds back (efficient-ai)."""
 _GFX942: Final = DieEnergy(0.997e-12, 700e12 / 304, 122e-12)
-"""Geometric mean of MI325X and MI300X, brought to one rate by `_VOLTAGE`; their own: 1.10 pJ at 785 TFLOP/s and 1,000 W,
-0.93 pJ at 668 and 750 W (best products of a search over shapes, means of 100 after 50 others, stas00/ml-engineering,
-compute/accelerator/benchmarks; the limits taken to be nominal). Energy per byte assumed as for GH100."""
+"""Geometric mean of MI325X and MI300X, brought to one rate by `_VOLTAGE`; their own: 1.10 pJ at 785 TFLOP/s and
+1,000 W, 0.93 pJ at 668 and 750 W (best products of a search over shapes, means of 100 after 50 others,
+stas00/ml-engineering, compute/accelerator/benchmarks; the limits taken to be nominal). Energy per byte assumed as for
+GH100."""
 _VOLTAGE: Final = 0.47
 """Power of the rate with which energy per FLOP goes: of GB300 between 500 W and 1,400 W, the two sources above. Squared
 voltage would have 2; it falls little where clocks are low."""
