@@ -32,12 +32,15 @@ class Hello:
 
     index: int
     count: int
+    """Processes that its launcher started."""
     node: str
+    """Name of its node."""
     address: str
     """Address by which the others reach it."""
     cores: tuple[int, ...]
     """Cores that it may use."""
     versions: Mapping[str, str]
+    """Versions of the software that measures there."""
 
     def __str__(self) -> str:
         return f"process {self.index} on {self.node}"
@@ -52,7 +55,7 @@ class Agent:
         self._connection, self.hello = connection, hello
 
     def fileno(self) -> int:
-        """For `multiprocessing.connection.wait`."""
+        """Handle by which `multiprocessing.connection.wait` waits for an answer."""
         return self._connection.fileno()
 
     def free_port(self) -> int:
@@ -104,18 +107,18 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
     # Process 0 is an agent of its own, so that all ranks are started in the same way.
     meeting = made_meeting(launch)
     ours, theirs = Pipe()
-    own_thread = threading.Thread(target=serve_orders, args=(theirs,), daemon=True)
-    own_thread.start()
-    me = Agent(ours, _hello(launch, meeting.host))
-    agents = {0: me}
+    local_agent = threading.Thread(target=serve_orders, args=(theirs,), daemon=True)
+    local_agent.start()
+    agents = {0: Agent(ours, _hello(launch, meeting.host))}
     try:
+        # Wait until every number has come. One that came and went is still missing.
         with Server(meeting, folder) as server:
-            while missing := sorted(set(range(launch.count)) - set(agents)):
+            while len(agents) < launch.count:
+                missing = sorted(set(range(launch.count)) - set(agents))
                 connection = server.accept(missing, launch, timeout_s)
                 try:
                     agent = Agent(connection, connection.recv())
                 except (EOFError, OSError):
-                    # It came and went, and so is still missing.
                     continue
                 try:
                     _check(agent.hello, agents)
@@ -124,13 +127,15 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
                     raise
                 agents[agent.hello.index] = agent
         yield tuple(agents[index] for index in range(launch.count))
+
+    # Every agent is told why it goes home, so that its log tells, too.
     except BaseException as error:
         for agent in agents.values():
             agent.leave(f"process 0 stopped: {error or 'interrupted'}")
         raise
     for agent in agents.values():
         agent.leave(None)
-    own_thread.join(ORDER_TIMEOUT_S)
+    local_agent.join(ORDER_TIMEOUT_S)
 
 
 def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
@@ -156,6 +161,7 @@ def serve_orders(connection: Connection) -> str | None:
     try:
         while True:
             for ready in wait([connection, *([rank.fileno()] if rank else [])]):
+                # The rank answers, or is gone: pass it on.
                 if ready is not connection and rank is not None:
                     try:
                         connection.send(rank.recv())
@@ -163,6 +169,7 @@ def serve_orders(connection: Connection) -> str | None:
                         connection.send(("error", rank.gone))
                         rank.end(0.0)
                         rank = None
+                # Process 0 gives an order. A rank that died meanwhile says so when its pipe is read.
                 elif ready is connection:
                     order, *arguments = connection.recv()
                     match order:
@@ -174,7 +181,7 @@ def serve_orders(connection: Connection) -> str | None:
                         case "port":
                             connection.send(("ok", free_port()))
                         case "ask" if rank is not None:
-                            with suppress(OSError):  # a dead rank's pipe says so when it is read
+                            with suppress(OSError):
                                 rank.send(*arguments)
                         case "end":
                             if rank is not None:
@@ -187,9 +194,7 @@ def serve_orders(connection: Connection) -> str | None:
 
 
 def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
-    """The agents that run a collective, in the order of ranks: `ranks_per_node` on each of as many nodes as it takes.
-
-    Of no agents none: local processes do it.
+    """The agents that run a collective, in the order of ranks; none where there are none, as local processes do it.
 
     Raises:
         CalibrationError: where there are too few processes or nodes.
@@ -199,6 +204,8 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
     nodes: dict[str, list[Agent]] = {}
     for agent in agents:
         nodes.setdefault(agent.hello.node, []).append(agent)
+
+    # `ranks_per_node` on each of as many nodes as it takes, of those with enough processes.
     wide = [on_node for on_node in nodes.values() if len(on_node) >= op.ranks_per_node]
     if len(wide) < op.num_nodes or op.num_ranks % op.ranks_per_node:
         there = ", ".join(f"{len(on_node)} on {node}" for node, on_node in nodes.items())
@@ -214,18 +221,20 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
 
 
 def _only_gpu() -> int | None:
-    """The first, where the launcher lets every process see one of its own."""
+    """Index of the process's GPU where the launcher lets every process see one of its own; else None."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return 0 if visible and "," not in visible else None
 
 
 def _hello(launch: Launch, address: str) -> Hello:
+    """What this process says of itself."""
     packages = ("jax", "jaxlib", "torch", "numpy", "perfmodel")
     versions = {**software(packages), "measuring code": collector_sha256()}
     return Hello(launch.index, launch.count, launch.node, address, usable_cores(), versions)
 
 
 def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
+    """Raise `CalibrationError` unless a process belongs to the launch and measures as process 0 does."""
     first = agents[0].hello
     if new.count != first.count:
         raise CalibrationError(f"{new} was started as one of {new.count}, process 0 as one of {first.count}")

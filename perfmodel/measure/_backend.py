@@ -1,5 +1,4 @@
-"""Backends: whose kernels and collectives are measured, on which device or between which local processes; and one of
-them timed."""
+"""Backends: whose kernels and collectives are measured, on which device or between which local processes."""
 
 import re
 from collections.abc import Iterator
@@ -100,8 +99,9 @@ def open_backend(name: str) -> Iterator[Backend]:
 
             opened = jax_backend()
         with opened as backend:
+            # On an accelerator compilers and the launching thread may use every core.
             if backend.accelerator:
-                unpin()  # compilers and the launching thread may use every core
+                unpin()
             yield backend
 
 
@@ -112,8 +112,8 @@ _SHORTEST_S = 1e-9
 def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:
     """Measure one op: its row of the table."""
     op, cold = point.kernel, point.cold
-    sampled_by = replace(rule, min_sample_s=_SHORTEST_S) if cold else rule
-    timing = time_calls(backend.sampler(op, cold=cold), sampled_by.resolved_by(backend.meter))
+    sampling_rule = replace(rule, min_sample_s=_SHORTEST_S) if cold else rule
+    timing = time_calls(backend.sampler(op, cold=cold), sampling_rule.resolved_by(backend.meter))
     return {
         "source": SOURCE,
         "device": device_name,
@@ -232,8 +232,10 @@ def check_device(planned: str, accelerator: str | None) -> None:
         known = catalog.device(planned)
     except PerfModelError:
         return
+
+    # The catalog has no flag for CPUs: they are the devices without a link to a host, but for TPUs.
     if accelerator is None:
-        if known.host_bandwidth_bytes_per_s is None and known.vendor != "Google":  # a CPU has no host
+        if known.host_bandwidth_bytes_per_s is None and known.vendor != "Google":
             return
         device_found = "a CPU"
     elif same_device(known.name, accelerator):
@@ -248,11 +250,13 @@ def check_device(planned: str, accelerator: str | None) -> None:
 
 def same_device(name: str, accelerator: str) -> bool:
     """Whether a catalog name and a driver's name may mean one device: chip alike, memory and form not at odds."""
+    # The chip is the first word with a number in it, such as A100.
     ours, theirs = _words(name), _words(accelerator)
     chips = [word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)]
     chip = chips[0] if chips else ours[0]
     if chip not in theirs:
         return False
+
     # Forms of one chip differ in memory and slot; a name that states neither fits all of them.
     memory, their_memory = list(filter(_is_memory, ours)), list(filter(_is_memory, theirs))
     if memory and their_memory and memory != their_memory:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 """Version of the tables' columns and of the card itself."""
 LICENCE: Final = "Apache-2.0"
+"""Licence of the tables that this package writes."""
 UNITS: Final = {
     "time_us": "us",
     "time_us_std": "us",
@@ -50,6 +51,7 @@ def software(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
+    """The CPU's name, as Linux has it or else as Python does."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
     except OSError:
@@ -65,23 +67,33 @@ class Card:
     table: str
     """File name, in the card's own folder."""
     table_sha256: str
+    """Checksum of the table, by which a changed table is noticed."""
     rows: int
     suspect_rows: int
     """Rows that stayed above the interference limit, their `variant` says so; not for fitting."""
     schema_version: int
+    """`SCHEMA_VERSION` of the release that wrote it."""
     units: dict[str, str]
+    """Units of the table's columns."""
     device: str
+    """What was measured."""
     machine: dict[str, str | int]
+    """Where it was measured: CPU, cores, accelerator."""
     software: dict[str, str]
+    """Versions of what measured it."""
     collector: str
+    """Package that measured it."""
     collector_sha256: str
+    """Checksum of its sources: rows of other code do not go into one table."""
     method: dict[str, Any]
+    """Stopping rule, and how calls were timed."""
     licence: str
     date: str
+    """Day of the measurement, as ISO 8601 has it."""
 
 
 def card_path(table: Path) -> Path:
-    """`x.csv` -> `x.card.json`."""
+    """Path of a table's card: `x.card.json` of `x.csv`."""
     return table.with_name(table.name.split(".", 1)[0] + ".card.json")
 
 
@@ -107,7 +119,7 @@ def write_card(
 
     Args:
         packages: Python packages whose versions belong to the measurements.
-        accelerator: its name as the driver gives it.
+        accelerator: name of the accelerator as its driver gives it.
 
     Raises:
         TableError: if the table is empty or names more than one device.
@@ -142,15 +154,15 @@ def read_card(path: Path) -> Card:
         TableError: if the card is missing, malformed, of another schema version, or the table is
             not the one that it describes.
     """
-    place = card_path(path)
+    json_path = card_path(path)
     if not path.is_file():
         raise TableError(f"{path}: no such table")
     try:
-        card = Card(**json.loads(place.read_text()))
+        card = Card(**json.loads(json_path.read_text()))
     except (OSError, json.JSONDecodeError, TypeError) as error:
-        raise TableError(f"{place}: not a readable card ({error})") from None
+        raise TableError(f"{json_path}: not a readable card ({error})") from None
     if card.schema_version != SCHEMA_VERSION:
-        raise TableError(f"{place}: schema version {card.schema_version}, this release reads {SCHEMA_VERSION}")
+        raise TableError(f"{json_path}: schema version {card.schema_version}, this release reads {SCHEMA_VERSION}")
     if card.table != path.name or card.table_sha256 != hashlib.sha256(path.read_bytes()).hexdigest():
-        raise TableError(f"{path}: not the table that {place.name} describes; measure again or restore it")
+        raise TableError(f"{path}: not the table that {json_path.name} describes; measure again or restore it")
     return card

@@ -32,12 +32,13 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
     """
     sides = [_rows(Path(path)) for path in (first, second)]
     first_rows, second_rows = _by_key(sides[0]), _by_key(sides[1])
+
+    # Each row on both sides gives its family a ratio, and where both tell intervals whether these are apart.
     families: dict[str, dict[str, Any]] = {}
     for key in first_rows | second_rows:
         a, b = first_rows.get(key), second_rows.get(key)
-        counts = families.setdefault(
-            _family(a or b or {}), {"ratios": [], "apart": [], "only_in_first": 0, "only_in_second": 0}
-        )
+        no_counts = {"ratios": [], "apart": [], "only_in_first": 0, "only_in_second": 0}
+        counts = families.setdefault(_family(a or b or {}), no_counts)
         if a is None or b is None:
             counts["only_in_second" if a is None else "only_in_first"] += 1
             continue
@@ -54,6 +55,7 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
 
 
 def _figures(counts: dict[str, Any]) -> dict[str, Any]:
+    """A family's figures, as `compare` returns them."""
     ratios, apart = counts["ratios"], counts["apart"]
     return {
         "rows": len(ratios),
@@ -72,6 +74,7 @@ def _apart(a: Row, b: Row) -> bool:
 
 
 def _tables(path: Path) -> list[Path]:
+    """The table at a path, or all tables with cards in a folder."""
     if not path.is_dir():
         return [path]
     paths = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
@@ -81,6 +84,7 @@ def _tables(path: Path) -> list[Path]:
 
 
 def _rows(path: Path) -> list[Row]:
+    """Rows of all tables at a path."""
     rows: list[Row] = []
     for table_path in _tables(path):
         for record in read_table(table_path).to_dict("records"):
@@ -89,6 +93,7 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
+    """Undisturbed rows by their identity, the median of several of one identity."""
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         if not is_suspect(row):
@@ -100,11 +105,13 @@ def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def _family(row: Row) -> str:
+    """The collective, or the op's family."""
     return str(row["collective"] if present(row.get("collective")) else row["op_family"])
 
 
 def _cards(path: Path) -> list[Card]:
-    return [read_card(p) for p in _tables(path) if card_path(p).exists()]
+    """Cards of the tables at a path, as far as they have any."""
+    return [read_card(table) for table in _tables(path) if card_path(table).exists()]
 
 
 def _card_differences(first: list[Card], second: list[Card]) -> dict[str, list[Any]]:
@@ -128,6 +135,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(cards: list[Card]) -> dict[str, Any]:
+    """Values of the cards' compared fields by dotted path; a list where cards differ."""
     values: dict[str, list[Any]] = {}
     for card in cards:
         for name in CARD_FIELDS:
@@ -135,7 +143,7 @@ def _flat(cards: list[Card]) -> dict[str, Any]:
             for path, leaf in _leaves(name, value):
                 values.setdefault(path, []).append(leaf)
     flat = {}
-    for name, of_cards in values.items():
-        distinct = list(dict.fromkeys(map(str, of_cards)))
+    for name, card_values in values.items():
+        distinct = list(dict.fromkeys(map(str, card_values)))
         flat[name] = distinct[0] if len(distinct) == 1 else distinct
     return flat

@@ -1,5 +1,4 @@
-"""How long a plan takes, before it runs and while it does; and which of its rows a folder holds already, which are not
-measured again.
+"""How long a plan takes, before it runs and while it does; and which of its rows a folder holds already.
 
 The stopping rule bounds a row (`measuring_s`). Between the fewest samples and the most, rows are taken to need
 `TYPICAL_REPEATS` times the fewest. The time of a call is a guess from outside (a calibrated
@@ -30,13 +29,13 @@ TYPICAL_REPEATS: Final = 4
 _BUNDLING_CALLS: Final = 1
 """Calls that tell how many a sample takes, between the warm-up and the first sample that counts."""
 SETUP_S: Final = {"jax": 0.35, "torch": 0.05, "nccl-tests": 0.0}
-"""Building and compiling one op and its inputs."""
+"""Seconds to build and compile one op and its inputs, by backend."""
 GROUP_START_S: Final = 6.0
-"""Starting a group of ranks."""
+"""Seconds to start a group of ranks."""
 PROGRAM_START_S: Final = 15.0
-"""Starting a program of nccl-tests on all nodes."""
+"""Seconds to start a program of nccl-tests on all nodes."""
 FLUSH_S: Final = 0.02
-"""Flushing the caches before a cold call."""
+"""Seconds to flush the caches before a cold call."""
 TRUST_S: Final = 20.0
 """Measured seconds of a family that weigh as much as what all families tell about it."""
 
@@ -49,36 +48,58 @@ class PointEstimate:
     """What measuring one row takes."""
 
     key: str
+    """`point_key` of the row."""
     family: str
+    """Op family, or `collective`."""
     seconds: float
     devices: int
-    """Held meanwhile."""
+    """Devices that are busy meanwhile."""
 
 
 def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
     """Every row of a plan in the order of measuring, each measured once."""
-    kernels, collectives = plan.kernel_points, plan.collective_points
-    # Ranks on CPUs are metered by counters of the system, which want long samples.
-    rule = plan.collective_rule if backend == "nccl-tests" else plan.collective_rule.resolved_by(MachineMeter(()))
-    guessed = guess((*kernels, *collectives))
-    seconds = [_kernel_s(p, plan.rule, t, SETUP_S[backend]) for p, t in zip(kernels, guessed, strict=False)]
+    points = (*plan.kernel_points, *plan.collective_points)
+    call_s = guess(points)
+    n_kernels = len(plan.kernel_points)
+    seconds = []
+    for point, kernel_s in zip(plan.kernel_points, call_s[:n_kernels], strict=True):
+        seconds.append(_kernel_s(point, plan.rule, kernel_s, SETUP_S[backend]))
     if backend == "nccl-tests":
-        calls = plan.nccl_tests.calls_per_size if plan.nccl_tests else 0
-        # A program measures a whole run of sizes, which share the time that it takes to start.
-        start_s = []
-        for run, _ in geometric_runs(collectives):
-            start_s += [PROGRAM_START_S / len(run)] * len(run)
-        seconds += [s + calls * _known(t) for s, t in zip(start_s, guessed[len(kernels) :], strict=True)]
+        seconds += _nccl_tests_s(plan, call_s[n_kernels:])
     else:
-        for index, (point, call_s) in enumerate(zip(collectives, guessed[len(kernels) :], strict=True)):
-            fresh = index == 0 or point.collective.num_ranks != collectives[index - 1].collective.num_ranks
-            seconds.append(_samples_s(rule, call_s) + SETUP_S[backend] + (GROUP_START_S if fresh else 0.0))
-    points = (*kernels, *collectives)
-    return [_estimate(point, s) for point, s in zip(points, seconds, strict=True)]
+        seconds += _collectives_s(plan, backend, call_s[n_kernels:])
+    return [_estimate(point, row_s) for point, row_s in zip(points, seconds, strict=True)]
+
+
+def _nccl_tests_s(plan: Plan, call_s: Sequence[float]) -> list[float]:
+    """Seconds of each collective's row, measured by nccl-tests."""
+    calls = plan.nccl_tests.calls_per_size if plan.nccl_tests else 0
+
+    # A program measures a whole run of sizes, which share the time that it takes to start.
+    start_s = []
+    for run, _ in geometric_runs(plan.collective_points):
+        start_s += [PROGRAM_START_S / len(run)] * len(run)
+    return [row_start_s + calls * _known(row_call_s) for row_start_s, row_call_s in zip(start_s, call_s, strict=True)]
+
+
+def _collectives_s(plan: Plan, backend: str, call_s: Sequence[float]) -> list[float]:
+    """Seconds of each collective's row, measured on our own ranks."""
+    # Ranks on CPUs are metered by counters of the system, which want long samples.
+    rule = plan.collective_rule.resolved_by(MachineMeter(()))
+    seconds, group_ranks = [], 0
+    for point, row_call_s in zip(plan.collective_points, call_s, strict=True):
+        row_s = _samples_s(rule, row_call_s) + SETUP_S[backend]
+        # A new group is started where the number of ranks changes.
+        if point.collective.num_ranks != group_ranks:
+            row_s += GROUP_START_S
+            group_ranks = point.collective.num_ranks
+        seconds.append(row_s)
+    return seconds
 
 
 def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
     """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is written."""
+    # An interrupted run has copied the finished table's rows to the partial one when it began.
     rows: dict[str, Row] = {}
     for name in (plan.kernel_table, plan.collective_table):
         records = PartialFile(folder / f".{name}.partial", {}).read(any_header=True)
@@ -90,11 +111,14 @@ def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
 
 
 def _estimate(point: Point, seconds: float) -> PointEstimate:
+    """The estimate of a row with its identity; a collective keeps a device per rank busy."""
     op = point.op
-    return PointEstimate(point_key(point), op.family, seconds, op.num_ranks if isinstance(op, Collective) else 1)
+    devices = op.num_ranks if isinstance(op, Collective) else 1
+    return PointEstimate(point_key(point), op.family, seconds, devices)
 
 
 def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -> float:
+    """Seconds of a kernel's row."""
     # Cold samples are single calls, each after a flush that no limit counts.
     if point.cold:
         calls = WARMUP_CALLS + _BUNDLING_CALLS + TYPICAL_REPEATS * rule.min_repeats
@@ -103,6 +127,7 @@ def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -
 
 
 def _samples_s(rule: StoppingRule, call_s: float) -> float:
+    """Seconds of warm-up, bundling and a typical number of samples."""
     call_s = _known(call_s)
     repeats = min(rule.max_repeats, TYPICAL_REPEATS * rule.min_repeats)
     return _BUNDLING_CALLS * call_s + sampling_s(rule, call_s, repeats)
@@ -137,10 +162,12 @@ class RemainingTime:
     def start(self, point: Point) -> None:
         """A point's measurement begins, and the one before has ended."""
         now_s = self.clock()
-        if (done := self._current) is not None:
+        done = self._current
+        if done is not None:
             self._took_s[done.family] = self._took_s.get(done.family, 0.0) + now_s - self._started_s
             self._expected_s[done.family] = self._expected_s.get(done.family, 0.0) + done.seconds
-        # A disturbed row that is measured again is no part of the estimate, and not found.
+
+        # A disturbed row that is measured again is no part of the estimate any more.
         self._current = self._left.pop(point_key(point), None)
         self._started_s = now_s
 
@@ -151,6 +178,7 @@ class RemainingTime:
 
     def _ratio(self, family: str) -> float:
         """Measured over expected time of a family, shrunk towards that of all, which is shrunk towards 1."""
+        # `TRUST_S` is the weight of the prior in both: with few measured seconds it decides.
         overall = (sum(self._took_s.values()) + TRUST_S) / (sum(self._expected_s.values()) + TRUST_S)
         return (self._took_s.get(family, 0.0) + TRUST_S * overall) / (self._expected_s.get(family, 0.0) + TRUST_S)
 
@@ -183,7 +211,8 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
         raise CalibrationError(f"{path}: is there without its card ({card_path(path).name}); {away}")
     card = read_card(path)
     expected = {"device": device, "collector_sha256": collector_sha256(), "software": software(packages)}
-    if differing := [name for name, value in expected.items() if getattr(card, name) != value]:
+    differing = [name for name, value in expected.items() if getattr(card, name) != value]
+    if differing:
         raise CalibrationError(f"{path}: was measured with another {', '.join(differing)}; {away}")
     records = []
     for read_row in read_table(path).to_dict("records"):
@@ -195,9 +224,9 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:
     """Seconds of the plan's ops that the plan's tables in `folder` hold, measured undisturbed with warm caches."""
     rows_by_key = kept_rows(plan, Path(folder))
-    rows = {
-        point.op: rows_by_key.get(point_key(point))
-        for point in (*plan.kernel_points, *plan.collective_points)
-        if not point.cold
-    }
-    return {op: row["time_us"] * 1e-6 for op, row in rows.items() if row is not None and not is_suspect(row)}
+    seconds = {}
+    for point in (*plan.kernel_points, *plan.collective_points):
+        row = rows_by_key.get(point_key(point))
+        if not point.cold and row is not None and not is_suspect(row):
+            seconds[point.op] = row["time_us"] * 1e-6
+    return seconds

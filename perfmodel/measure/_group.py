@@ -22,8 +22,11 @@ from perfmodel.units import dtype_bytes
 
 MEASURED_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 START_TIMEOUT_S: Final = 90.0
+"""Seconds in which a rank has to join its group: it imports its framework first."""
 ANSWER_TIMEOUT_S: Final = 120.0
+"""Seconds in which a rank has to answer a request."""
 MAX_RANKS: Final = 64
+"""Ranks on one host."""
 TWO_SIDES: Final = 2
 
 
@@ -62,6 +65,7 @@ class RankGroup:
         self._of_two_sides = False
 
     def __enter__(self) -> Self:
+        # Rank 0 brings the group together, at a free port of its own node.
         try:
             if self._agents:
                 coordinator = f"{self._agents[0].hello.address}:{self._agents[0].free_port()}"
@@ -76,12 +80,12 @@ class RankGroup:
         return self
 
     def _start(self, rank: int, coordinator: str) -> RankProcess | Agent:
+        """Start a rank at its agent, or as a process of this machine."""
         if self._agents:
             agent = self._agents[rank]
+            place = Place(rank, self.num_ranks, coordinator, local_rank=rank % self.ranks_per_node)
             try:
-                agent.start(
-                    Place(rank, self.num_ranks, coordinator, local_rank=rank % self.ranks_per_node), self._session
-                )
+                agent.start(place, self._session)
             except OSError:
                 raise CalibrationError(_gone(rank, agent)) from None
             return agent
@@ -90,8 +94,9 @@ class RankGroup:
         return RankProcess(place.on_one_of(usable_cores()), self._session)
 
     def __exit__(self, *exception: object) -> None:
+        # Ranks that are gone already need not be told.
         for member in self._members:
-            with suppress(OSError):  # gone already
+            with suppress(OSError):
                 member.send(("stop",))
         self._end(grace_s=10.0 if exception[0] is None else 1.0)
 
@@ -109,32 +114,38 @@ class RankGroup:
         The slowest rank's time counts; of messages between two, each takes as long as on the side that waits less
         (`transfer_time_s`).
         """
-        # The most disturbed node counts, since a collective waits for all.
         before = self._readings(meter)
-        of_ranks = self.ask("run", calls)
+        spans_of_ranks = self.ask("run", calls)
         after = self._readings(meter)
+
+        # Clocks of ranks are never compared: each span is a difference on one of them.
         if self._of_two_sides:
-            wall_s = float(transfer_time_s(*of_ranks).sum())
+            wall_s = float(transfer_time_s(*spans_of_ranks).sum())
         else:
-            wall_s = max(spans[-1][1] - spans[0][0] for spans in of_ranks)
-        shares = [meter.interference(*pair) for (meter, *pair) in zip(self._meters(meter), before, after, strict=True)]
+            wall_s = max(spans[-1][1] - spans[0][0] for spans in spans_of_ranks)
+
+        # The most disturbed node counts, since a collective waits for all.
+        shares = []
+        for node_meter, node_before, node_after in zip(self._meters(meter), before, after, strict=True):
+            shares.append(node_meter.interference(node_before, node_after))
         return Sample(calls, wall_s, max(shares))
 
     def _readings(self, meter: Meter) -> list[Reading]:
-        """One per node: its cores, and the processor time of its ranks."""
+        """A reading per node: its cores, and the processor time of its ranks."""
         if not self._agents:
             return [meter.read(sum(self.ask("own_s")))]
-        of_ranks: list[tuple[Meter]] = []
+        arguments: list[tuple[Meter]] = []
         for node_meter in self._meters(meter):
-            of_ranks += [(node_meter,)] * self.ranks_per_node
-        readings = self.ask_each("reading", of_ranks)
+            arguments += [(node_meter,)] * self.ranks_per_node
+        readings = self.ask_each("reading", arguments)
 
         # Ranks of a node read the same cores, but each its own processor time.
-        of_nodes = []
+        node_readings = []
         for first in range(0, self.num_ranks, self.ranks_per_node):
-            of_node = readings[first : first + self.ranks_per_node]
-            of_nodes.append(replace(of_node[0], own_s=sum(reading.own_s for reading in of_node)))
-        return of_nodes
+            on_node = readings[first : first + self.ranks_per_node]
+            own_s = sum(reading.own_s for reading in on_node)
+            node_readings.append(replace(on_node[0], own_s=own_s))
+        return node_readings
 
     def _meters(self, meter: Meter) -> list[Meter]:
         """The meter of each node: it watches the cores that the node's ranks may use."""
@@ -177,6 +188,7 @@ class RankGroup:
             raise
 
     def _collect(self, deadline_s: float) -> list[Any]:
+        """One answer per rank, as they come; raises `CalibrationError` for the first that fails or is late."""
         values: dict[int, Any] = {}
         while len(values) < self.num_ranks:
             waiting = {member.fileno(): rank for rank, member in enumerate(self._members) if rank not in values}
@@ -200,6 +212,7 @@ class RankGroup:
         return [values[rank] for rank in range(self.num_ranks)]
 
     def _end(self, grace_s: float) -> None:
+        """End all ranks, each after a grace."""
         for member in self._members:
             member.end(grace_s)
         self._members = []
@@ -266,7 +279,7 @@ def transfer_time_s(
             "send and receive calls must be two equal lists of (start, end); "
             f"got shapes {send_s.shape} and {receive_s.shape}"
         )
-    of_sides = np.stack([send_s[:, 1] - send_s[:, 0], receive_s[:, 1] - receive_s[:, 0]])
-    if not (of_sides >= 0).all():
+    call_s = np.stack([send_s[:, 1] - send_s[:, 0], receive_s[:, 1] - receive_s[:, 0]])
+    if not (call_s >= 0).all():
         raise CalibrationError("a send or receive call ends before it starts; its start and end are of two clocks")
-    return of_sides.min(axis=0)
+    return call_s.min(axis=0)

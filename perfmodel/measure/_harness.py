@@ -32,8 +32,9 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """
     if not 0 < confidence < 1:
         raise PerfModelError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    # Sum the binomial coefficients of 0, 1, ... from below: in whole numbers, as 2^n outgrows floating point. `ways`
+    # is the coefficient of the next index, `cut` the last index that keeps the confidence.
     n = len(values)
-    # whole numbers: 2^n outgrows floating point
     below, ways, cut = 0, 1, -1
     while cut + 1 < n / 2:
         below += ways
@@ -56,6 +57,7 @@ def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> fl
 
 
 WARMUP_CALLS: Final = 2
+"""Calls before the first sample, whose times do not count."""
 MIN_CLEAN: Final = 3
 """Undisturbed samples that suffice to leave the disturbed ones out."""
 
@@ -67,9 +69,11 @@ class StoppingRule:
     half_width: float = 0.02
     """Wanted half-width of the median's confidence interval, as a share of the median."""
     confidence: float = 0.95
+    """Probability that the interval covers the true median."""
     min_repeats: int = 8
     """Kept samples before the interval is looked at; at 95 % none exists below 6."""
     max_repeats: int = 200
+    """Undisturbed samples after which the measurement ends, however wide the interval is."""
     max_s: float = 1.0
     """Time after which no further sample starts, those set aside counted in."""
     min_sample_s: float = 2e-3
@@ -104,6 +108,7 @@ class Sample:
 
     @property
     def call_s(self) -> float:
+        """Mean seconds of a call."""
         return self.wall_s / self.calls
 
 
@@ -142,38 +147,43 @@ def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:
     """
     for _ in range(WARMUP_CALLS):
         positive("time of a warm-up call", sample(1).wall_s)
+
+    # Sample until the median is known well enough, or a cap is reached.
     clean_samples: list[Sample] = []
     disturbed: list[Sample] = []
     spent_s, calls, fastest_s = 0.0, 1, float("inf")
     while spent_s < rule.max_s and len(clean_samples) < rule.max_repeats:
-        taken = sample(calls)
-        positive("time of a sample", taken.wall_s)
-        spent_s += taken.wall_s
-        fastest_s = min(fastest_s, taken.call_s)
+        latest = sample(calls)
+        positive("time of a sample", latest.wall_s)
+        spent_s += latest.wall_s
+        fastest_s = min(fastest_s, latest.call_s)
+
+        # A sample too short to resolve anything is forgotten, and more calls are bundled.
         needed = ceil(rule.min_sample_s / fastest_s)
         if needed > 2 * calls and spent_s < rule.max_s:
-            # The sample was too short to resolve anything: bundle more calls and forget it.
             calls = needed
             continue
-        if taken.interference > rule.interference_limit:
-            disturbed.append(taken)
+
+        if latest.interference > rule.interference_limit:
+            disturbed.append(latest)
         else:
-            clean_samples.append(taken)
-        may_stop = len(clean_samples) >= rule.min_repeats
-        if may_stop and relative_half_width([s.call_s for s in clean_samples], rule.confidence) <= rule.half_width:
-            break
+            clean_samples.append(latest)
+        if len(clean_samples) >= rule.min_repeats:
+            clean_s = [clean.call_s for clean in clean_samples]
+            if relative_half_width(clean_s, rule.confidence) <= rule.half_width:
+                break
 
     # Disturbed samples are better than next to none.
     enough_clean = len(clean_samples) >= MIN_CLEAN or not disturbed
     used = clean_samples if enough_clean else [*clean_samples, *disturbed]
-    times_s = [s.call_s for s in used]
+    times_s = [used_sample.call_s for used_sample in used]
     return Timing(
         median_s=median(times_s),
         std_s=stdev(times_s) if len(used) > 1 else 0.0,
         n_repeats=len(used),
         n_set_aside=len(disturbed) if enough_clean else 0,
         half_width=relative_half_width(times_s, rule.confidence),
-        interference=fmean(s.interference for s in used),
+        interference=fmean(used_sample.interference for used_sample in used),
     )
 
 
@@ -191,7 +201,10 @@ def measuring_s(rule: StoppingRule, call_s: float) -> Effort:
 
     Compiling the program and filling its inputs come on top.
     """
-    return Effort(*(sampling_s(rule, call_s, n) for n in (rule.min_repeats, rule.max_repeats)))
+    return Effort(
+        least=sampling_s(rule, call_s, rule.min_repeats),
+        most=sampling_s(rule, call_s, rule.max_repeats),
+    )
 
 
 def sampling_s(rule: StoppingRule, call_s: float, samples: int) -> float:

@@ -42,6 +42,7 @@ _QUEUE_S: Final = 2.0
 """Waiting time at which a link drops: beyond what the senders' windows hold."""
 _MAX_HOSTS: Final = 64
 _numbers = count()
+"""Numbers of this process's groups of hosts, which keep the names of their interfaces apart."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,11 @@ class EmulatedHosts:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        if missing := unavailable():
+        missing = unavailable()
+        if missing:
             raise CalibrationError(f"hosts cannot be emulated here: {missing}")
+
+        # Whatever was made is undone if a later step fails, and else on exit.
         with ExitStack() as stack:
             for host in self.hosts:
                 _command("ip", "netns", "add", host.namespace)
@@ -133,6 +137,7 @@ class EmulatedHosts:
         self._stack.close()
 
     def _join_by_bridge(self, stack: ExitStack) -> None:
+        """A bridge of the kernel, with a pair of virtual interfaces to each host."""
         bridge = f"{self._prefix}b"
         _command("ip", "link", "add", bridge, "type", "bridge")
         stack.callback(_quietly, "ip", "link", "del", bridge)
@@ -143,6 +148,7 @@ class EmulatedHosts:
             _command("ip", "link", "set", port, "mtu", str(_MTU), "master", bridge, "up")
 
     def _join_by_switch(self, stack: ExitStack) -> None:
+        """A switch in a process of its own, with a TAP interface that is moved to each host."""
         taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]
         context = get_context("spawn")
         ours, theirs = context.Pipe()
@@ -158,43 +164,25 @@ class EmulatedHosts:
             _command("ip", "link", "set", tap, "netns", host.namespace, "name", "net0")
 
     def _configure(self, host: Host) -> None:
+        """Give a host its address, and shape what it sends."""
         inside = ("ip", "-n", host.namespace)
         _command(*inside, "address", "add", f"{host.address}/24", "dev", "net0")
         _command(*inside, "link", "set", "lo", "up")
         _command(*inside, "link", "set", "net0", "mtu", str(TAP_MTU if self._latency_s else _MTU), "up")
+
+        # What data centres set: a connection keeps its window while the ranks compute.
+        buffer_bytes = max(_SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s))
+        keep_window = "net.ipv4.tcp_slow_start_after_idle=0"
+        send_buffer = f"net.ipv4.tcp_wmem=4096 {buffer_bytes} {buffer_bytes}"
+        _command("ip", "netns", "exec", host.namespace, "sysctl", "-qw", keep_window, send_buffer)
+
+        # A token bucket: a burst must hold a frame, and the queue what arrives in the time after which a link drops.
         rate_bits_per_s = round(8 * self._bandwidth_bytes_per_s)
-        # A burst must hold a frame, and the queue what arrives in the time after which a link drops.
         burst_bytes = max(_BURST_BYTES, TAP_MTU + 14) if self._latency_s else _BURST_BYTES
         limit_bytes = round(_QUEUE_S * self._bandwidth_bytes_per_s) + burst_bytes
-        buffer_bytes = max(_SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s))
-        _command(
-            "ip",
-            "netns",
-            "exec",
-            host.namespace,
-            "sysctl",
-            "-qw",
-            # What data centres set: a connection keeps its window while the ranks compute.
-            "net.ipv4.tcp_slow_start_after_idle=0",
-            f"net.ipv4.tcp_wmem=4096 {buffer_bytes} {buffer_bytes}",
-        )
-        _command(
-            "tc",
-            "-n",
-            host.namespace,
-            "qdisc",
-            "add",
-            "dev",
-            "net0",
-            "root",
-            "tbf",
-            "rate",
-            f"{rate_bits_per_s}bit",
-            "burst",
-            f"{burst_bytes}b",
-            "limit",
-            f"{limit_bytes}b",
-        )
+        add_bucket = ("tc", "-n", host.namespace, "qdisc", "add", "dev", "net0", "root", "tbf")
+        rate = ("rate", f"{rate_bits_per_s}bit", "burst", f"{burst_bytes}b", "limit", f"{limit_bytes}b")
+        _command(*add_bucket, *rate)
 
 
 def unavailable() -> str:
@@ -206,18 +194,23 @@ def unavailable() -> str:
 
 
 def _command(*words: str) -> None:
+    """Run a command; raise `CalibrationError` with its last words if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CalibrationError(f"{' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
 
 
 def _quietly(*words: str) -> None:
+    """Run a command that may fail, as those that undo what is gone already."""
     with suppress(CalibrationError):
         _command(*words)
 
 
 TAP_MTU: Final = 32768
 """Large frames keep the switch's own work small."""
+
+# Constants of linux/if_tun.h: the request that makes an interface, of frames (TAP), without a header of packet
+# information.
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
@@ -235,14 +228,18 @@ def serve_switch(pipe: Connection, taps: Sequence[str], latency_s: float) -> Non
 
 def forward(pipe: Connection, handles: Sequence[int], latency_s: float) -> None:
     """Hand every frame to the port of its receiver (to all others while that is unknown), `latency_s` after it came."""
-    waiting: deque[tuple[float, int, bytes]] = deque()  # a constant delay keeps frames in order
+    # Frames on their way, in order of arrival: a constant delay keeps them in order.
+    waiting: deque[tuple[float, int, bytes]] = deque()
     port_of: dict[bytes, int] = {}
-    with selectors.SelectSelector() as selector:  # epoll would round waits up to milliseconds
+
+    # `select`, as epoll would round waits up to milliseconds.
+    with selectors.SelectSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         for handle in handles:
             os.set_blocking(handle, False)
             selector.register(handle, selectors.EVENT_READ)
         while True:
+            # Sleep until a frame comes or the first one is due.
             timeout_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
             for key, _ in selector.select(timeout_s):
                 if key.fileobj is pipe:
@@ -261,10 +258,14 @@ def _receive(
     waiting: deque[tuple[float, int, bytes]],
     port_of: dict[bytes, int],
 ) -> None:
+    """Take a frame from a port, and note where and when it is due."""
+    # An interface that is down gives none.
     try:
         frame = os.read(handle, TAP_MTU + 64)
-    except OSError:  # the interface is down
+    except OSError:
         return
+
+    # Ethernet: receiver, then sender. A switch learns where a sender is from its frames.
     due_s = time.monotonic() + latency_s
     receiver, sender = frame[:6], frame[6:12]
     port_of[sender] = handle
@@ -275,13 +276,15 @@ def _receive(
 
 
 def _send(handle: int, frame: bytes) -> None:
+    """Give a frame to a port; where that is full or down the frame is lost, as on a wire."""
     try:
         os.write(handle, frame)
-    except OSError:  # full or down: the frame is lost, as on a wire
+    except OSError:
         return
 
 
 def _open_tap(name: str) -> int:
+    """Make a TAP interface; it exists as long as the handle is open."""
     handle = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(handle, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return handle

@@ -33,10 +33,13 @@ class JaxBackend:
     """
 
     platform: str
+    """JAX's name of the platform: cpu, gpu or tpu."""
     accelerator: str | None
+    """Name of the accelerator as its driver gives it; None for a CPU."""
     capability: tuple[int, int]
     """CUDA compute capability; (0, 0) elsewhere."""
     meter: Meter
+    """What tells how much others disturbed."""
     packages = ("jax", "jaxlib", "numpy", "perfmodel")
 
     @property
@@ -92,8 +95,8 @@ def jax_backend() -> Iterator[JaxBackend]:
     """The default device."""
     import jax
 
+    # AMD names an architecture instead of a capability.
     device = jax.devices()[0]
-    # AMD names an architecture instead
     stated = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
     capability = (int(stated[1]), int(stated[2])) if stated else (0, 0)
     accelerator = None if device.platform == "cpu" else device.device_kind

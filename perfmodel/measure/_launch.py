@@ -29,6 +29,7 @@ LAUNCHERS: Final = (
 NODE: Final = "PERFMODEL_NODE"
 """Variable that names the node where its host name does not tell it from others."""
 _OTHERS: Final = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "RANK", "WORLD_SIZE")
+"""Variables by which frameworks join a launcher's group, besides those that begin with `_PREFIXES`."""
 _PREFIXES: Final = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
 
@@ -37,13 +38,17 @@ class Launch:
     """One process among those that a launcher started."""
 
     launcher: str
+    """Which launcher started it."""
     index: int
-    """Process 0 measures, the others do what it tells them."""
+    """Number of the process: 0 measures, the others do what it tells them."""
     count: int
+    """How many processes there are."""
     node: str
+    """Name of the node that it runs on."""
     host: str | None = None
     """Address at which the others reach process 0; none: found through the folder of the tables."""
     port: int | None = None
+    """Port of process 0; none: any that is free."""
 
 
 def find_launch(
@@ -56,7 +61,8 @@ def find_launch(
     """This process's place, by the arguments or else the launcher's environment; `None` without either.
 
     Args:
-        process: its number, with `processes`, how many there are.
+        process: number of this process.
+        processes: how many there are; goes with `process`.
         coordinator: `HOST:PORT` at which process 0 is to be reached.
 
     Raises:
@@ -90,11 +96,13 @@ def find_launch(
 
 def forget_launcher() -> None:
     """Take a launcher's variables out of the environment: frameworks would join its group instead of ours."""
-    for name in [name for name in os.environ if name in _OTHERS or name.startswith(_PREFIXES)]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name in _OTHERS or name.startswith(_PREFIXES):
+            del os.environ[name]
 
 
 def _host_and_port(coordinator: str | None) -> tuple[str | None, int | None]:
+    """The parts of `HOST:PORT`, both None where nothing is given."""
     if coordinator is None:
         return None, None
     host, _, port = coordinator.rpartition(":")
@@ -106,13 +114,17 @@ def _host_and_port(coordinator: str | None) -> tuple[str | None, int | None]:
 KEY: Final = "PERFMODEL_LAUNCH_KEY"
 """Variable with the secret that all processes share; without it, process 0 makes one and writes it into the folder."""
 NAME: Final = ".launch.json"
+"""File in the folder of the tables that leads to process 0."""
 MIN_KEY: Final = 16
+"""Characters of a secret at least."""
 MOST_WAITING: Final = 64
 """Connections that wait to be looked at; more are refused by the system."""
 MOST_TURNED_AWAY: Final = 100
 """Connections without the secret, after which process 0 gives up."""
 HANDSHAKE_S: Final = 10
+"""Seconds in which the other end has to prove that it knows the secret."""
 KEEPALIVE_S: Final = 60
+"""Seconds of silence after which the system looks whether the other end is still there."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +137,9 @@ class Meeting:
 
 
 def made_meeting(launch: Launch) -> Meeting:
-    """Process 0's; port 0 stands for any that is free."""
-    return Meeting(launch.host or socket.gethostname(), launch.port or 0, _given_key() or secrets.token_hex(32))
+    """Where process 0 will wait; port 0 stands for any that is free."""
+    key = _key_of_environment() or secrets.token_hex(32)
+    return Meeting(launch.host or socket.gethostname(), launch.port or 0, key)
 
 
 class Server:
@@ -165,8 +178,10 @@ class Server:
                     f"{_named(missing)} of {launch.count} did not come to {self._meeting.host} within "
                     f"{timeout_s:g} s{turned}; were all started, with this --out, and may they reach this node?"
                 ) from None
-            if (connection := _authenticated(peer, self._meeting.key, first=True)) is not None:
+            connection = _authenticated(peer, self._meeting.key, first=True)
+            if connection is not None:
                 return connection
+
             # Somebody who guesses secrets must not go on for ever.
             self._turned_away += 1
             if self._turned_away >= MOST_TURNED_AWAY:
@@ -192,6 +207,7 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
     Raises:
         CalibrationError: if it cannot be found or reached in time, or has another secret.
     """
+    # Processes start in any order, so what fails is tried again until the time is up.
     deadline_s = time.monotonic() + timeout_s
     while True:
         address_tried = str(folder / NAME)
@@ -200,10 +216,12 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
             address_tried = f"{meeting.host}:{meeting.port}"
             peer = socket.create_connection((meeting.host, meeting.port), timeout=HANDSHAKE_S)
             address = peer.getsockname()[0]
-            if (connection := _authenticated(peer, meeting.key, first=False)) is not None:
+            connection = _authenticated(peer, meeting.key, first=False)
+            if connection is not None:
                 return connection, address
             trouble = f"{address_tried} has another secret; is {KEY} the same on all nodes?"
-        except FileNotFoundError:  # process 0 has not come yet
+        # Process 0 has not come yet.
+        except FileNotFoundError:
             trouble = f"no {NAME} in {folder}; do all nodes share it? else give --coordinator HOST:PORT and {KEY}"
         except OSError as error:
             trouble = f"{address_tried}: {error.strerror or error}"
@@ -215,14 +233,16 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
 
 
 def _read(launch: Launch, folder: Path) -> Meeting:
-    key = _given_key()
+    """Where process 0 waits: as the file says, but for what was given; without the file where all was."""
+    key = _key_of_environment()
     if key and launch.host and launch.port:
         return Meeting(launch.host, launch.port, key)
     meeting = Meeting(**json.loads((folder / NAME).read_text()))
     return replace(meeting, host=launch.host or meeting.host, port=launch.port or meeting.port, key=key or meeting.key)
 
 
-def _given_key() -> str | None:
+def _key_of_environment() -> str | None:
+    """The secret that all processes were started with, if they were."""
     key = os.environ.get(KEY)
     if key is not None and len(key) < MIN_KEY:
         raise CalibrationError(f"{KEY} has {len(key)} characters; give at least {MIN_KEY} that nobody can guess")
@@ -230,7 +250,7 @@ def _given_key() -> str | None:
 
 
 def _write_private(path: Path, meeting: Meeting) -> None:
-    """Whole or not at all, and for this user's eyes only."""
+    """Write a meeting whole or not at all, and for this user's eyes only."""
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(meeting), file)
@@ -240,13 +260,19 @@ def _write_private(path: Path, meeting: Meeting) -> None:
 def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection | None:
     """A connection whose other end knows the secret, too; nothing is unpickled before that is proven."""
     with peer:
+        # A node that loses power says no goodbye, so that the system has to look for it.
         peer.setblocking(True)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that loses power says no goodbye
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+
+        # Each end challenges the other, process 0 first. Whoever is silent meanwhile is given up.
         _set_patience(peer, HANDSHAKE_S)
-        connection, steps = Connection(os.dup(peer.fileno())), [deliver_challenge, answer_challenge]
+        connection = Connection(os.dup(peer.fileno()))
+        steps = [deliver_challenge, answer_challenge]
+        if not first:
+            steps.reverse()
         try:
-            for step in steps if first else reversed(steps):
+            for step in steps:
                 step(connection, key.encode())
             _set_patience(peer, 0)
         except (EOFError, OSError, AuthenticationError):
@@ -256,8 +282,10 @@ def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection 
 
 
 def _set_patience(peer: socket.socket, seconds: int) -> None:
+    """Have reads of a socket fail after so many seconds without a byte; 0: never."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def _named(missing: Sequence[int]) -> str:
+    """Processes by their numbers, for messages."""
     return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))}"

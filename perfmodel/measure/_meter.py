@@ -11,7 +11,7 @@ from typing import Protocol
 from perfmodel.catalog import usable_cores
 
 _LOOK_S = 0.5
-"""For so long it is looked whether the cores are busy."""
+"""Seconds over which it is looked whether the cores are busy."""
 _PROC_STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4, 5, 6)
 """Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)). The system's work
@@ -61,8 +61,10 @@ class OwnCoreMeter:
     min_sample_s: float = 0.0
 
     def read(self, own_s: float | None = None) -> Reading:
+        # The core is always busy, so that its busy time is the wall clock's.
         wall_s = self.wall_clock()
-        return Reading(wall_s, self.own_clock() if own_s is None else own_s, wall_s)
+        own_s = self.own_clock() if own_s is None else own_s
+        return Reading(wall_s, own_s, busy_s=wall_s)
 
     def interference(self, before: Reading, after: Reading) -> float:
         return _share(before, after, cores=1)
@@ -106,7 +108,9 @@ class NoMeter:
 
 def host_meter() -> Meter:
     """The finest meter for CPU work of this process on the cores that it may use."""
-    return OwnCoreMeter() if len(usable_cores()) == 1 else machine_meter()
+    if len(usable_cores()) == 1:
+        return OwnCoreMeter()
+    return machine_meter()
 
 
 def machine_meter() -> Meter:
@@ -153,6 +157,7 @@ def wait_until_quiet(
 
 
 def _busy_share(duration_s: float) -> float:
+    """Busy share of the usable cores over the next seconds; 0 where the system does not tell."""
     if not _PROC_STAT.exists():
         return 0.0
     cores = usable_cores()
@@ -163,17 +168,21 @@ def _busy_share(duration_s: float) -> float:
 
 def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
     """Seconds that the cores have been busy since boot, stolen time included."""
-    wanted = {f"cpu{core}" for core in cores}
+    watched = {f"cpu{core}" for core in cores}
     ticks = 0
     for line in stat.read_text().splitlines():
         name, *values = line.split()
-        if name in wanted:
-            counts = [int(v) for v in values[: len(values) - _GUEST_FIELDS]]
-            ticks += sum(c for i, c in enumerate(counts) if i not in _IDLE_FIELDS)
+        if name not in watched:
+            continue
+        for column, count in enumerate(values[: len(values) - _GUEST_FIELDS]):
+            if column not in _IDLE_FIELDS:
+                ticks += int(count)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _share(before: Reading, after: Reading, *, cores: int) -> float:
+    """Share of the cores' time between two readings in which they were busy with other work than ours."""
+    # Counters of different clocks may disagree by a little, hence the bounds.
     available_s = (after.wall_s - before.wall_s) * cores
     if available_s <= 0:
         return 0.0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROGRAMS: Final = {kind: f"{test}_perf" for test, kind in COLLECTIVES.items()}
+"""Program of nccl-tests for each collective."""
 DTYPES: Final = {
     "fp32": "float",
     "bf16": "bfloat16",
@@ -31,6 +32,7 @@ DTYPES: Final = {
     "fp64": "double",
     "int8": "int8",
 }
+"""Element types as nccl-tests names them."""
 
 ALIGNMENT: Final = 16
 """Bytes of a rank's share are a multiple of this, or nccl-tests rounds them down."""
@@ -41,7 +43,7 @@ class NcclTests:
     """How nccl-tests is started; one process per rank, one GPU per process."""
 
     launcher: str = ""
-    """Words before the program; `{num_ranks}`, `{num_nodes}` and `{ranks_per_node}` are filled in,
+    """Command line before the program; `{num_ranks}`, `{num_nodes}` and `{ranks_per_node}` are filled in,
     e.g. `mpirun -np {num_ranks} -host a:8,b:8` or `srun -N {num_nodes} -n {num_ranks}`."""
     folder: str = ""
     """Where the programs (`all_reduce_perf`, ...) are on every node; empty: on the search path."""
@@ -104,8 +106,9 @@ def nccl_tests_rows(
         CalibrationError: if a program fails, does not print a size that it was asked for, or runs on another device
             than `device` (unless `any_device`).
     """
-    for _, members in groupby(points, key=lambda p: collective_columns(p.collective) | {"bytes": 0}):
-        for run, factor in geometric_runs(list(members)):
+    # Neighbours that differ in nothing but their size, in runs that one program can measure.
+    for _, same_but_size in groupby(points, key=lambda point: collective_columns(point.collective) | {"bytes": 0}):
+        for run, factor in geometric_runs(list(same_but_size)):
             for point in run:
                 progress(point)
             op = run[0].collective
@@ -121,8 +124,8 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
     for point in points:
         if runs:
             run, factor = runs[-1]
+            # The program multiplies by whole factors only, the same one every time.
             quotient, rest = divmod(int(point.collective.bytes), int(run[-1].collective.bytes))
-            # The program multiplies by whole factors only.
             if rest == 0 and quotient > 1 and (len(run) == 1 or quotient == factor):
                 runs[-1] = ([*run, point], quotient)
                 continue
@@ -131,6 +134,7 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
 
 
 def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
+    """The table that a program prints, checked to be of `device` if that is given."""
     shown = shlex.join(command)
     if shutil.which(command[0]) is None:
         raise CalibrationError(f"{command[0]}: no such program; set launcher and folder of [nccl_tests]")
@@ -141,6 +145,8 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
     if done.returncode:
         last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise CalibrationError(f"exit status {done.returncode} ({last_line}) from: {shown}")
+
+    # What it printed is read as a file of nccl-tests that somebody brings.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "nccl-tests.txt"
         path.write_text(done.stdout)

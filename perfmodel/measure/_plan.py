@@ -23,6 +23,7 @@ from perfmodel.units import dtype_bytes, whole
 LARGEST: Final = 2**53
 """Whole numbers beyond are none of an op's sizes, nor exact as floats."""
 CACHES: Final = ("warm", "cold")
+"""Where an op's data lie before a call: in the caches, or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +33,16 @@ class Plan:
     device: str
     """What the `device` column says."""
     rule: StoppingRule
+    """When a kernel is known well enough."""
     collective_rule: StoppingRule
+    """When a collective is."""
     kernels: tuple[KernelOp, ...]
+    """Kernels to be measured with their data in the caches."""
     collectives: tuple[Collective, ...]
     kernel_table: str
+    """File name of the kernels' table."""
     collective_table: str
+    """File name of the collectives' table."""
     attempts: int
     """Measurements of one row at most while others disturb it."""
     patience_s: float
@@ -87,19 +93,25 @@ class PlanFile:
         whole("plan", {"attempts": self.attempts})
         if not 0 <= self.patience_s < float("inf"):
             raise CalibrationError(f"patience_s must be a finite number of at least 0, got {self.patience_s}")
+
+        # Expand the grids.
         tests, network = self.nccl_tests, self.emulated_network
         collective_rule = self.rule if self.collective_rule is None else self.collective_rule
-        points: list[tuple[KernelOp, str]] = []
+        kernels: list[KernelOp] = []
+        cold_kernels: list[KernelOp] = []
         for i, grid in enumerate(self.kernels):
-            points += _kernels(grid, i)
+            for op, cache in _kernels(grid, i):
+                (cold_kernels if cache == "cold" else kernels).append(op)
         collectives: list[Collective] = []
         for i, grid in enumerate(self.collectives):
             collectives += _collectives(grid, i, tests is not None)
-        stated = {f.name: getattr(self, f.name) for f in fields(self)} | {
+
+        # Fields of the same names, those that are tables in the file as records.
+        stated = {field_info.name: getattr(self, field_info.name) for field_info in fields(self)} | {
             "rule": _make(StoppingRule, self.rule, "rule"),
             "collective_rule": _make(StoppingRule, collective_rule, "collective_rule"),
-            "kernels": tuple(op for op, cache in points if cache == "warm"),
-            "cold_kernels": tuple(op for op, cache in points if cache == "cold"),
+            "kernels": tuple(kernels),
+            "cold_kernels": tuple(cold_kernels),
             "collectives": tuple(collectives),
             "nccl_tests": None if tests is None else _make(NcclTests, tests, "nccl_tests"),
             "emulated_network": None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
@@ -123,8 +135,9 @@ def read_plan(path: Path | str) -> Plan:
         data = parse_toml(read_text(path))
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
-    known = {f.name for f in fields(PlanFile)}
-    if unknown := sorted(set(data) - known):
+    known = {field_info.name for field_info in fields(PlanFile)}
+    unknown = sorted(set(data) - known)
+    if unknown:
         raise CalibrationError(f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("device"), str):
         raise CalibrationError(f"{path}: device is missing; name the device whose table this makes")
@@ -136,6 +149,7 @@ def read_plan(path: Path | str) -> Plan:
 
 def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All points of a grid, the last key varying fastest."""
+    # Each key is an axis: a list of what it says of its fields.
     axes: list[list[dict[str, Any]]] = []
     for key, value in grid.items():
         names = [name.strip() for name in key.split(",")]
@@ -144,11 +158,13 @@ def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
         if any(not isinstance(p, list) or len(p) != len(names) for p in points):
             raise CalibrationError(f"{key}: every value must be a list of {len(names)}")
         axes.append([dict(zip(names, p, strict=True)) for p in points])
+
+    # A point takes one entry of every axis.
     expanded = []
     for combination in product(*axes):
         point: dict[str, Any] = {}
-        for of_axis in combination:
-            point |= of_axis
+        for axis_fields in combination:
+            point |= axis_fields
         expanded.append(point)
     return expanded
 
@@ -158,8 +174,8 @@ def _kernels(grid: dict[str, Any], index: int) -> list[tuple[KernelOp, str]]:
     entry, family = f"kernels[{index}]", grid.get("family")
     if not isinstance(family, str) or family not in MEASURED_FAMILIES:
         raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
-    ops = []
     # `pass` is a word of Python, so the op's field is called `pass_`.
+    ops = []
     op_grid = {"pass_" if key == "pass" else key: value for key, value in grid.items() if key != "family"}
     for point in expand(op_grid):
         cache = point.pop("cache", "warm")
@@ -170,13 +186,15 @@ def _kernels(grid: dict[str, Any], index: int) -> list[tuple[KernelOp, str]]:
 
 
 def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Collective]:
+    """The ops of a grid, on one node unless it says otherwise."""
     entry = f"collectives[{index}]"
     ops = []
     for point in expand(grid):
         stated_bytes = point.get("bytes")
         op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry)
+
+        # Whole elements per rank, as close below the stated size as they come.
         if isinstance(stated_bytes, int):
-            # Whole elements per rank, as close below the wanted size as they come.
             unit = (ALIGNMENT if nccl_tests else dtype_bytes(op.dtype)) * op.num_ranks
             op = replace(op, bytes=stated_bytes - stated_bytes % unit)
         ops.append(op)
@@ -184,11 +202,15 @@ def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Col
 
 
 def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
+    """A record of what an entry of the plan states, its keys, types and numbers checked."""
     if not isinstance(values, dict):
         raise CalibrationError(f"{entry}: must be a table of keys, got {values!r}")
     known = {field_info.name for field_info in fields(kind)}
-    if unknown := sorted(set(values) - known):
+    unknown = sorted(set(values) - known)
+    if unknown:
         raise UnknownNameError(f"key of {entry}", unknown[0], known)
+
+    # Whole numbers are sizes, of at least 1 unless 0 is their default.
     built = checked(kind, values, entry)
     for field_info in fields(kind):
         value = getattr(built, field_info.name)
@@ -213,37 +235,53 @@ def write_plan(path: Path | str, plan: Plan) -> None:
 
 def plan_text(plan: Plan) -> str:
     """The plan as TOML; neighbouring ops of one kind share an entry, the sizes in which they differ a joint key."""
-    stated = {f.name: value for f in fields(plan) if (value := getattr(plan, f.name)) != f.default}
-    ops = {name: stated.pop(name, ()) for name in ("kernels", "cold_kernels", "collectives")}
-    tables = {name: stated.pop(name) for name, value in list(stated.items()) if is_dataclass(value)}
-    parts = ["\n".join(_lines(stated.items()))]
-    parts += [f"[{name}]\n" + "\n".join(_lines(vars(table).items())) for name, table in tables.items()]
-    parts += _entries("kernels", map(_columns, ops["kernels"]))
-    parts += _entries("kernels", ({**_columns(op), "cache": "cold"} for op in ops["cold_kernels"]))
-    parts += _entries("collectives", map(_columns, ops["collectives"]))
+    # Plain values come first, as TOML wants it, then tables, then ops; what is as by default is left out.
+    plain_values, tables = {}, {}
+    for field_info in fields(plan):
+        name, value = field_info.name, getattr(plan, field_info.name)
+        if value == field_info.default or name in ("kernels", "cold_kernels", "collectives"):
+            continue
+        if is_dataclass(value):
+            tables[name] = value
+        else:
+            plain_values[name] = value
+    parts = ["\n".join(_lines(plain_values.items()))]
+    for name, table in tables.items():
+        parts.append(f"[{name}]\n" + "\n".join(_lines(vars(table).items())))
+    parts += _entries("kernels", map(_columns, plan.kernels))
+    parts += _entries("kernels", ({**_columns(op), "cache": "cold"} for op in plan.cold_kernels))
+    parts += _entries("collectives", map(_columns, plan.collectives))
     return "\n\n".join(parts) + "\n"
 
 
 def _entries(table: str, rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Entries of a table of ops, one for neighbours of one kind."""
+
     def kind(row: dict[str, Any]) -> tuple[list[str], list[Any]]:
         return list(row), [row.get(name) for name in _LABELS]
 
-    of_kind = groupby(rows, key=kind)
-    return [f"[[{table}]]\n" + "\n".join(_grid(list(same_kind))) for _, same_kind in of_kind]
+    entries = []
+    for _, same_kind in groupby(rows, key=kind):
+        entries.append(f"[[{table}]]\n" + "\n".join(_grid(list(same_kind))))
+    return entries
 
 
 def _columns(op: Op) -> dict[str, Any]:
     """Fields that tell the op from the default one."""
     columns: dict[str, Any] = {} if isinstance(op, Collective) else {"family": op.family}
-    for f in fields(op):
-        value = getattr(op, f.name)
-        if value != f.default or f.name in ("dtype", "pass_"):
-            # Sizes of collectives are whole bytes, which plans state as integers.
-            columns["pass" if f.name == "pass_" else f.name] = int(value) if f.name == "bytes" else value
+    for field_info in fields(op):
+        name, value = field_info.name, getattr(op, field_info.name)
+        if value == field_info.default and name not in ("dtype", "pass_"):
+            continue
+        # Sizes of collectives are whole bytes, which plans state as integers.
+        if name == "bytes":
+            value = int(value)
+        columns["pass" if name == "pass_" else name] = value
     return columns
 
 
 def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines of an entry that stands for ops of one kind: what they share, then a joint key of what they differ in."""
     names = list(rows[0])
 
     def differs(name: str) -> bool:
@@ -256,19 +294,22 @@ def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     if joint:
         joint_values = []
         for row in rows:
-            of_row = [row[name] for name in joint]
-            joint_values.append(of_row if len(joint) > 1 else of_row[0])
+            row_values = [row[name] for name in joint]
+            joint_values.append(row_values if len(joint) > 1 else row_values[0])
         yield f"{_key(','.join(joint))} = {_value(joint_values)}"
 
 
 def _lines(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Keys and values as lines of TOML."""
     return (f"{_key(name)} = {_value(value)}" for name, value in items)
 
 
 def _key(name: str) -> str:
+    """A key of TOML, quoted if it is a joint one."""
     return json.dumps(name) if "," in name else name
 
 
 def _value(value: Any) -> str:
-    """JSON's strings, numbers, booleans and lists are TOML's, but for characters beyond the basic plane and DEL."""
+    """A value of TOML."""
+    # JSON's strings, numbers, booleans and lists are TOML's, but for escaped characters beyond the basic plane and DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

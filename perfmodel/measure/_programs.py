@@ -1,5 +1,6 @@
-"""Ops as programs to be timed, checked for a whole plan before anything runs; and how calls of one are timed by the
-host's clock, with warm caches or emptied ones.
+"""Ops as programs to be timed, and how their calls are timed by the host's clock, with warm caches or emptied ones.
+
+Ops of a whole plan are checked before anything runs.
 """
 
 from collections.abc import Callable, Collection
@@ -17,6 +18,7 @@ from perfmodel.ops import FAMILIES, JAX_DTYPES, Gemm, KernelOp, Program, Tensors
 MEASURED_FAMILIES: Final[dict[str, type[KernelOp]]] = {
     name: family.op for name, family in FAMILIES.items() if family.measurement is not None
 }
+"""Families that can be timed, with the class of their ops."""
 _CAPABILITIES: Final = {"fp8": (8, 9), "tf32": (8, 0)}
 """CUDA compute capability from which matrix units take an element type (fp8: Ada, Hopper)."""
 
@@ -32,7 +34,7 @@ def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> N
 
 
 FP8_MULTIPLE: Final = 16
-"""k and n of an fp8 product, as cuBLASLt wants them."""
+"""k and n of an fp8 product are multiples of this, as cuBLASLt wants them."""
 
 
 def check_jax_kernel(op: KernelOp) -> None:
@@ -86,6 +88,7 @@ def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, 
     """Calls in a row. `every_call` waits for each: a CPU would otherwise run independent calls at the same time."""
     call = Calls(timed)
 
+    # Calls that are queued run in order, so that waiting for the last one is waiting for all.
     def sample(calls: int) -> Sample:
         output: Any = None
         before = meter.read()
@@ -131,6 +134,8 @@ class Calls:
     def __call__(self) -> Any:
         timed = self._timed
         output = timed.function(*self._arguments)
+
+        # Such as a cache of keys: a call's output takes the place of its first arguments in the next.
         if timed.carried:
             self._arguments = (*output[: timed.carried], *self._arguments[timed.carried :])
         return output
@@ -141,6 +146,6 @@ FLUSH_FACTOR: Final = 2
 
 
 def host_flush() -> partial[Any]:
-    """Fills the CPU's caches with a buffer of its own."""
+    """A function that fills the CPU's caches with a buffer of its own."""
     buffer = np.zeros(FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes) // 8)
     return partial(np.add, buffer, 1.0, out=buffer)

@@ -1,5 +1,7 @@
-"""One rank of a process group, its process on this machine and the pipe to it: does what a session can do, when told
-to. Started by `RankGroup`."""
+"""One rank of a process group, its process on this machine and the pipe to it.
+
+A rank does what its session can do, when told to. `RankGroup` starts it.
+"""
 
 import os
 import socket
@@ -26,7 +28,9 @@ class Place:
     """Which rank of which group a process is, and where it runs."""
 
     rank: int
+    """Number of the rank in its group."""
     num_ranks: int
+    """Ranks of the group."""
     coordinator: str
     """`host:port` at which rank 0 brings the group together."""
     core: int | None = None
@@ -34,12 +38,12 @@ class Place:
     host: Host | None = None
     """Emulated host to move to."""
     local_rank: int = 0
-    """Its number among the ranks of its node."""
+    """Number of the rank among those of its node."""
     device: int | None = None
-    """Its GPU among those that it sees; none: that of its local rank."""
+    """GPU of the rank among those that it sees; none: that of its local rank."""
 
     def on_one_of(self, cores: Sequence[int]) -> Self:
-        """With a core of its own, as far as they reach."""
+        """The place with a core of its own; ranks share cores where there are too few."""
         return replace(self, core=cores[self.local_rank % len(cores)])
 
 
@@ -49,9 +53,10 @@ def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> 
     A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or `("stop",)`;
     an answer is `("ok", value)` or `("error", text)`.
     """
+    # Set up the process before any framework is imported. gloo announces itself on standard output, which belongs
+    # to the parent's result.
     end_with_spawner()
     forget_launcher()
-    # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if place.core is not None:
@@ -64,8 +69,9 @@ def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> 
         pipe.send(("error", f"could not join the group: {error}"))
         return
     pipe.send(("ok", None))
-    while (request := _receive(pipe)) is not None:
-        name, *arguments = request
+
+    # A request that fails is answered, and the rank goes on; whoever asked decides.
+    for name, *arguments in iter(lambda: _receive(pipe), None):
         try:
             pipe.send(("ok", getattr(session, name)(*arguments)))
         except Exception as error:
@@ -74,9 +80,10 @@ def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> 
 
 
 def _receive(pipe: Connection) -> tuple[Any, ...] | None:
+    """The next request; None where there will be none, as the rank is told to stop or its parent is gone."""
     try:
         request = pipe.recv()
-    except EOFError:  # the parent is gone
+    except EOFError:
         return None
     return None if request[0] == "stop" else request
 
@@ -85,6 +92,7 @@ class RankSession:
     """A rank's membership in the group; what its subclasses can do, `RankGroup.ask` asks for by name."""
 
     def __init__(self, place: Place) -> None:
+        # One thread per rank, set before JAX is imported.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
         import jax
 
@@ -99,7 +107,7 @@ class RankSession:
         return time.process_time()
 
     def reading(self, meter: Meter) -> Reading:
-        """Of a meter on this rank's node."""
+        """Reading of a meter on this rank's node."""
         return meter.read(self.own_s())
 
     def leave(self) -> None:
@@ -116,11 +124,11 @@ Span = tuple[float, float]
 def spans(calls: int, call: Callable[[], object]) -> list[Span]:
     """Start and end of each of `calls` calls, after one that lines the ranks up."""
     call()
-    at_s = [time.perf_counter()]
+    clock_s = [time.perf_counter()]
     for _ in range(calls):
         call()
-        at_s.append(time.perf_counter())
-    return list(pairwise(at_s))
+        clock_s.append(time.perf_counter())
+    return list(pairwise(clock_s))
 
 
 class CollectiveSession(RankSession):
@@ -159,26 +167,27 @@ def local_elements(op: Collective) -> int:
 
 
 def _operation(op: Collective) -> Any:
+    """The collective as a function of one rank's array inside `shard_map`."""
     from jax import lax
 
+    # Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does.
     ring = [(i, (i + 1) % op.num_ranks) for i in range(op.num_ranks)]
     return {
         "all_reduce": partial(lax.psum, axis_name="rank"),
         "all_gather": partial(lax.all_gather, axis_name="rank", tiled=True),
         "reduce_scatter": partial(lax.psum_scatter, axis_name="rank", tiled=True),
         "all_to_all": partial(lax.all_to_all, axis_name="rank", split_axis=0, concat_axis=0, tiled=True),
-        # every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does
         "send_recv": partial(lax.ppermute, axis_name="rank", perm=ring),
     }[op.collective]
 
 
 class RankProcess:
-    """Started at once; `send` and `recv` carry the requests and answers of `serve`."""
+    """A rank's process, started at once; `send` and `recv` carry the requests and answers of `serve`."""
 
     gone = "died; its last words are on standard error"
 
     def __init__(self, place: Place, session: type[RankSession]) -> None:
-        # a fresh interpreter per rank: JAX's threads do not survive a fork
+        # A fresh interpreter per rank: JAX's threads do not survive a fork.
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, place, session), daemon=True)
@@ -186,7 +195,7 @@ class RankProcess:
         theirs.close()
 
     def fileno(self) -> int:
-        """For `multiprocessing.connection.wait`: readable when there is an answer, or no rank any more."""
+        """Handle for `multiprocessing.connection.wait`: readable when there is an answer, or no rank any more."""
         return self._pipe.fileno()
 
     def send(self, request: tuple[Any, ...]) -> None:
@@ -198,10 +207,10 @@ class RankProcess:
         return self._pipe.recv()
 
     def end(self, grace_s: float) -> None:
-        """Wait for its end, then bring it about."""
+        """Wait for the rank's end, then bring it about."""
+        # A rank stuck in a collective does not heed a polite signal.
         self.process.join(grace_s)
         if self.process.is_alive():
-            # a rank stuck in a collective does not heed a polite signal
             self.process.kill()
             self.process.join()
         self.process.close()

@@ -11,6 +11,7 @@ from perfmodel.measure._harness import StoppingRule, Timing
 from perfmodel.ops import Collective, KernelOp, Op
 
 SOURCE: Final = "perfmodel"
+"""`source` column of rows that this package measured."""
 SUSPECT: Final = "suspect_interference"
 """Start of the `variant` of rows that kept being disturbed; not for fitting."""
 COLD: Final = "cold"
@@ -44,7 +45,7 @@ class Point:
 
     op: Op
     cold: bool = False
-    """With the op's data out of the caches before every call."""
+    """Whether the op's data are out of the caches before every call."""
 
     @property
     def kernel(self) -> KernelOp:
@@ -72,15 +73,19 @@ class Point:
 def point_key(point: Point) -> str:
     """Identity of a row before it is measured."""
     op = point.op
-    return _key(collective_columns(op) if isinstance(op, Collective) else op_columns(op), point.cold)
+    columns = collective_columns(op) if isinstance(op, Collective) else op_columns(op)
+    return _key(columns, point.cold)
 
 
 def row_key(row: Mapping[str, Any]) -> str:
     """Identity of a measured row, also of one read back from a table: `point_key` of its point."""
-    return _key({k: v for k, v in row.items() if k not in NOT_IDENTITY}, str(row.get("variant", "")).endswith(COLD))
+    columns = {name: value for name, value in row.items() if name not in NOT_IDENTITY}
+    cold = str(row.get("variant", "")).endswith(COLD)
+    return _key(columns, cold)
 
 
 def _key(columns: Mapping[str, Any], cold: bool) -> str:
+    """Columns as a text that is equal for equal rows, before and after they went through a file."""
     # Tables hold whole numbers as 4.0 beside empty cells, and cells that an op lacks are empty.
     values = {}
     for name, value in columns.items():
@@ -104,8 +109,12 @@ def is_suspect(row: Mapping[str, Any]) -> bool:
 
 def op_columns(op: KernelOp) -> Row:
     """The op's own columns: family, name, element type, shape and pass."""
-    shape = {f.name: getattr(op, f.name) for f in fields(op) if f.name not in ("op", "dtype", "pass_")}
-    shape = {name: int(v) if isinstance(v, bool) else v for name, v in shape.items()}
+    # The remaining fields are the shape; flags are 0 or 1 in tables.
+    shape = {}
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if field.name not in ("op", "dtype", "pass_"):
+            shape[field.name] = int(value) if isinstance(value, bool) else value
     return {"op_family": op.family, "op": op.op, "dtype": op.dtype, **shape, "pass": op.pass_}
 
 
@@ -123,14 +132,19 @@ def collective_columns(op: Collective) -> Row:
 
 def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, cold: bool = False) -> Row:
     """Median, spread and quality of a timing; `variant` gives way to `SUSPECT` where it was disturbed."""
-    disturbed = timing.interference > rule.interference_limit
+    if timing.interference > rule.interference_limit:
+        variant = SUSPECT
+    if cold:
+        variant = f"{variant}_{COLD}" if variant else COLD
+
+    # There is no interval below 6 repeats: an empty cell, as tables hold no infinities.
+    half_width = round(timing.half_width, 5) if timing.half_width < float("inf") else None
     return {
         "time_us": round(timing.median_s * 1e6, 4),
         "time_us_std": round(timing.std_s * 1e6, 4),
         "n_repeats": timing.n_repeats,
         "n_set_aside": timing.n_set_aside,
-        # no interval below 6 repeats: an empty cell, as tables hold no infinities
-        "ci95_half_width": round(timing.half_width, 5) if timing.half_width < float("inf") else None,
+        "ci95_half_width": half_width,
         "interference": round(timing.interference, 4),
-        "variant": "_".join(filter(None, (SUSPECT if disturbed else variant, COLD if cold else ""))),
+        "variant": variant,
     }

@@ -35,8 +35,10 @@ from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
 
 Progress = Callable[[Point], None]
+"""Called with each point before it is measured."""
 
 OUTLIERS: Final = "samples above interference_limit are set aside; none is dropped for its value"
+"""What the card says of outliers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +46,20 @@ class TableRun:
     """What fills one table."""
 
     path: Path
+    """File of the table."""
     device: str
+    """What the `device` column says."""
     points: tuple[Point, ...]
+    """Rows that it is to have."""
     measure: Measure
+    """What measures them."""
     rule: StoppingRule
     attempts: int
+    """Measurements of one row at most while others disturb it."""
     packages: tuple[str, ...]
+    """Python packages whose versions belong to the measurements."""
     accelerator: str | None = None
+    """Name of the accelerator as its driver gives it; None for a CPU."""
     method: Callable[[], Mapping[str, Any]]
     """Figures for the card that tell how it was measured."""
 
@@ -89,6 +98,7 @@ def run_plan(
         CalibrationError: if another run holds the folder, the device is not the plan's, a rank fails, or
             rows in the folder belong to another device, software or collector.
     """
+    # Everything that can be refused is refused before the first measurement, which may take hours.
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     check_plan(plan, backend, started=bool(agents))
@@ -169,14 +179,17 @@ def check_folder(plan: Plan, folder: Path, backend: str) -> None:
 
 
 def _nccl_tests_of(plan: Plan) -> NcclTests:
+    """How the plan starts nccl-tests; raises `PerfModelError` unless that measures all that the plan asks for."""
     tests = plan.nccl_tests
     if plan.kernel_points or not plan.collectives or tests is None:
         raise CalibrationError(
             "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
         )
+
+    # Making a command refuses a launcher that cannot be filled in.
     for op in plan.collectives:
         check_nccl_tests(op)
-        tests.command(op, 1, 1, 2)  # refuses a launcher that cannot be filled in
+        tests.command(op, 1, 1, 2)
     return tests
 
 
@@ -193,6 +206,8 @@ def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: S
 
 
 def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> TableRun:
+    """The table of kernels, measured on an open backend."""
+
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         for point in points:
             progress(point)
@@ -215,6 +230,7 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
 
 
 def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> TableRun:
+    """The table of collectives, measured between our own ranks."""
     transport = transport_of(backend)
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
@@ -223,15 +239,15 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
         op = point.collective
         return op.num_ranks, op.num_nodes, members(agents, op)
 
+    # Starting ranks takes seconds, so collectives of the same ones share them.
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
-        # Starting ranks takes seconds, so collectives of the same ones share them.
-        for (num_ranks, num_nodes, ranks), of_same_ranks in groupby(quiet, key=on_ranks):
+        for (num_ranks, num_nodes, ranks), same_ranks in groupby(quiet, key=on_ranks):
             with (
                 _hosts(plan, num_nodes) as hosts,
                 RankGroup(num_ranks, transport.session, hosts, agents=ranks) as group,
             ):
-                for point in of_same_ranks:
+                for point in same_ranks:
                     progress(point)
                     yield collective_row(
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
@@ -266,6 +282,7 @@ def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
 
 
 def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
+    """The table of collectives, measured by the programs of nccl-tests."""
     tests = _nccl_tests_of(plan)
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
@@ -284,6 +301,7 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
 
 
 def _run_table(table: TableRun, only_missing: bool) -> Card:
+    """Measure what a table lacks, and write it with its card."""
     partial = table.partial
 
     def earlier() -> Sequence[Any]:
@@ -291,8 +309,8 @@ def _run_table(table: TableRun, only_missing: bool) -> Card:
 
     # A table that has all its rows is left as it is, unless a sweep over it was interrupted.
     if only_missing and partial.read() is None:
-        have = {record.key for record in earlier()}
-        if have and have >= set(map(point_key, table.points)):
+        finished = {record.key for record in earlier()}
+        if finished and finished >= set(map(point_key, table.points)):
             return read_card(table.path)
     rows = sweep(
         table.points,
@@ -309,8 +327,8 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
     """Write the table, then its card; rows leave the partial file last, so that all of this can be done again."""
     import pandas as pd
 
+    # Sizes are whole numbers also where a family lacks the column, which makes pandas take them for floats.
     frame = pd.DataFrame(rows)
-    # Sizes are whole numbers also where a family lacks the column.
     numbers = frame.select_dtypes("float").columns.difference(MEASURED)
     whole_numbers = [name for name in numbers if np.all(np.mod(frame[name].dropna().to_numpy(), 1) == 0)]
     method = {"outliers": OUTLIERS, **table.method()}
@@ -323,7 +341,7 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
 
 
 def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Iterator[Point]:
-    """Hands out each point once the machine is quiet, or the patience for all of them is used up."""
+    """Hand out each point once the machine is quiet, or the patience for all of them is used up."""
     for point in points:
         patience_s -= wait_until_quiet(limit, patience_s)
         yield point

@@ -1,5 +1,7 @@
-"""Many measurements: kept on disk as they are made, resumable, disturbed rows measured again, one run in a folder at a
-time."""
+"""Many measurements: stored as they are made, resumable, disturbed rows measured again.
+
+One run at a time writes to a folder.
+"""
 
 import json
 import os
@@ -22,9 +24,10 @@ class Record:
     """`row_key` of the row."""
     row: Row
     earlier: bool = False
-    """From a finished table: no attempt of this sweep."""
+    """Whether it is from a finished table, and no attempt of this sweep."""
 
     def line(self) -> str:
+        """The record as a line of a partial file."""
         earlier = {"earlier": True} if self.earlier else {}
         return json.dumps({"key": self.key, "row": self.row, **earlier}) + "\n"
 
@@ -46,6 +49,7 @@ class PartialFile:
         Raises:
             CalibrationError: if the file was written under another header.
         """
+        # A torn last line is cut off, or the next record would be appended to it.
         records = self.read()
         if records is None:
             records = list(earlier())
@@ -67,7 +71,8 @@ class PartialFile:
         except (ValueError, TypeError) as error:
             raise CalibrationError(f"{self.path}: not a partial table ({error}); remove it to start anew") from None
         if not any_header and header != dict(self.header):
-            differing = sorted(k for k in {*header, *self.header} if header.get(k) != self.header.get(k))
+            names = {*header, *self.header}
+            differing = sorted(name for name in names if header.get(name) != self.header.get(name))
             raise CalibrationError(
                 f"{self.path}: rows of an interrupted sweep were measured with another {', '.join(differing)}; "
                 "move it away to measure anew"
@@ -75,6 +80,7 @@ class PartialFile:
         return records
 
     def _rewrite(self, records: Sequence[Record]) -> None:
+        """Write the file anew with these records."""
         header = json.dumps(dict(self.header)) + "\n"
         write_text(self.path, header + "".join(record.line() for record in records))
 
@@ -113,14 +119,16 @@ def sweep(
         One row per distinct point in the order of `points`, the least disturbed of its measurements;
         then rows found of points that were not asked for, which stay in the table.
     """
-    wanted = {point_key(point): point for point in points}
-    records_by_key: dict[str, list[Record]] = {key: [] for key in wanted}
+    # All measurements of each point, those of earlier runs first.
+    point_of_key = {point_key(point): point for point in points}
+    records_by_key: dict[str, list[Record]] = {key: [] for key in point_of_key}
     for record in partial.open(earlier):
         records_by_key.setdefault(record.key, []).append(record)
-    # The machine may be quieter at the next attempt.
+
+    # The machine may be quieter at the next attempt. Each row is on disk before the next is measured.
     for attempt in range(attempts):
-        pending = [key for key in wanted if is_pending(records_by_key[key], attempt, interference_limit)]
-        for key, row in zip(pending, measure([wanted[key] for key in pending]), strict=True):
+        pending = [key for key in point_of_key if is_pending(records_by_key[key], attempt, interference_limit)]
+        for key, row in zip(pending, measure([point_of_key[key] for key in pending]), strict=True):
             record = Record(key, row)
             partial.append(record)
             records_by_key[key].append(record)
@@ -158,9 +166,10 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             os.close(handle)
             raise CalibrationError(f"{folder}: another calibration is writing there; wait for it or stop it") from None
+
+        # Its last holder may have removed the file in between: then this handle locks nothing, and it is tried again.
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
-        # Its last holder removed the file in between, so this handle locks nothing.
         os.close(handle)
     try:
         yield

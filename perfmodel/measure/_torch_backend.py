@@ -36,9 +36,11 @@ class TorchBackend:
     """
 
     accelerator: str | None
+    """Name of the GPU as its driver gives it; None for a CPU."""
     capability: tuple[int, int]
     """CUDA compute capability; (0, 0) on a CPU."""
     meter: Meter
+    """What tells how much others disturbed."""
     packages = ("torch", "numpy", "perfmodel")
 
     @property
@@ -61,8 +63,8 @@ class TorchBackend:
         return ""
 
     def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
-        torch = torch_module()
         # A process-wide switch: right for this op until the next one is built.
+        torch = torch_module()
         torch.backends.cuda.matmul.allow_tf32 = op.dtype == "tf32"
         torch.backends.cudnn.allow_tf32 = False
         timed = torch_program(op, "cuda" if self.accelerator else "cpu")
@@ -93,8 +95,10 @@ def event_sampler(timed: Program, flush: Callable[[], Any] | None) -> SampleCall
     """Calls between CUDA events: around all of them, or with `flush` around each, the caches flushed before."""
     torch, call = torch_module(), Calls(timed)
 
+    # Two events around queued calls, whose times are known once the device has come to them.
     def between(calls: int) -> tuple[Any, Any]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(calls):
             call()
@@ -102,15 +106,17 @@ def event_sampler(timed: Program, flush: Callable[[], Any] | None) -> SampleCall
         return start, end
 
     def sample(calls: int) -> Sample:
+        # A flush is queued on the same stream, so that it is done before the first event.
         if flush is None:
             spans = [between(calls)]
         else:
             spans = []
             for _ in range(calls):
-                flush()  # on the same stream: done before the first event
+                flush()
                 spans.append(between(1))
         torch.cuda.synchronize()
-        return Sample(calls, sum(start.elapsed_time(end) for start, end in spans) * 1e-3, 0.0)
+        elapsed_ms = sum(start.elapsed_time(end) for start, end in spans)
+        return Sample(calls, elapsed_ms * 1e-3, 0.0)
 
     return sample
 

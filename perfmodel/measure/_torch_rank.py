@@ -16,7 +16,9 @@ class GlooSession(RankSession):
     """Runs the one collective that is loaded, on the CPU."""
 
     transport: ClassVar[str] = "gloo"
+    """Backend of torch.distributed."""
     device: ClassVar[str] = "cpu"
+    """Kind of device that holds the data."""
 
     def __init__(self, place: Place) -> None:
         self.rank = place.rank
@@ -55,9 +57,11 @@ class GlooSession(RankSession):
         _dist().destroy_process_group()
 
     def _once(self) -> None:
+        """Run the collective once."""
         self._call(self._output, self._input, self.rank, self._num_ranks)
 
     def _reset(self) -> None:
+        """Restore the buffer of an all-reduce, which sums in place."""
         if self._call is _CALLS["all_reduce"]:
             self._output.copy_(self._input)
 
@@ -77,7 +81,7 @@ class NcclSession(GlooSession):
     device = "cuda"
 
     def load(self, op: Collective) -> None:
-        """As of gloo; graphs of the collective before are dropped."""
+        """Make this rank's buffers; graphs of the collective before are dropped."""
         super().load(op)
         self._graphs: dict[int, Any] = {}
 
@@ -92,9 +96,11 @@ class NcclSession(GlooSession):
 
         Times are those of events of the stream, which NCCL's kernels hold up: launches return before they are done.
         """
+        # As many graphs of the full size as fit, and one for the rest.
         cuda = torch_module().cuda
         parts = [GRAPH_CALLS] * (calls // GRAPH_CALLS)
-        if rest := calls % GRAPH_CALLS:
+        rest = calls % GRAPH_CALLS
+        if rest:
             parts.append(rest)
         graphs = [self._graph(part) for part in parts]
 
@@ -107,8 +113,8 @@ class NcclSession(GlooSession):
             graph.replay()
             event.record()
         cuda.synchronize()
-        at_s = [1e-3 * events[0].elapsed_time(event) for event in events]
-        return evenly_divided(at_s, parts)
+        clock_s = [1e-3 * events[0].elapsed_time(event) for event in events]
+        return evenly_divided(clock_s, parts)
 
     def _graph(self, calls: int) -> Any:
         """A graph of so many calls, captured once; every rank captures the same, at the same time."""
@@ -130,15 +136,15 @@ class NcclSession(GlooSession):
         super().leave()
 
 
-def evenly_divided(at_s: Sequence[float], parts: Sequence[int]) -> list[Span]:
+def evenly_divided(clock_s: Sequence[float], parts: Sequence[int]) -> list[Span]:
     """Spans of calls of which only the ends of bundles were timed.
 
     Args:
-        at_s: start of the first bundle, then the end of each.
+        clock_s: start of the first bundle, then the end of each.
         parts: calls of each bundle.
     """
     divided: list[Span] = []
-    for (start_s, end_s), calls in zip(pairwise(at_s), parts, strict=True):
+    for (start_s, end_s), calls in zip(pairwise(clock_s), parts, strict=True):
         call_s = (end_s - start_s) / calls
         divided += [(start_s + i * call_s, start_s + (i + 1) * call_s) for i in range(calls)]
     return divided
@@ -168,7 +174,7 @@ def _single(name: str) -> Callable[..., Any]:
 
 _CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
     {
-        # in place, as training reduces gradients
+        # In place, as training reduces gradients.
         "all_reduce": lambda output, mine, rank, num_ranks: _dist().all_reduce(output),
         "all_gather": lambda output, mine, rank, num_ranks: _single("all_gather")(output, mine),
         "reduce_scatter": lambda output, mine, rank, num_ranks: _single("reduce_scatter")(output, mine),
