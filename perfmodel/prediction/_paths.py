@@ -28,6 +28,7 @@ class Paths:
     sends: Float[np.ndarray, "paths 2 stages"]
     """Transfers from every stage, forwards and backwards."""
     variants: Int[np.ndarray, "variants 3"]
+    """See `Structure.variants`."""
     transit: Float[np.ndarray, "paths variants stages 3"]
     """Where steps run into each other: passes of the way to a path's steady work and back, to which `sends` belong;
     otherwise zero."""
@@ -35,22 +36,45 @@ class Paths:
     """Steps, of the shorter of the two streams whose difference is taken, over which a whole path repeats: it leads
     from a device's first pass to its last, which its next step waits for. 0 for other paths."""
 
+    def only(self, paths: Int[np.ndarray, " chosen"]) -> "Paths":
+        """Some of the paths."""
+        return replace(
+            self,
+            passes=self.passes[paths],
+            sends=self.sends[paths],
+            transit=self.transit[paths],
+            cycle=self.cycle[paths],
+        )
+
 
 def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
-    """Two paths for each rank of a schedule that runs a whole step: they leave it after its last input gradient,
-    or end with its last pass. `combines`: see `ProgramSpec.combines_passes`, here and below."""
+    """Two paths for each rank of a schedule that runs a whole step.
+
+    The first leaves the rank after its last input gradient and returns through the stages before it. The second ends
+    with the rank's last pass.
+
+    Args:
+        combines: see `ProgramSpec.combines_passes`.
+    """
     s = schedule
     variants = variants_of(s, combines)
     shape = (2 * s.devices, len(variants.table), s.n_stages)
+    # Variant and stage of every instruction as one number, by which passes are counted.
     code = np.ravel_multi_index((variants.of_pass, s.instruction_stage), shape[1:])
     passes = np.zeros((shape[0], shape[1] * shape[2], 3))
     sends = np.zeros((shape[0], 2, s.n_stages))
+
+    # The rank's own passes.
     first, last = s.offsets[:-1], s.offsets[1:] - 1
     leave = _leaving(s)
     _add_stretches(passes, s, code, np.tile(first, 2), np.concatenate([leave, last]))
+
+    # The way of a micro-batch to the rank's first pass, and for the first path the way of its gradient back.
     path = np.arange(2 * s.devices)
     _walk(passes, sends, s, code, np.tile(first, 2), s.dependencies.upstream, path)
     end = _walk(passes, sends, s, code, leave, _down(s), path[: s.devices])
+
+    # Where that way ends, the rank there still has its remaining passes before it.
     moved = np.flatnonzero(end != leave)
     stretch = np.zeros_like(passes[: len(moved)])
     _add_stretches(stretch, s, code, end[moved] + 1, last[s.device[end[moved]]])
@@ -59,35 +83,41 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
 
 
 def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
-    """Those of the paths of a step that end on the device that they start on, whose next step waits for them."""
+    """Paths of a step that end on the device that they start on, whose next step waits for them.
+
+    Args:
+        steps: of the longer stream.
+        combines: see `ProgramSpec.combines_passes`.
+    """
     s = schedule
-    upstream, down = s.dependencies.upstream, _down(s)
-    start, end = s.offsets[:-1].copy(), _leaving(s)
-    for here, following in ((start, upstream), (end, down)):
-        while (going := following[here] != NEVER).any():
-            here[going] = following[here[going]]
+    start = _end_of_walk(s.offsets[:-1], s.dependencies.upstream)
+    end = _end_of_walk(_leaving(s), _down(s))
     round_trip = np.flatnonzero(s.device[start] == s.device[end])
-    found = flushed_paths(schedule, combines)
-    return Paths(
-        found.passes[round_trip],
-        found.sends[round_trip],
-        found.variants,
-        found.transit[round_trip],
-        np.full(len(round_trip), steps // 2, float),
+    paths = flushed_paths(schedule, combines).only(round_trip)
+    return replace(paths, cycle=np.full(len(round_trip), steps // 2, float))
+
+
+def joined(paths: Paths, more: Paths) -> Paths:
+    """All paths of both, if they tell the same variants apart; otherwise the former alone."""
+    if not np.array_equal(paths.variants, more.variants):
+        return paths
+    return replace(
+        paths,
+        passes=np.concatenate([paths.passes, more.passes]),
+        sends=np.concatenate([paths.sends, more.sends]),
+        transit=np.concatenate([paths.transit, more.transit]),
+        cycle=np.concatenate([paths.cycle, more.cycle]),
     )
 
 
-def joined(some: Paths, others: Paths) -> Paths:
-    """Both, if they tell the same variants apart; otherwise the former alone."""
-    if not np.array_equal(some.variants, others.variants):
-        return some
-    parts = ("passes", "sends", "transit", "cycle")
-    return replace(some, **{name: np.concatenate([getattr(some, name), getattr(others, name)]) for name in parts})
-
-
 def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
-    """The work of every rank in one of `steps` steps that run into each other; and in `transit` the way of a
-    micro-batch to the rank's first pass and from its last input gradient."""
+    """The work of every rank in one of `steps` steps that run into each other.
+
+    `transit` is the way of a micro-batch to the rank's first pass and from its last input gradient.
+
+    Args:
+        combines: see `ProgramSpec.combines_passes`.
+    """
     s = schedule
     variants = variants_of(s, combines)
     shape = (s.devices, len(variants.table), s.n_stages)
@@ -96,9 +126,9 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
     sends = np.zeros((shape[0], 2, s.n_stages))
     first, last = s.offsets[:-1], s.offsets[1:] - 1
     _add_stretches(passes, s, code, first, last)
-    every = np.arange(s.devices)
-    _walk(transit, sends, s, code, first, s.dependencies.upstream, every)
-    _walk(transit, sends, s, code, _leaving(s), _down(s), every)
+    every_device = np.arange(s.devices)
+    _walk(transit, sends, s, code, first, s.dependencies.upstream, every_device)
+    _walk(transit, sends, s, code, _leaving(s), _down(s), every_device)
     return Paths(
         passes.reshape(*shape, 3) / steps, sends, variants.table, transit.reshape(*shape, 3), np.zeros(s.devices)
     )
@@ -106,9 +136,11 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
 
 def undominated(values: Float[np.ndarray, "rows features"]) -> Int[np.ndarray, " kept"]:
     """Rows that no other row equals or exceeds in every feature; the first of equal ones."""
+    # Equal rows would eliminate each other below.
     _, distinct = np.unique(values, axis=0, return_index=True)
     distinct = np.sort(distinct)
     rows = values[distinct]
+    # Feature by feature, as all comparisons at once would fill the memory.
     exceeds = np.ones((len(rows), len(rows)), bool)
     for feature in rows.T:
         exceeds &= feature[:, None] >= feature
@@ -125,22 +157,24 @@ def _add_stretches(
 ) -> None:
     """Add, to each path, one rank's instructions from `first` to `last` (none where that lies before)."""
     codes = passes.shape[1]
-    for path, (a, b) in enumerate(zip(first.tolist(), (last + 1).tolist(), strict=True)):
-        of_phase = np.bincount(code[a:b] * len(Phase) + schedule.phase[a:b], minlength=codes * len(Phase))
-        passes[path] += of_phase.reshape(codes, len(Phase)) @ _PARTS
+    for path, (start, end) in enumerate(zip(first.tolist(), (last + 1).tolist(), strict=True)):
+        code_and_phase = code[start:end] * len(Phase) + schedule.phase[start:end]
+        counts = np.bincount(code_and_phase, minlength=codes * len(Phase))
+        passes[path] += counts.reshape(codes, len(Phase)) @ _PARTS
 
 
 def _leaving(schedule: Schedule) -> Int[np.ndarray, " devices"]:
     """Last input gradient of every device (its last pass, if it has none)."""
     s = schedule
     leave = s.offsets[1:] - 1
-    leaves = np.flatnonzero((s.phase == Phase.BACKWARD) | (s.phase == Phase.BACKWARD_INPUT))
-    leave[s.device[leaves]] = leaves  # of repeated indices the last assigned stays
+    input_gradients = np.flatnonzero((s.phase == Phase.BACKWARD) | (s.phase == Phase.BACKWARD_INPUT))
+    # Instructions are in the order of each device, and of repeated indices the last one assigned stays.
+    leave[s.device[input_gradients]] = input_gradients
     return leave
 
 
 def _down(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
-    """The input gradient of the stage before that each one is for."""
+    """The input gradient of the stage before that each input gradient is for (`NEVER` where there is none)."""
     upstream = schedule.dependencies.upstream
     down = np.full(schedule.n_instructions, NEVER)
     needs = np.flatnonzero((schedule.phase != Phase.FORWARD) & (upstream != NEVER))
@@ -157,17 +191,38 @@ def _walk(
     following: Int[np.ndarray, " instructions"],
     path: Int[np.ndarray, " walks"],
 ) -> Int[np.ndarray, " walks"]:
-    """Add the instructions that each walk reaches from `start`, itself left out; returns where the walks end.
+    """Add the instructions that each walk reaches from its start, itself left out; returns where the walks end.
 
-    Walks go against the data in forwards, with it in backwards; transfers are those of the sender.
+    Args:
+        passes, sends: what the instructions and the transfers between them are added to.
+        code: row of `passes` of each instruction.
+        following: the instruction that each one leads to, `NEVER` for none.
+        path: the path that each walk belongs to.
     """
     here = start.copy()
-    while (going := np.flatnonzero(following[here] != NEVER)).size:
-        before, after = here[going], following[here[going]]
-        np.add.at(passes, (path[going], code[after]), _PARTS[schedule.phase[after]])
+    while True:
+        walking = np.flatnonzero(following[here] != NEVER)
+        if not walking.size:
+            return here
+        before, after = here[walking], following[here[walking]]
+        np.add.at(passes, (path[walking], code[after]), _PARTS[schedule.phase[after]])
+
+        # Walks go against the data in forwards and with it in backwards. Transfers are those of the sender.
         backwards = (schedule.phase[after] != Phase.FORWARD).astype(int)
         sender = np.where(backwards == 1, before, after)
         crosses = schedule.device[before] != schedule.device[after]
-        np.add.at(sends, (path[going][crosses], backwards[crosses], schedule.instruction_stage[sender][crosses]), 1.0)
-        here[going] = after
-    return here
+        stage = schedule.instruction_stage[sender]
+        np.add.at(sends, (path[walking][crosses], backwards[crosses], stage[crosses]), 1.0)
+        here[walking] = after
+
+
+def _end_of_walk(
+    start: Int[np.ndarray, " walks"], following: Int[np.ndarray, " instructions"]
+) -> Int[np.ndarray, " walks"]:
+    """The last instruction that each walk reaches from its start (`_walk`)."""
+    here = start.copy()
+    while True:
+        walking = following[here] != NEVER
+        if not walking.any():
+            return here
+        here[walking] = following[here[walking]]

@@ -1,11 +1,13 @@
-"""What a search needs to know of a pipeline without building its program: memory alive, and bounding paths."""
+"""Pipelines as a search sees them, without building their programs: memory alive on ranks, and bounding paths.
+
+Both follow from the order of a schedule alone. Summaries are kept on disk, where searches of other sessions find them.
+"""
 
 import hashlib
 import io
 import zipfile
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -23,7 +25,7 @@ from perfmodel.timeline import cache_dir, cache_limit_bytes, code_digest
 
 @dataclass(frozen=True, eq=False)
 class LiveState:
-    """Decided by the order of events alone."""
+    """Activations and weights that pipeline ranks keep alive, which the order of events alone decides."""
 
     stage: Int[np.ndarray, "ranks chunks"]
     """Global stage of every chunk."""
@@ -42,14 +44,23 @@ class LiveState:
 def live_state(spec: ProgramSpec, schedule: Schedule) -> LiveState:
     """The live state of a program and its schedule."""
     alive = offloaded_at_peak(schedule) if spec.offload else alive_at_peak(schedule)
-    versions = weight_versions(schedule, spec.scheduler.weights).stored
-    forward = schedule.phase == Phase.FORWARD
-    warm_up = [
-        int(np.append(forward[first:end], False).argmin())
-        for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True)
-    ]
-    split = bool((schedule.phase == Phase.BACKWARD_WEIGHT).any())
-    return LiveState(schedule.stage, alive / schedule.slices, versions, np.array(warm_up), schedule.replicas, split)
+    is_forward = schedule.phase == Phase.FORWARD
+    warm_up = []
+    for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True):
+        # The place of the first pass that is no forward; behind all of them where there is none.
+        warm_up.append(int(np.append(is_forward[first:end], False).argmin()))
+    return LiveState(
+        stage=schedule.stage,
+        activations=alive / schedule.slices,
+        versions=weight_versions(schedule, spec.scheduler.weights).stored,
+        warm_up=np.array(warm_up),
+        replicas=schedule.replicas,
+        split=bool((schedule.phase == Phase.BACKWARD_WEIGHT).any()),
+    )
+
+
+_N_SIZES: Final = 7
+"""Sizes before the arrays of an encoded pipeline."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,54 +75,95 @@ class Pipeline:
     def encoded(self) -> Float[np.ndarray, " values"]:
         """All arrays, one after another behind their sizes."""
         n_paths, n_variants, n_stages, _ = self.paths.passes.shape
-        live = self.live
+        live, paths = self.live, self.paths
         sizes = (*live.stage.shape, n_paths, n_variants, n_stages, live.replicas, live.split)
-        arrays = (live.stage, live.activations, live.versions, live.warm_up, *vars(self.paths).values())
-        return np.concatenate([np.array(sizes, float), *(np.asarray(a, float).reshape(-1) for a in arrays)])
+        arrays = (
+            live.stage,
+            live.activations,
+            live.versions,
+            live.warm_up,
+            paths.passes,
+            paths.sends,
+            paths.variants,
+            paths.transit,
+            paths.cycle,
+        )
+        flat = [np.asarray(array, float).reshape(-1) for array in arrays]
+        return np.concatenate([np.array(sizes, float), *flat])
 
     @classmethod
     def decoded(cls, values: Float[np.ndarray, " values"]) -> "Pipeline":
         """The pipeline of `encoded` values."""
-        ranks, chunks, paths, variants, stages, replicas, split = values[:7].astype(int).tolist()
-        shapes = (
-            (ranks, chunks), (ranks, chunks), (ranks,), (ranks,), (paths, variants, stages, 3), (paths, 2, stages),
-            (variants, 3), (paths, variants, stages, 3), (paths,),
-        )  # fmt: skip
-        ends = [*accumulate(map(prod, shapes), initial=7)]
-        stage, alive, versions, warm_up, passes, sends, table, transit, cycle = (
-            values[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
+        ranks, chunks, paths, variants, stages, replicas, split = values[:_N_SIZES].astype(int).tolist()
+        remaining = values[_N_SIZES:]
+
+        def take(*shape: int) -> Float[np.ndarray, "..."]:
+            nonlocal remaining
+            array, remaining = np.split(remaining, [prod(shape)])
+            return array.reshape(shape)
+
+        # In the order in which `encoded` writes them.
+        live = LiveState(
+            stage=take(ranks, chunks).astype(int),
+            activations=take(ranks, chunks),
+            versions=take(ranks).astype(int),
+            warm_up=take(ranks).astype(int),
+            replicas=replicas,
+            split=bool(split),
         )
-        live = LiveState(stage.astype(int), alive, versions.astype(int), warm_up.astype(int), replicas, bool(split))
-        return cls(live, Paths(passes, sends, table.astype(int), transit, cycle))
+        return cls(
+            live,
+            Paths(
+                passes=take(paths, variants, stages, 3),
+                sends=take(paths, 2, stages),
+                variants=take(variants, 3).astype(int),
+                transit=take(paths, variants, stages, 3),
+                cycle=take(paths),
+            ),
+        )
 
 
 def summarise(
     spec: ProgramSpec, counts: Float[np.ndarray, "stages blocks"], layers: Bool[np.ndarray, " blocks"]
 ) -> Pipeline:
-    """The pipeline of a program whose stages hold the blocks counted (`layers` marks those that are layers)."""
+    """Summarise a program whose stages hold some blocks.
+
+    Args:
+        counts: blocks of every stage.
+        layers: which blocks are layers.
+    """
     schedule = spec.build_schedule()
     live = live_state(spec, schedule)
     combines = spec.combines_passes
     paths = flushed_paths(schedule, combines) if spec.steps == 1 else steady_paths(schedule, spec.steps, combines)
     if spec.scheduler.staggered and spec.steps > 1:
         paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps, combines))
+
+    # The fullest rank: bytes are sums of what ranks hold with weights that are not known yet, but not negative. A rank
+    # that holds no more than another of anything is never fuller, however many layers are recomputed in full.
     most = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
-    features = [
-        counts[live.stage].sum(axis=1),
-        counts[live.stage].sum(axis=1) * live.versions[:, None],
-    ]
+    on_rank = counts[live.stage].sum(axis=1)
+    features = [on_rank, on_rank * live.versions[:, None]]
     for n in range(most + 1):
         full = leading_layers(counts, layers, np.array([n]))
-        features += [(part[live.stage] * live.activations[..., None]).sum(axis=1) for part in (full, counts - full)]
+        for part in (full, counts - full):
+            features.append((part[live.stage] * live.activations[..., None]).sum(axis=1))
         features.append(full[live.stage].sum(axis=1) > 0)
     ranks = undominated(np.concatenate(features, axis=1))
+    live = replace(
+        live,
+        stage=live.stage[ranks],
+        activations=live.activations[ranks],
+        versions=live.versions[ranks],
+        warm_up=live.warm_up[ranks],
+    )
+
+    # The longest path likewise: its seconds are a sum of passes and transfers with weights that are not negative. Where
+    # steps run into each other the bound takes differences of paths, so that all of them count.
     if spec.steps == 1:
         work = np.einsum("kvsp,sb->kvpb", paths.passes, counts).reshape(len(paths.passes), -1)
-        kept = undominated(np.concatenate([work, paths.sends.reshape(len(work), -1)], axis=1))
-        parts = ("passes", "sends", "transit", "cycle")
-        paths = replace(paths, **{name: getattr(paths, name)[kept] for name in parts})
-    kept = {name: getattr(live, name)[ranks] for name in ("stage", "activations", "versions", "warm_up")}
-    return Pipeline(replace(live, **kept), paths)
+        paths = paths.only(undominated(np.concatenate([work, paths.sends.reshape(len(work), -1)], axis=1)))
+    return Pipeline(live, paths)
 
 
 @dataclass(eq=False)
@@ -119,8 +171,11 @@ class PipelineCache:
     """Pipelines on disk, a file per schedule and division of a model into blocks."""
 
     directory: Path = field(default_factory=lambda: cache_dir() / "pipelines")
+    """Folder of the files."""
     _known: dict[Path, dict[str, Float[np.ndarray, " values"]]] = field(default_factory=dict)
+    """Encoded pipelines of each file that was read, by key."""
     _new: set[Path] = field(default_factory=set)
+    """Files that have more pipelines here than on disk."""
 
     def get(
         self,
@@ -129,10 +184,12 @@ class PipelineCache:
         layers: Bool[np.ndarray, " blocks"],
         model: Hashable,
     ) -> Pipeline:
-        """`summarise`, unless it is known; `model` stands for the blocks of the whole model.
+        """The summary of a pipeline (`summarise`), from disk where it is known.
 
-        Schedules of the caller's own, which may be others next time, are not kept.
+        Args:
+            model: stands for the blocks of the whole model.
         """
+        # Schedules that a caller made may be others next time: they are not kept.
         if spec.digest is None:
             return summarise(spec, counts, layers)
         path = self.directory / _file_name(spec.schedule, spec.digest, model)
@@ -151,6 +208,7 @@ class PipelineCache:
     def save(self) -> None:
         """Write what is new; a cache that cannot be written is done without."""
         for path in self._new:
+            # Another process may have written the file since it was read: what both know is joined.
             entries = _load(path) | self._known[path]
             ends = np.cumsum([len(values) for values in entries.values()])
             arrays = {"keys": np.array(list(entries)), "ends": ends, "values": np.concatenate(list(entries.values()))}
@@ -166,9 +224,11 @@ class PipelineCache:
 CODE: Final = (
     "perfmodel.schedule",
     "perfmodel.program",
-    *(f"perfmodel.prediction.{module}" for module in ("_paths", "_pipeline", "_stages")),
+    "perfmodel.prediction._paths",
+    "perfmodel.prediction._pipeline",
+    "perfmodel.prediction._stages",
 )
-"""What pipelines follow from."""
+"""Modules that pipelines follow from: a file that other code wrote is not found."""
 
 
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
@@ -182,7 +242,7 @@ def _npz(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def _load(path: Path) -> dict[str, Float[np.ndarray, " values"]]:
-    """What `PipelineCache.save` wrote; nothing where the file is not exactly that."""
+    """Read what `PipelineCache.save` wrote; nothing where the file is not exactly that."""
     try:
         with np.load(path) as file:
             parts = np.split(file["values"], file["ends"][:-1])
