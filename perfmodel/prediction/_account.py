@@ -1,4 +1,8 @@
-"""Where a step's time goes: disjoint parts, none negative, that add up to the step under every schedule and option."""
+"""Where a step's time goes: disjoint parts, none negative, that add up to the step under every schedule and option.
+
+Parts inside passes are means over pipeline ranks of what their compute streams do. What lies beside the passes is
+counted by what the step would be shorter without it: time that is hidden costs nothing. The bubble is what remains.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -55,6 +59,7 @@ class Part(IntEnum):
     QUANTISING = GAPS + 4
 
 
+# Kernels of a phase are counted as forward, backward or recompute; collectives of a block by their process group.
 _PART_OF_PHASE = {
     Phase.FORWARD: Part.FORWARD,
     Phase.BACKWARD_INPUT: Part.BACKWARD,
@@ -101,10 +106,14 @@ class Account:
 def step_account(
     problem: StepProblem, parts: Sequence[Sequence[NodeKindShare]], programs: Sequence[WeightedDurations], step_s: float
 ) -> Account:
-    """Take the step of one layout apart, from the parts of its programs and the durations that these have.
+    """Divide the time of one layout's step among activities.
 
-    Durations are taken away one kind after another; what the step shortens by is what the kind costs. Where steps are
-    not flushed, programs of several steps are taken apart and weighted as their makespans are.
+    Args:
+        problem: the step.
+        parts: of each program that makes up the step, its shares by kinds of nodes.
+        programs: these programs with the durations of their classes. Where steps are not flushed there are two, which
+            are accounted for by themselves and weighted as their makespans are.
+        step_s: the step time.
     """
     batch = parts[0][0].batch
     layout, spec = batch.layouts[0], batch.spec
@@ -116,7 +125,7 @@ def step_account(
     beyond = max(beyond for _, beyond in factors)
     usual = 1 / (slowest * max(1.0, beyond))
 
-    taken_apart = [_Program.of(*each) for each in zip(parts, programs, strict=True)]
+    taken_apart = [_Program.of(shares, durations) for shares, durations in zip(parts, programs, strict=True)]
     passes_s = np.sum([program.passes_s for program in taken_apart], axis=0)
     optimizer_s = np.sum([program.optimizer_s for program in taken_apart], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
@@ -134,6 +143,8 @@ def step_account(
         step_without_s[activity] = remaining_s = shortened_s
 
     mean_s = (passes_s.mean(axis=0) * usual).tolist()
+
+    # In the order in which the account is printed. Activities that a step cannot have are left out, not 0.
     training = problem.job.mode == "train"
     result = {"forward": mean_s[Part.FORWARD]}
     if training:
@@ -169,7 +180,9 @@ class _Program:
     """A program whose weighted makespan is part of the step time."""
 
     prepared: Prepared
+    """Its structure."""
     weight: float
+    """Weight of its makespan in the step time."""
     durations_s: dict[str, Float[np.ndarray, " classes"]]
     """For each of `ABLATIONS` durations of the classes without it and without those before it."""
     felt: frozenset[str]
@@ -177,29 +190,33 @@ class _Program:
     passes_s: Float[np.ndarray, "ranks parts"]
     """Weighted seconds of a step on every rank's compute stream by `Part`."""
     optimizer_s: Float[np.ndarray, " ranks"]
+    """Weighted seconds of the optimizer's step on every rank."""
     alone_s: Float[np.ndarray, " ranks"]
-    """Kernels of both, timed alone and as fast as their intervals allow."""
+    """Kernels of passes and optimizer, timed alone and as fast as their intervals allow."""
 
     @classmethod
-    def of(cls, parts: Sequence[NodeKindShare], durations: WeightedDurations) -> "_Program":
+    def of(cls, shares: Sequence[NodeKindShare], durations: WeightedDurations) -> "_Program":
+        """Account for a program, from its shares by kinds of nodes and the durations of its classes."""
         program, all_s, weight = durations
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
+
+        # Each kind of nodes has the seconds of the classes that lie on it, and 0 for others: they add up.
         without_overhead_s = all_s.copy()
         parts_s = alone_s = waits_s = 0.0
-        for part in parts:
-            problem, events = part.problem, part.events[0]
-            factor = prod(_whole_step_factors(problem, part.batch.layouts[0]))
-            parts_s = parts_s + _of_passes(part, _phase_parts) * factor
-            waits_s = waits_s + part.copy_waits_s * factor
-            without_overhead_s -= part.only(optimizer * problem.host.step_overhead_s)
+        for share in shares:
+            problem, events = share.problem, share.events[0]
+            factor = prod(_whole_step_factors(problem, share.batch.layouts[0]))
+            parts_s = parts_s + _of_passes(share, _phase_parts) * factor
+            waits_s = waits_s + share.copy_waits_s * factor
+            without_overhead_s -= share.only(optimizer * problem.host.step_overhead_s)
             lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
-            kernels_s = _of_passes(part, _alone_s).sum(axis=1)
+            kernels_s = _of_passes(share, _alone_s).sum(axis=1)
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
 
         # Passes take as long as their parts, but for what reductions and gathers beside them cost.
         without_slowing_s = without_overhead_s
-        if any(beside_loss(part.problem) for part in parts):
+        if any(beside_loss(share.problem) for share in shares):
             passes_s = np.sum(parts_s, axis=1) + waits_s
             without_slowing_s = np.where(_of_kinds(PHASES)[kind], passes_s, without_overhead_s)
         without_dp_s = np.where(_of_kinds(_DP_KINDS)[kind], 0.0, without_slowing_s)
@@ -208,6 +225,7 @@ class _Program:
         in_turn = (without_overhead_s, without_slowing_s, without_dp_s, without_sends_s, without_copies_s)
         durations_s: dict[str, Float[np.ndarray, " classes"]] = dict(zip(ABLATIONS, in_turn, strict=True))
 
+        # Activities that change no duration cost nothing: their makespans need not be evaluated.
         felt = set()
         before_s = all_s
         for activity, after_s in durations_s.items():
@@ -231,10 +249,10 @@ def _step_without_s(programs: list[_Program], activity: str) -> float:
 
 
 def _of_kinds(kinds: Iterable[Kind]) -> Bool[np.ndarray, " Kind"]:
-    """Which kinds of classes are among some."""
-    is_among = np.zeros(len(Kind), bool)
-    is_among[list(kinds)] = True
-    return is_among
+    """Mark some kinds of classes among all kinds."""
+    is_chosen = np.zeros(len(Kind), bool)
+    is_chosen[list(kinds)] = True
+    return is_chosen
 
 
 def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
@@ -243,30 +261,34 @@ def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, fl
 
 
 def _of_passes(
-    part: NodeKindShare,
+    share: NodeKindShare,
     of_phases: Callable[[StepProblem, BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
 ) -> Float[np.ndarray, "classes parts"]:
-    """Seconds of every class of passes on one kind of nodes by part, from those of the phases of blocks (and whether
-    passes are paired)."""
-    filled: list[tuple[np.ndarray, np.ndarray]] = []
-    for table, paired, passes in part.passes:
-        by_phase = of_phases(part.problem, table, paired)
+    """Seconds of every class of passes on one kind of nodes, by part.
+
+    Args:
+        of_phases: seconds of the phases of blocks by part, given their times and whether passes are paired.
+    """
+    seconds_of_classes: list[tuple[np.ndarray, np.ndarray]] = []
+    for times, paired, runs in share.passes:
+        by_phase = of_phases(share.problem, times, paired)
         by_phase = by_phase.reshape(-1, by_phase.shape[-1])
-        for classes, counts in passes:
-            filled.append((classes, counts.reshape(-1, len(by_phase)) @ by_phase))
-    seconds = np.zeros((prepared(part.batch.spec).structure.n_classes, filled[0][1].shape[1]))
-    for classes, of_classes in filled:
+        for classes, counts in runs:
+            seconds_of_classes.append((classes, counts.reshape(-1, len(by_phase)) @ by_phase))
+    n_parts = seconds_of_classes[0][1].shape[1]
+    seconds = np.zeros((prepared(share.batch.spec).structure.n_classes, n_parts))
+    for classes, of_classes in seconds_of_classes:
         seconds[classes] = of_classes
-    return part.only(seconds)
+    return share.only(seconds)
 
 
 @session_cached
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
-    kernel = np.array([group == "" for group in table.groups], bool)
-    return (table.counts @ np.where(kernel, table.times.lo_s / under_training_load(problem, table.ops), 0.0))[
-        :, :, None
-    ]
+    is_kernel = np.array([group == "" for group in table.groups], bool)
+    # The lower end of the interval, at the clock at which the kernel was timed.
+    fastest_s = np.where(is_kernel, table.times.lo_s / under_training_load(problem, table.ops), 0.0)
+    return (table.counts @ fastest_s)[:, :, None]
 
 
 @session_cached
@@ -277,6 +299,8 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     """
     out = np.zeros((*table.gap_s.shape, max(Part) + 1))
     collective = np.array([group != "" for group in table.groups], bool)
+
+    # Kernels: the share that a lower clock adds to each, casts to 8 or 4 bits, and the rest by phase.
     slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / under_training_load(problem, table.ops)))
     quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
     out[:, :, Part.CLOCK] = table.event_s @ slower
@@ -284,6 +308,8 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK] - out[:, :, Part.QUANTISING]
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
+
+    # Idle time and waits; collectives as far as nothing hides them.
     out[:, :, Part.GAPS] = table.paired.gap_s if paired else table.gap_s
     out[:, :, Part.WAITING] = table.waiting_s
     out[:, :, Part.SLOWED] = table.paired.slowed_s if paired else table.slowed_s

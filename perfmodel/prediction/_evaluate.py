@@ -1,5 +1,8 @@
-"""Evaluate: step times of layouts from their durations, one by one with their gradients, by the thousand, and with
-derivatives by parameters of runs and machines."""
+"""Evaluate: step times of layouts from the durations of their classes.
+
+One by one in double precision with gradients, by the thousand in single precision, and with derivatives by parameters
+of runs and machines.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,7 +37,7 @@ class BatchResult:
 
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
-    # Bundles with the same program are composed in one call.
+    # Batches with the same program are composed in one call.
     by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[LayoutBatch, float]]] = defaultdict(list)
     for whole_step in layout_batches(problem, layouts):
         for layout_batch, weight in weighted_programs(whole_step):
@@ -53,13 +56,15 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
                 ends = np.cumsum([len(layout_batch.lanes) for layout_batch, _ in group])[:-1]
                 durations_of_part += np.split(seconds.astype(np.float32), ends)
                 # A step without a flush takes no less than its busiest rank.
-                for (layout_batch, weight), of_bundle in zip(group, np.split(seconds, ends), strict=True):
+                for (layout_batch, weight), durations_s in zip(group, np.split(seconds, ends), strict=True):
                     if layout_batch.spec.steps > 1:
-                        busy = rank_busy_s([(prepared(layout_batch.spec), of_bundle, weight)])
+                        busy = rank_busy_s([(prepared(layout_batch.spec), durations_s, weight)])
                         busy_s[layout_batch.lanes] = busy_s.get(layout_batch.lanes, 0.0) + busy
             spans.append(loops.submit(makespan_many, batch, durations_of_part))
         # Results are waited for here: an interrupt while an executor joins its thread would leave that running.
         spans_s = list(chain.from_iterable(part.result() for part in spans))
+    # Results come in the order of the groups. A step is the weighted sum of its programs' makespans, at least what its
+    # busiest rank takes, and what its samples take to arrive.
     time_s = np.zeros(len(layouts))
     for (layout_batch, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
         time_s[list(layout_batch.lanes)] += weight * span_s
@@ -71,6 +76,7 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
     """Groups of programs joined for evaluation, in parts of about as many ops."""
     groups = [[prepared(spec).compiled for spec in group] for group in specs]
+    # Parts of about as many ops overlap best: one is evaluated while the durations of the next are composed.
     ops_of_group = [sum(program.n_ops for program in group) for group in groups]
     part_of_group = np.cumsum(ops_of_group) // PART_OPS
     bounds = np.flatnonzero(np.diff(part_of_group, prepend=-1, append=-1)).tolist()
@@ -94,7 +100,9 @@ def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[
 
 def step_time_s(programs: Sequence[WeightedDurations]) -> float:
     """Step time (float64) of the programs that make up a step."""
-    spans_s = sum(weight * float(makespan(prepared.compiled, of_class)) for prepared, of_class, weight in programs)
+    spans_s = 0.0
+    for program, durations_s, weight in programs:
+        spans_s += weight * float(makespan(program.compiled, durations_s))
     return max(spans_s, float(rank_busy_s(programs).max()))
 
 
@@ -105,13 +113,14 @@ def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.nd
 
 
 def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
-    """Step time, and for each of its programs what its makespan follows from by its own classes (of a step that its
-    busiest rank sets, that rank's time)."""
+    """Step time, and for each of its programs the gradient of its makespan by the durations of its classes."""
     step_s, gradients = 0.0, []
-    for program, of_class, weight in programs:
-        span, gradient = makespan_and_grad(program.compiled, of_class)
+    for program, durations_s, weight in programs:
+        span, gradient = makespan_and_grad(program.compiled, durations_s)
         step_s += weight * float(span)
         gradients.append(np.asarray(gradient, float))
+
+    # Where the busiest rank sets the step, its time is what follows from the durations.
     busy_s = rank_busy_s(programs)
     if busy_s.max() > step_s * (1 + 1e-12):
         return float(busy_s.max()), [program.rank_count[busy_s.argmax()] for program, *_ in programs]
@@ -125,6 +134,8 @@ def per_step(
     step_s, gradients = step_gradients(programs)
     if len(programs) == 1:
         return step_s, gradients[0], programs[0][0].compute_count
+
+    # Programs of fewer or more steps have the same classes, but may number them otherwise.
     classes = {key: i for i, key in enumerate(_class_keys(programs[0][0].structure))}
     of_step, count = np.zeros((2, len(classes)))
     for (program, _, weight), gradient in zip(programs, gradients, strict=True):
@@ -135,6 +146,7 @@ def per_step(
 
 
 def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
+    """Kind, stage, segment and variant of every class."""
     variants = structure.variants[structure.class_variant].T
     columns = (structure.class_kind, structure.class_stage, structure.class_segment, *variants)
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -152,6 +164,7 @@ def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
 # parameters that it does not have: latency and volume by kind of collective, losses, skew, another machine altogether.
 
 _STEP: Final = 1e-6
+"""Change of a parameter in a difference quotient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,32 +172,38 @@ class StepDerivatives:
     """Step times of layouts and how they move with parameters."""
 
     step_s: Float[np.ndarray, " layouts"]
+    """Step time of each layout."""
     by_parameter: Float[np.ndarray, "layouts parameters"]
     """d step time / d parameter [s]."""
     durations_s: tuple[Float[np.ndarray, " classes"], ...]
-    """Of the classes of each layout's program."""
+    """Seconds of the classes of each layout's (first) program."""
     durations_by_parameter: tuple[Float[np.ndarray, "parameters classes"], ...]
+    """d duration / d parameter [s] of these."""
 
 
 def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
-    """Step times, and their derivatives by the named parameters, where the problem's adjustment stands."""
+    """Step times, and their derivatives by the named parameters, at the values of the problem's adjustment."""
     adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
-    return derivatives_towards(problem, layouts, [problem.adjusted(adjustment.moved(n, _STEP)) for n in names], _STEP)
+    moved = [problem.adjusted(adjustment.moved(name, _STEP)) for name in names]
+    return derivatives_towards(problem, layouts, moved, _STEP)
 
 
 def derivatives_towards(
     problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
 ) -> StepDerivatives:
     """Step times, and their derivatives by parameters of which each of `moved` has one larger by `step`."""
-    here, there = step_programs(problem, layouts), [step_programs(other, layouts) for other in moved]
+    programs_of_layouts = step_programs(problem, layouts)
+    moved_programs = [step_programs(moved_problem, layouts) for moved_problem in moved]
     step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
-    first = []
-    for lane, programs in enumerate(here):
+    durations_s, durations_by_parameter = [], []
+    for lane, programs in enumerate(programs_of_layouts):
         step_s[lane], gradients = step_gradients(programs)
         for place, ((_, seconds, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
-            moved_seconds = [of_layouts[lane][place][1] for of_layouts in there]
+            # d T / d parameter: the gradient of the makespan times the difference quotients of the durations.
+            moved_seconds = [of_layouts[lane][place][1] for of_layouts in moved_programs]
             slopes = np.array([(of_moved - seconds) / step for of_moved in moved_seconds])
             by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]
             if place == 0:
-                first.append(slopes.reshape(len(moved), len(seconds)))
-    return StepDerivatives(step_s, by_parameter, tuple(programs[0][1] for programs in here), tuple(first))
+                durations_s.append(seconds)
+                durations_by_parameter.append(slopes.reshape(len(moved), len(seconds)))
+    return StepDerivatives(step_s, by_parameter, tuple(durations_s), tuple(durations_by_parameter))

@@ -31,9 +31,11 @@ class _EventRow(NamedTuple):
     """Some events on the critical path."""
 
     count: Float[np.ndarray, " ops"]
+    """How often each occurs."""
     seconds: Float[np.ndarray, " ops"]
+    """Seconds of all occurrences."""
     half_width: Float[np.ndarray, " ops"]
-    """Of the 90 % interval of each event's time, relative to it."""
+    """Half-width of the 90 % interval of each event's time, relative to it."""
 
 
 class CriticalPath:
@@ -45,7 +47,7 @@ class CriticalPath:
     Args:
         kinds: the program of a layout, by kinds of nodes.
         durations: seconds of its classes.
-        gradient: of the step time by each of them.
+        gradient: gradient of the step time by each of them.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class CriticalPath:
     def provenance_shares(self) -> dict[str, float]:
         """Share of the critical path by origin of its times."""
         shares: dict[str, float] = dict.fromkeys(("measured", "learned", "analytical", "extrapolated"), 0.0)
+        # A step without any event (all is overhead) rests on nothing.
         total = float(self.seconds.sum()) or 1.0
         for name, value in zip(self.provenance, self.seconds.tolist(), strict=True):
             shares[name] = shares.get(name, 0.0) + value / total
@@ -177,10 +180,11 @@ class CriticalPath:
 
     def family_half_widths(self) -> dict[str, float]:
         """Half-width of the 90 % interval of the step time that each op family contributes, relative to it."""
-        family: dict[str, float] = defaultdict(float)
+        # Errors inside a family are taken to be the same: they add up rather than cancel.
+        half_width_s: dict[str, float] = defaultdict(float)
         for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
-            family[op.family] += seconds * half
-        return {name: value / self.total_s for name, value in family.items()}
+            half_width_s[op.family] += seconds * half
+        return {name: value / self.total_s for name, value in half_width_s.items()}
 
     @cached_property
     def class_shares(self) -> dict[str, float]:
@@ -193,18 +197,19 @@ class CriticalPath:
         return {name: seconds / self.total_s for name, seconds in seconds_of_class.items()}
 
     def shares(self) -> dict[str, float]:
-        """Shares of the step that rest on little."""
+        """Shares of the step that rest on little: extrapolation, the host, the network between nodes."""
         total = self.total_s
-        between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
-        known = self.provenance_shares
+        between_nodes = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
+        provenance = self.provenance_shares
         return {
-            "extrapolated": known["extrapolated"] + known["analytical"],
+            "extrapolated": provenance["extrapolated"] + provenance["analytical"],
             "host": self.gap_s / total,
-            "network": float(self.seconds[between].sum()) / total,
+            "network": float(self.seconds[between_nodes].sum()) / total,
         }
 
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:
+    """Half-widths of the 90 % intervals of events, relative to their times."""
     return (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
 
 
@@ -213,12 +218,14 @@ class EventShares:
     """The distinct events of one layout's step."""
 
     step_time_s: float
+    """Seconds of the step."""
     gap_s: float
-    """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host,
-    what the step costs beyond."""
+    """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host, and what a
+    step costs beyond its events."""
     waiting_s: float
-    """The part of them that ranks wait for the last of a group."""
+    """Seconds of `gap_s` in which ranks wait for the last of a group."""
     ops: tuple[Op, ...]
+    """The events."""
     critical_s: Float[np.ndarray, " ops"]
     """d step time / d log(event time): seconds of the step's critical path that the event takes."""
     executions: Float[np.ndarray, " ops"]
@@ -234,8 +241,10 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     Raises:
         LayoutError: if the model does not divide as the layout asks.
     """
-    (batch,), (programs,) = layout_batches(problem, [layout]), step_programs(problem, [layout])
-    (program, durations, _), kinds = programs[0], by_node_kind(problem, batch)
+    (batch,) = layout_batches(problem, [layout])
+    (programs,) = step_programs(problem, [layout])
+    program, durations, _ = programs[0]
+    kinds = by_node_kind(problem, batch)
     step_s, gradient, _ = per_step(programs)
     path = CriticalPath(kinds, durations, gradient)
 
@@ -244,6 +253,8 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     classes = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
     occurrences = np.bincount(classes, minlength=program.structure.n_classes).astype(float)
     counted = CriticalPath(kinds, durations, occurrences / batch.spec.steps)
+
+    # The path lists an event once for each block time that it is part of.
     index: dict[Op, int] = {}
     number_of_event = np.array([index.setdefault(op, len(index)) for op in path.ops])
     replicas = layout.devices / layout.pp
@@ -292,6 +303,7 @@ def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classe
         times = block_times(share.problem, layout, variant, batch.spec.scheduler.slices)
         exposed = times.shown(beside == PAIRED)
         for kind, classes in classes_of_kind.items():
+            # Blocks of a kind of pass are alike in all of its classes, but for being recomputed in full.
             part_of_block: dict[tuple[int, bool], PassPart] = {}
             runs_here = classes if share.on is None else classes[share.on[classes]]
             for pass_class in runs_here.tolist():
@@ -299,6 +311,7 @@ def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classe
                 for block, in_full in set(blocks) - part_of_block.keys():
                     (runs,) = phase_counts(kind, layout.recompute, np.ones(1), np.array([float(in_full)]))
                     part_of_block[block, in_full] = _part(times, block, runs, exposed[block])
+                # Stragglers and whatever slows the class as a whole stretch all of its blocks.
                 pieces = [part_of_block[block] for block in blocks]
                 total_s = sum(piece.time_s for piece in pieces)
                 if total_s > 0:
@@ -340,5 +353,6 @@ def _blocks(
 
 
 def _scaled(part: PassPart, factor: float) -> PassPart:
+    """A block of a pass and its events, `factor` times as long."""
     events = (PassEvent(event.name, event.group, event.count, event.time_s * factor) for event in part.events)
     return PassPart(part.name, part.time_s * factor, tuple(events))

@@ -19,6 +19,7 @@ from perfmodel.schedule import weight_versions
 from perfmodel.spec import Device, Layout, MemoryCounter, Transformer
 from perfmodel.units import GIB
 
+# What to change so that the largest category shrinks; the text is part of the message that users read.
 _REMEDY = {
     "weights": "use zero=3 or a larger tp or pp",
     "gradients": "use zero=2 or a larger tp or pp",
@@ -29,23 +30,27 @@ _REMEDY = {
 
 
 def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
-    """Memory of a bundle's layouts; needs the order of events but no times."""
+    """Memory of a batch's layouts; needs the order of events but no times."""
+    # Each kind of nodes as if all ranks were on it, and then every rank from its own kind.
     if problem.kinds:
-        of_rank = kind_of_ranks(problem, batch.layouts[0])
-        of_kinds = {kind: bundle_memory(problem.kinds[kind], batch) for kind in np.unique(of_rank).tolist()}
-        return _on_ranks(of_kinds, of_rank)
+        kind_of_rank = kind_of_ranks(problem, batch.layouts[0])
+        memory_on_kind = {kind: bundle_memory(problem.kinds[kind], batch) for kind in np.unique(kind_of_rank).tolist()}
+        return _on_ranks(memory_on_kind, kind_of_rank)
     setting = problem.setting
     live = program_live(setting, batch.spec)
     ranks = RankBlocks.of(batch.counts.sum(axis=1), batch.full.sum(axis=1), live)
     return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts), setting)
 
 
-def _on_ranks(of_kinds: Mapping[int, MemoryBatch], of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:
-    """Memory of ranks of several kinds, from that of all ranks on each of these."""
+def _on_ranks(memory_on_kind: Mapping[int, MemoryBatch], kind_of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:
+    """Memory of ranks on several kinds of nodes, from that of all ranks on each kind."""
 
     def chosen(name: str) -> Float[np.ndarray, "layouts ranks"]:
-        of = {kind: np.broadcast_to(getattr(memory, name), memory.total.shape) for kind, memory in of_kinds.items()}
-        return np.stack([of[kind][:, rank] for rank, kind in enumerate(of_rank.tolist())], axis=1)
+        on_kind = {}
+        for kind, memory in memory_on_kind.items():
+            on_kind[kind] = np.broadcast_to(getattr(memory, name), memory.total.shape)
+        columns = [on_kind[kind][:, rank] for rank, kind in enumerate(kind_of_rank.tolist())]
+        return np.stack(columns, axis=1)
 
     return MemoryBatch(**{name: chosen(name) for name in CATEGORIES})
 
@@ -59,7 +64,8 @@ def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
 
 def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
     """Memory that a layout may take of the device of every pipeline rank."""
-    return np.array([problem.framework.usable_bytes(one.memory_bytes) for one in rank_devices(problem, layout)])
+    devices = rank_devices(problem, layout)
+    return np.array([problem.framework.usable_bytes(device.memory_bytes) for device in devices])
 
 
 def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:
@@ -76,21 +82,27 @@ def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray,
 
 
 def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
-    """Weights and optimizer states that the devices of every pipeline rank hold between them, each once: together
-    `checkpoint_bytes` of the model; of a stage that several ranks hold each writes its part.
+    """Bytes of weights and optimizer states that the devices of every pipeline rank hold between them, each once.
+
+    Together they are `checkpoint_bytes` of the model.
 
     Raises:
         LayoutError: the model does not divide as the layout asks.
     """
     (batch,) = layout_batches(problem, [layout])
     blocks, spec = batch.tables[0], batch.spec
+
+    # Parameters of whole blocks. Those that every tensor-parallel rank holds (norms) count once, which the shards do
+    # not tell, unless the model is cut into the same blocks without sharding.
     params = layout.tp * blocks.dense_params(layout.pp > 1) + layout.ep * layout.expert_tp * blocks.expert_params
-    whole = shard_events(problem.setting, Layout())
-    if whole.kinds == blocks.kinds:  # not cut into other blocks: what every shard holds of them counts once
-        params = whole.dense_params(layout.pp > 1) + whole.expert_params
+    unsharded = shard_events(problem.setting, Layout())
+    if unsharded.kinds == blocks.kinds:
+        params = unsharded.dense_params(layout.pp > 1) + unsharded.expert_params
+
+    # Of a stage that several ranks hold, each writes its part.
     of_stage = batch.counts.sum(axis=1) @ params
-    held = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
-    of_rank = (of_stage / held)[spec.stage_map].sum(axis=1)
+    ranks_of_stage = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
+    of_rank = (of_stage / ranks_of_stage)[spec.stage_map].sum(axis=1)
     return of_rank / of_rank.sum() * checkpoint_bytes(problem.model, problem.job)
 
 
@@ -117,15 +129,19 @@ def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[
 
 
 def stage_memory(problem: StepProblem, batch: LayoutBatch) -> tuple[StageMemory, ...]:
-    """Memory of every pipeline rank of a bundle's first layout."""
+    """Memory of every pipeline rank of a batch's first layout."""
     memory = bundle_memory(problem, batch)
-    of_category = (np.broadcast_to(getattr(memory, name), memory.total.shape) for name in CATEGORIES)
-    rows = zip(*(part[0].tolist() for part in of_category), strict=True)
-    return tuple(StageMemory(**dict(zip(CATEGORIES, row, strict=True))) for row in rows)
+    by_category = {}
+    for name in CATEGORIES:
+        by_category[name] = np.broadcast_to(getattr(memory, name), memory.total.shape)[0].tolist()
+    stages = []
+    for rank in range(memory.total.shape[-1]):
+        stages.append(StageMemory(**{name: of_ranks[rank] for name, of_ranks in by_category.items()}))
+    return tuple(stages)
 
 
 def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ...]:
-    """What every pipeline rank of a layout cannot do without.
+    """Memory that every pipeline rank of a layout cannot do without.
 
     Raises:
         LayoutError: the model does not divide as the layout asks.
@@ -140,13 +156,16 @@ def binding_rank(memory: Sequence[StageMemory], usable: Float[np.ndarray, " rank
 
 
 def fit_reasons(memory: Sequence[StageMemory], of_ranks: Float[np.ndarray, " ranks"]) -> tuple[str, ...]:
-    """Empty if every rank fits into its usable bytes, else why the one that fits least does not and what its largest
-    part is."""
+    """Why a layout does not fit: the rank that fits least, its largest part, and a remedy; empty if all ranks fit.
+
+    Args:
+        of_ranks: usable bytes of every rank.
+    """
     worst = binding_rank(memory, of_ranks)
     usable = of_ranks[worst]
     if memory[worst].peak <= usable:
         return ()
-    parts = {k: v for k, v in memory[worst].to_dict().items() if k != "peak"}
+    parts = {name: n_bytes for name, n_bytes in memory[worst].to_dict().items() if name != "peak"}
     largest = max(parts, key=parts.__getitem__)
     return (
         f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB "
@@ -163,8 +182,9 @@ workspaces of many sizes leave the holes."""
 _WORKSPACES: Final = 2
 """Handles of cuBLAS, one of the thread that runs forward and one of autograd's."""
 _WORKSPACE_BYTES: Final = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}
+"""Bytes that torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS workspaces)."""
 _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
-"""What torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS workspaces)."""
+"""Bytes that torch allocates for each handle on older architectures."""
 
 
 def reported_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
@@ -185,17 +205,21 @@ def counted_stages(
     outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
     workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
     context = framework.context_bytes + framework.communicator_bytes * communicators(layout)
-    holes = counter not in ("allocated", "resting") and not framework.planned_memory
-    share = FRAGMENTATION / (1 - FRAGMENTATION) if holes else 0.0
-    found = []
+
+    # Holes between tensors are reserved, not allocated; programs whose memory is planned have none.
+    has_holes = counter not in ("allocated", "resting") and not framework.planned_memory
+    hole_share = FRAGMENTATION / (1 - FRAGMENTATION) if has_holes else 0.0
+    counted_of_ranks = []
     for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
-        unmoved = context if counter == "device" else workspace
+        # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces.
+        permanent = context if counter == "device" else workspace
         moving = stage.buffers - context + outputs
-        counted = {"buffers": moving + unmoved, "allocator": share * (stage.activations + moving)}
+        counted = {"buffers": moving + permanent, "allocator": hole_share * (stage.activations + moving)}
+        # Between steps no activation is alive.
         if counter == "resting":
             counted |= {"activations": 0.0, "buffers": workspace}
-        found.append(StageMemory(**(vars(stage) | counted)))
-    return tuple(found)
+        counted_of_ranks.append(StageMemory(**(vars(stage) | counted)))
+    return tuple(counted_of_ranks)
 
 
 def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> dict[str, float]:
@@ -206,7 +230,11 @@ def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageM
     """
     watched = stages[: reported_stages(problem, layout)]
     counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
-    return {name: max(s.peak for s in counted_stages(problem, layout, watched, name)) for name in counters}
+    peak_of_counter = {}
+    for name in counters:
+        peaks = [stage.peak for stage in counted_stages(problem, layout, watched, name)]
+        peak_of_counter[name] = max(peaks)
+    return peak_of_counter
 
 
 def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
@@ -239,8 +267,11 @@ def reported_stages(problem: StepProblem, layout: Layout) -> int:
     reported = problem.framework.reported_ranks
     if reported == "fullest":
         return layout.pp
-    of_a_stage = layout.devices // layout.pp
-    return 1 if reported == "first_rank" else min(layout.pp, -(-problem.cluster.devices_per_node // of_a_stage))
+    if reported == "first_rank":
+        return 1
+    # The stages that have a device in the first node.
+    devices_of_stage = layout.devices // layout.pp
+    return min(layout.pp, -(-problem.cluster.devices_per_node // devices_of_stage))
 
 
 def workspace_bytes(device: Device) -> float:

@@ -32,15 +32,15 @@ a core keeps in flight (McCalpin, Memory Bandwidth and System Balance in HPC Sys
 
 
 def node_memory_bandwidth(device: Device, devices: int) -> float:
-    """Bytes per second of the memory of the hosts that so many devices of a node have.
-
-    A coherent link tells a processor for every 450 GB/s of it; devices on PCIe share two processors of their
-    generation.
-    """
+    """Bytes per second of the memory of the hosts that so many devices of a node have."""
     link = device.host_bandwidth_bytes_per_s or _NODE_MEMORY_BY_LINK[0][0]
     newest_link, newest = _NODE_MEMORY_BY_LINK[-1]
+
+    # A link faster than PCIe is coherent: there is a processor for every 450 GB/s of it.
     if link > newest_link:
         return devices * link / _COHERENT_LINK * _COHERENT_HOST_BANDWIDTH
+
+    # Devices on PCIe share two processors of the link's generation.
     for (_, bandwidth), (next_link, _) in pairwise(_NODE_MEMORY_BY_LINK):
         if link < next_link:
             return bandwidth
@@ -53,16 +53,20 @@ _EAGER_ADAM_BYTES: Final = 84 - 28
 
 
 def host_bytes_per_parameter(job: Job, *, eager: bool) -> float:
-    """What an update on the host reads and writes of its memory per parameter: what one on the device does, and more
-    where it runs operator by operator."""
+    """Bytes that an update on the host reads and writes of its memory per parameter.
+
+    They are as many as on the device, and more where it runs operator by operator (`eager`).
+    """
     n_bytes = optimizer_op(1, job).bytes_per_param
     is_eager_adam = eager and OPTIMIZERS[job.optimizer].kernel == "adam"
     return n_bytes + (_EAGER_ADAM_BYTES if is_eager_adam else 0)
 
 
 def host_update_s(setting: Setting, ranks: int) -> float:
-    """Seconds per parameter of each of so many ranks of a node, which share its memory bandwidth and bring so many
-    threads each as their framework starts."""
+    """Seconds per parameter that each of so many ranks of a node takes to update on the host.
+
+    The ranks share the memory bandwidth of the node, and each brings as many threads as its framework starts.
+    """
     framework = setting.framework
     if framework.host_updates_per_s is not None:
         return ranks / framework.host_updates_per_s

@@ -21,19 +21,20 @@ from perfmodel.spec import Layout
 
 GAUSS_90 = 1.6448536269514722
 """95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
-OWN = "own"
-"""Source that no two layouts share: the noise between one run and another."""
+NOISE = "own"
+"""Source of error that no two layouts share: the noise between one run and another (the name is stored in results)."""
 
 
 def step_interval(
     problem: StepProblem, layout: Layout, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """Ends of the 90 % interval as factors of the step time, and where it comes from
-    (`Prediction.error_sources`). On several kinds of nodes: as of the kind of which least is known.
+    """Ends of the 90 % interval as factors of the step time, and where it comes from (`Prediction.error_sources`).
 
     Args:
-        degrees: of `DEGREES`.
+        path: events on the critical path.
+        degrees: how much the step has of each of `DEGREES`.
     """
+    # On several kinds of nodes the one of which least is known decides.
     if problem.kinds:
         by_kind = [_before_runs(kind, path, degrees) for kind in problem.kinds]
         return max(by_kind, key=lambda interval: interval[0][1])
@@ -47,46 +48,62 @@ def step_interval(
 def _before_runs(
     problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """What the published record says of a site without runs."""
+    """The interval of a site without runs, from the published record."""
     site_prior = problem.site_prior
-    sources = {
-        f"events: {name}": site_prior.events * half / GAUSS_90 for name, half in path.family_half_widths().items()
-    }
+    sources: dict[str, float] = {}
+
+    # Events' own intervals, which are those of kernels, widened as far as steps show.
+    for family, half_width_of_family in path.family_half_widths().items():
+        sources[f"events: {family}"] = site_prior.events * half_width_of_family / GAUSS_90
+
+    # Factors of the site, as far as the step spends on each class. Independent combinations are the columns of a root
+    # of their covariance.
     shares = path.class_shares
     loads = np.array([shares[name] for name in CLASSES]) @ site_prior.root
-    sources |= {f"site: {name}": float(load) for name, load in zip(CLASSES, loads, strict=True)}
-    sources |= {
-        f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, site_prior.degrees, strict=True)
-    }
-    apart = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
+    for name, load in zip(CLASSES, loads, strict=True):
+        sources[f"site: {name}"] = float(load)
+
+    # What was assumed, extrapolated or idles makes a step less certain.
+    for name, sd in zip(DEGREES, site_prior.degrees, strict=True):
+        sources[f"site: {name}"] = float(sd) * degrees[name]
+
+    # The prior has the covariance of the classes itself: the rest comes on top.
+    variance_beyond = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
     unknown = {
         "settings_unstated": degrees["unstated"],
         "extrapolated": degrees["extrapolated"],
         "contradictions": float(problem.site.contradictions),
     }
-    half = site_prior.half_width(shares, apart, unknown)
-    return (exp(-half), exp(half)), sources | {OWN: site_prior.noise}
+    half = site_prior.half_width(shares, variance_beyond, unknown)
+    return (exp(-half), exp(half)), sources | {NOISE: site_prior.noise}
 
 
 def _given_runs(
     problem: StepProblem, adjustment: Adjustment, runs: FittedRuns, layout: Layout, path: CriticalPath, before: float
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """What the site's own runs leave open: of the parameters; of events of this step that are less certain than those
-    of the runs (parameters that no run touched count in full); of layouts this far from the runs; and the noise between
-    one run and another."""
+    """The interval of a site with runs of its own.
+
+    Args:
+        before: half-width of the interval before any run.
+    """
+    # How the log step time moves with each parameter that the runs fitted.
     derivatives = step_derivatives(problem, [layout], adjustment.names)
     slopes = derivatives.by_parameter / derivatives.step_s[:, None]
+
+    # Open are the parameters; events of this step that are less certain than those of the runs (parameters that no run
+    # touched count in full); what sets layouts this far from the runs apart; and the noise of one run.
     beyond = _events_beyond_runs(adjustment, path, derivatives.step_s[0])
     events = {f"events: {name}": sd for name, sd in beyond}
     points = np.array([layout_coordinates(problem.setting, layout)])
     signal = runs.joint(slopes, points, np.array([[*events.values()]]))[:, 0, 0]
     half_given_runs = half_width(signal + runs.noise_variance, runs.known.scales.weight)
     half = float(widened(half_given_runs, runs.held, np.array(before)))
+
     # Independent combinations of parameters are the columns of a root of their covariance.
     values, vectors = np.linalg.eigh(runs.posterior)
     loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))
     fit = {f"fit: {i}": float(load) for i, load in enumerate(loads)}
-    return (exp(-half), exp(half)), events | fit | {OWN: adjustment.noise}
+    return (exp(-half), exp(half)), events | fit | {NOISE: adjustment.noise}
 
 
 def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
@@ -103,14 +120,20 @@ def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: floa
 def shared_errors(
     predictions: Sequence[Prediction | Mapping[str, float]],
 ) -> tuple[list[str], Float[np.ndarray, "layouts sources"], Float[np.ndarray, " layouts"]]:
-    """Names of the sources of error that layouts share, standard deviations of each layout's log step time from them,
-    and those from the noise between one run and another; of predictions or of their `error_sources`."""
+    """Errors that layouts share, and the noise between one run and another.
+
+    Args:
+        predictions: predictions of the layouts, or their `error_sources`.
+
+    Returns:
+        Names of the shared sources; standard deviations of each layout's log step time from them; those from noise.
+    """
     by_layout = [p.error_sources if isinstance(p, Prediction) else p for p in predictions]
-    names = sorted(set().union(*by_layout) - {OWN})
+    names = sorted(set().union(*by_layout) - {NOISE})
     shared = np.zeros((len(by_layout), len(names)))
-    for row, sources in zip(shared, by_layout, strict=True):
-        row[:] = [sources.get(name, 0.0) for name in names]
-    noise = np.array([sources.get(OWN, 0.0) for sources in by_layout])
+    for layout, sources in enumerate(by_layout):
+        shared[layout] = [sources.get(name, 0.0) for name in names]
+    noise = np.array([sources.get(NOISE, 0.0) for sources in by_layout])
     return names, shared, noise
 
 
@@ -120,9 +143,11 @@ class Joint:
     normals."""
 
     covariance: Float[np.ndarray, "nodes layouts layouts"]
+    """Covariance under each normal (`Scales`)."""
     weight: Float[np.ndarray, " nodes"]
+    """Weight of each normal."""
     noise: Float[np.ndarray, "nodes layouts"]
-    """Of the variances, what is the noise between one run and another."""
+    """Part of the variances that is the noise between one run and another."""
 
     def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
         """Probability that the log of the row's layout less that of the column's is off by less than `gap`."""
@@ -135,13 +160,16 @@ class Joint:
 
 
 def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joint:
-    """Of some layouts of one problem: what all sites differ in cancels as far as layouts spend alike on it; how much
-    one site's layouts scatter beyond is unknown, and the same for all of them (`Scales`)."""
+    """Joint distribution of the step times of some layouts of one problem.
+
+    What all sites differ in cancels between layouts as far as they spend alike on it. How much one site's layouts
+    scatter beyond is unknown, and the same for all of them (`Scales`).
+    """
     known = problem.adjustment
-    names, shared, own_sd = shared_errors(predictions)
+    names, shared, noise_sd = shared_errors(predictions)
     points = np.array([layout_coordinates(problem.setting, p.layout) for p in predictions])
     if known is None or known.runs is None:
-        return joint_of(problem.site_prior, names, shared, own_sd, points)
+        return joint_of(problem.site_prior, names, shared, noise_sd, points)
     runs = known.runs
     from_events = [name.startswith("events: ") for name in names]
     derivatives = step_derivatives(problem, [p.layout for p in predictions], known.names)
@@ -155,14 +183,19 @@ def joint_of(
     site_prior: SitePrior,
     names: Sequence[str],
     shared: Float[np.ndarray, "layouts sources"],
-    own_sd: Float[np.ndarray, " layouts"],
+    noise_sd: Float[np.ndarray, " layouts"],
     points: Float[np.ndarray, "layouts coordinates"],
 ) -> Joint:
-    """`joint_errors` before any run, from what `shared_errors` gives and the layouts' coordinates."""
+    """`joint_errors` before any run.
+
+    Args:
+        names, shared, noise_sd: results of `shared_errors`.
+        points: coordinates of the layouts.
+    """
     is_of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
     of_site, of_layouts = shared[:, is_of_site], shared[:, ~is_of_site]
     scales, likeness = site_prior.scales, site_prior.likeness
     within = of_layouts @ of_layouts.T + likeness.shared(points, points)
-    single = likeness.alone(points, points) + np.diag(own_sd**2)
+    single = likeness.alone(points, points) + np.diag(noise_sd**2)
     covariance = CovarianceTerms(of_site @ of_site.T, within, single).under(scales)
-    return Joint(covariance, scales.weight, scales.own[:, None] * own_sd**2)
+    return Joint(covariance, scales.weight, scales.own[:, None] * noise_sd**2)

@@ -27,7 +27,7 @@ from perfmodel.spec import Layout
 
 
 class LayerCopies(NamedTuple):
-    """Copies of a stack of layers, each way as many."""
+    """Copies of the activations of a stack of layers, as many to the host as back."""
 
     moved: Float[np.ndarray, "copies blocks"]
     """Blocks whose activations each carries."""
@@ -40,54 +40,79 @@ class LayerCopies(NamedTuple):
 
     @classmethod
     def of(cls, blocks: ShardBlocks, offloaded: int) -> "LayerCopies":
-        """Of the first `offloaded` layers of a model's blocks.
+        """Plan the copies of the first `offloaded` layers of a model's blocks.
 
         Raises:
             LayoutError: there are no more layers than that.
         """
-        _, upto, _ = by_layer(blocks.pairs)
+        upto = by_layer(blocks.pairs).upto
         ends = window_ends(len(upto) - 1, offloaded)
-        begins = np.append(0, ends)[:-1]  # the first copy waits for the first layer
-        return cls(np.diff(upto[: offloaded + 1], axis=0), upto[ends + 1] - upto[begins + 1], ends, begins)
+        # The first copy begins when its own layer, the first one, has run; every other where the one before it ended.
+        begins = np.append(0, ends)[:-1]
+        return cls(
+            moved=np.diff(upto[: offloaded + 1], axis=0),
+            beside=upto[ends + 1] - upto[begins + 1],
+            forward_at=ends,
+            backward_at=begins,
+        )
 
     def waits_s(
         self, bytes_of_block: Float[Any, " blocks"], bytes_per_s: Any, block_s: Float[Any, " blocks"]
     ) -> Float[Any, " copies"]:
-        """What one way of a micro-batch waits for each copy.
+        """Seconds that a pass of a micro-batch waits for each copy.
 
         Args:
             bytes_of_block: activations that a block leaves behind.
-            bytes_per_s: of the link to the host, one way.
+            bytes_per_s: rate of the link to the host, one way.
             block_s: seconds of a block's pass; its array namespace is that of the result.
         """
         xp = block_s.__array_namespace__()
-        return xp.maximum(self.moved @ bytes_of_block / bytes_per_s - self.beside @ block_s, 0.0)
+        copy_s = self.moved @ bytes_of_block / bytes_per_s
+        beside_s = self.beside @ block_s
+        return xp.maximum(copy_s - beside_s, 0.0)
 
 
 class CopyClasses(NamedTuple):
     """Where passes wait for copies: how often each class of a program waits for each of them."""
 
     forward: Float[np.ndarray, "classes copies"]
+    """Waits of forward passes."""
     backward: Float[np.ndarray, "classes copies"]
+    """Waits of backward passes."""
 
     @classmethod
     def of(cls, copies: LayerCopies, structure: Structure, per_segment: Sequence[int]) -> "CopyClasses":
-        """Of a program of one stage, whose segments hold so many layers each."""
-        segment = np.repeat(np.arange(len(per_segment)), per_segment)
-        kind, own = structure.class_kind[:, None], structure.class_segment[:, None]
+        """Find where the passes of a program of one stage wait.
 
-        def waits(of: Kind, at: Int[np.ndarray, " copies"]) -> Float[np.ndarray, "classes copies"]:
-            return ((kind == of) & ((own == WHOLE) | (own == segment[at]))).astype(float)
+        Args:
+            per_segment: layers of each segment.
+        """
+        segment_of_layer = np.repeat(np.arange(len(per_segment)), per_segment)
+        class_kind, class_segment = structure.class_kind[:, None], structure.class_segment[:, None]
+
+        def waits(kind: Kind, layers: Int[np.ndarray, " copies"]) -> Float[np.ndarray, "classes copies"]:
+            has_layer = (class_segment == WHOLE) | (class_segment == segment_of_layer[layers])
+            return ((class_kind == kind) & has_layer).astype(float)
 
         return cls(waits(Kind.FORWARD, copies.forward_at), waits(Kind.BACKWARD, copies.backward_at))
 
     def seconds(
-        self, copies: LayerCopies, bytes_of_block: Float[Any, " blocks"], bytes_per_s: Any,
-        forward_s: Float[Any, " blocks"], backward_s: Float[Any, " blocks"],
-    ) -> Float[Any, " classes"]:  # fmt: skip
-        """What every class waits (see `LayerCopies.waits_s`)."""
-        forward, backward = (copies.waits_s(bytes_of_block, bytes_per_s, own) for own in (forward_s, backward_s))
-        return self.forward @ forward + self.backward @ backward
+        self,
+        copies: LayerCopies,
+        bytes_of_block: Float[Any, " blocks"],
+        bytes_per_s: Any,
+        forward_s: Float[Any, " blocks"],
+        backward_s: Float[Any, " blocks"],
+    ) -> Float[Any, " classes"]:
+        """Seconds that every class waits.
+
+        Args:
+            bytes_of_block, bytes_per_s: see `LayerCopies.waits_s`.
+            forward_s, backward_s: seconds of a block's forward and backward pass.
+        """
+        forward_waits_s = copies.waits_s(bytes_of_block, bytes_per_s, forward_s)
+        backward_waits_s = copies.waits_s(bytes_of_block, bytes_per_s, backward_s)
+        return self.forward @ forward_waits_s + self.backward @ backward_waits_s
 
 
 def window_ends(layers: int, offloaded: int) -> Int[np.ndarray, " offloaded"]:
@@ -107,24 +132,27 @@ def offloads_layers(problem: StepProblem, layout: Layout) -> bool:
 
 
 def copy_waits_s(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
-    """What every class of a bundle's program waits for copies, by layout.
+    """Seconds that every class of a batch's program waits for copies, by layout.
 
     Raises:
         LayoutError: a layout offloads as many layers as there are, or the device entry does not tell of its host's
             link.
     """
     structure = layout_batch.program.structure
-    out = np.zeros((len(layout_batch.layouts), structure.n_classes))
+    waits_s = np.zeros((len(layout_batch.layouts), structure.n_classes))
     if not any(offloads_layers(problem, layout) for layout in layout_batch.layouts):
-        return out
-    of_kind, kept = pass_s(problem, layout_batch), layout_batch.bytes.kept
-    for lane, (layout, one) in enumerate(zip(layout_batch.layouts, layout_batch.composed, strict=True)):
+        return waits_s
+    seconds_of_pass, kept_bytes = pass_s(problem, layout_batch), layout_batch.bytes.kept
+    for lane, (layout, terms) in enumerate(zip(layout_batch.layouts, layout_batch.composed, strict=True)):
         if not layout.offload_layers:
             continue
-        copies = LayerCopies.of(one.events, layout.offload_layers)
-        per_segment = (layout_batch.counts[0] @ one.events.layers).astype(int).tolist()
-        out[lane] = CopyClasses.of(copies, structure, per_segment).seconds(
-            copies, kept[lane], host_bandwidth(problem.cluster.device),
-            of_kind[Kind.FORWARD][lane], of_kind[Kind.BACKWARD][lane],
-        )  # fmt: skip
-    return out
+        copies = LayerCopies.of(terms.events, layout.offload_layers)
+        per_segment = (layout_batch.counts[0] @ terms.events.layers).astype(int).tolist()
+        waits_s[lane] = CopyClasses.of(copies, structure, per_segment).seconds(
+            copies,
+            bytes_of_block=kept_bytes[lane],
+            bytes_per_s=host_bandwidth(problem.cluster.device),
+            forward_s=seconds_of_pass[Kind.FORWARD][lane],
+            backward_s=seconds_of_pass[Kind.BACKWARD][lane],
+        )
+    return waits_s

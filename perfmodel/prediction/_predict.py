@@ -72,11 +72,11 @@ def predict(
         site: constants of the place, instead of those of an unknown one.
         timeline: also keep start and end of every event (`Prediction.timeline`).
         strict: refuse to extrapolate.
-        fields: of the layout, in place of `layout` (`tp=8`), and of the job (`optimizer="muon"`), by name.
+        fields: fields of the layout, in place of `layout` (`tp=8`), and of the job (`optimizer="muon"`), by name.
 
     Raises:
         UnknownNameError, LayoutError: for names or layouts that are not possible.
-        PerfModelError: a word is missing.
+        PerfModelError: a field that has no default is missing.
         NoDataError: under `strict`, if part of the step rests on extrapolation.
     """
     stated = {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
@@ -192,16 +192,18 @@ def _waiting_for_input(waiting_s: float) -> tuple[CriticalEvent, ...]:
 
 
 def _names(devices: Sequence[Device]) -> str:
+    """Names of devices, each once."""
     return ", ".join(dict.fromkeys(device.name for device in devices))
 
 
 def _left_out(model: Model) -> tuple[str, ...]:
-    """What the model has that its figures do not count, as a warning; none where all is counted."""
+    """A warning of the parts of a model that its figures do not count; none where all are counted."""
     left_out = model.left_out if isinstance(model, Transformer) else ""
     return (f"{model.name}: {left_out}",) if left_out else ()
 
 
 def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[str, ...]:
+    """A warning of what no measurement backs; none where it is next to nothing."""
     beyond = provenance["extrapolated"] + provenance["analytical"]
     if beyond < 0.01:
         return ()

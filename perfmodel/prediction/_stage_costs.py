@@ -1,4 +1,8 @@
-"""Times and memory of every stage that a layout's pipeline could have: what partitions are optimised over."""
+"""Times and memory of every stage that a layout's pipeline could have: what partitions are optimised over.
+
+A stage is any run of consecutive layers, from one cut of the model to a later one. Costs of all of them at once are
+small matrices, as blocks and bytes are differences of cumulated sums over the layers.
+"""
 
 from dataclasses import dataclass
 
@@ -19,6 +23,7 @@ from perfmodel.program import Kind
 from perfmodel.spec import Layout
 
 OfStages = Float[np.ndarray, "stages cuts cuts"]
+"""Quantity of every stage, by the cuts that it lies between."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +33,7 @@ class StageCosts:
     forward_s: OfStages
     """Seconds per micro-batch; `inf` where the stage is impossible or does not fit into memory."""
     backward_s: OfStages
-    """The same, with what is recomputed; 0 for inference."""
+    """Seconds per micro-batch, with what is recomputed; 0 for inference."""
     sends_s: Float[np.ndarray, "stages cuts"]
     """Both transfers between a stage that ends before layer j and the next one; 0 after the last stage."""
     full_layers: Int[np.ndarray, "stages cuts cuts"]
@@ -47,11 +52,11 @@ def stage_costs(
 
     Args:
         problem: model, job, cluster and cost models.
-        layout: everything but partition, recompute by stage and kinds of nodes, which the costs are for.
-        link: what joins these nodes to other kinds (`StepProblem.links`), which the next stage may lie on: transfers
-            then cost the least that they can.
+        layout: a layout, whose partition, recompute by stage and kinds of nodes are of no account.
         recompute_to_fit: a stage that does not fit recomputes as few of its layers in full as make it fit (with
             buffers for the largest of them); otherwise it is impossible.
+        link: network that joins these nodes to other kinds (`StepProblem.links`), which the next stage may lie on:
+            transfers then cost the least that they can.
 
     Raises:
         LayoutError: a schedule with several stages per rank, or with passes of several kinds.
@@ -60,23 +65,30 @@ def stage_costs(
     (layout_batch,) = layout_batches(problem, [layout])
     if not one_stage_per_rank(layout_batch):
         raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
+
+    # Blocks between any two cuts; embedding and head come on top of the first and the last stage.
     before, upto, after = by_layer(layout_batch.tables[0].pairs)
-    held = np.repeat((upto[None, :] - upto[:, None])[None], layout_batch.spec.stages, axis=0)
-    held[0] += before
-    held[-1] += after
-    of_block = pass_s(problem, layout_batch)
+    blocks = np.repeat((upto[None, :] - upto[:, None])[None], layout_batch.spec.stages, axis=0)
+    blocks[0] += before
+    blocks[-1] += after
+
     recomputes = recompute_to_fit and layout.recompute != "full" and problem.job.mode == "train"
     full, fits = _full_layers(problem, layout_batch, recomputes)
-    good = fits & _possible(layout_batch)
+    runs = fits & _possible(layout_batch)
+
+    # The first layers of a stage are those recomputed in full: what they take is a difference of cumulated seconds.
+    block_s = pass_s(problem, layout_batch)
     recomputed_s = upto @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
     start = np.arange(len(upto))[:, None]
     extra_s = recomputed_s[np.minimum(start + full, len(upto) - 1)] - recomputed_s[start]
-    backward_s = 0.0 if problem.job.mode != "train" else held @ of_block[Kind.BACKWARD][0] + extra_s
+    backward_s = 0.0
+    if problem.job.mode == "train":
+        backward_s = blocks @ block_s[Kind.BACKWARD][0] + extra_s
     return StageCosts(
-        forward_s=np.where(good, held @ of_block[Kind.FORWARD][0], np.inf),
-        backward_s=np.where(good, backward_s, np.inf),
+        forward_s=np.where(runs, blocks @ block_s[Kind.FORWARD][0], np.inf),
+        backward_s=np.where(runs, backward_s, np.inf),
         sends_s=_sends_s(problem, layout_batch, link),
-        full_layers=np.where(good, full, 0),
+        full_layers=np.where(runs, full, 0),
     )
 
 
@@ -87,7 +99,8 @@ def one_stage_per_rank(layout_batch: LayoutBatch) -> bool:
 
 
 def _possible(layout_batch: LayoutBatch) -> np.ndarray:
-    """Stages hold something, only an embedding or head at the ends; the first starts and the last ends the model."""
+    """Mark the stages that a pipeline may have: they hold something, if only an embedding or head at the ends; the
+    first starts and the last ends the model."""
     before, upto, after = by_layer(layout_batch.tables[0].pairs)
     cuts = len(upto)
     start, end = np.arange(cuts)[:, None], np.arange(cuts)
@@ -108,13 +121,16 @@ def _full_layers(
     full = np.zeros(fits.shape, int)
     if not recomputes or fits.all():
         return full, fits
-    _, upto, _ = by_layer(layout_batch.tables[0].pairs)
+    upto = by_layer(layout_batch.tables[0].pairs).upto
     blocks = layout_batch.bytes
+
+    # Bytes per micro-batch that the layers before each cut free if they are recomputed in full.
     freed = np.append(0.0, np.cumsum(np.diff(upto, axis=0) @ (blocks.kept - blocks.least)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
+
+    # Start from all layers recomputed, and let the last ones of the stage keep what memory has room for.
     alive = program_live(problem.setting, layout_batch.spec).activations[:, 0]
     everything = _memory(problem, layout_batch, full=True)
-    # bytes that may be left per micro-batch alive when all layers are recomputed
     spare = (usable - everything) / alive[:, None, None]
     enough = np.searchsorted(freed, freed[end] - spare) - start
     full = np.where(fits, 0, np.clip(enough, 1, end - start))
@@ -125,12 +141,14 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
     """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
     table, spec = layout_batch.tables[0], layout_batch.spec
     before, upto, after = by_layer(table.pairs)
+    # Where the segments of a stage of n layers begin and end.
     bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(upto))], axis=1)
     live, blocks = program_live(problem.setting, spec), layout_batch.bytes
     out = np.full((spec.stages, len(upto), len(upto)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
     for stage, possible in enumerate(_possible(layout_batch)):
-        if memory is None or stage in (1, spec.stages - 1):  # those in between are alike
+        # Stages in between hold the same blocks, but keep other numbers of micro-batches alive.
+        if memory is None or stage in (1, spec.stages - 1):
             start, end = np.nonzero(possible)
             counts = np.diff(upto[start[:, None] + bounds[end - start]], axis=1)
             again = counts * [block.is_layer * full for block in table.blocks]
@@ -138,8 +156,11 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
                 counts[:, 0] += before
             if stage == spec.stages - 1:
                 counts[:, 0] += after
-            one = np.ones(len(start), int)
-            alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, spec.replicas, split=False)
+
+            # Each possible stage as a rank of its own that keeps one micro-batch and one version of its weights.
+            single = np.ones(len(start), int)
+            number = np.cumsum(single)[:, None] - 1
+            alone = LiveState(number, single[:, None], single, single, spec.replicas, split=False)
             ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
             memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts), problem.setting)
         out[stage, start, end] = (
@@ -155,7 +176,7 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
 def _sends_s(
     problem: StepProblem, layout_batch: LayoutBatch, link: StepProblem | None
 ) -> Float[np.ndarray, "stages cuts"]:
-    """Transfers of both directions by the block that a stage ends with."""
+    """Seconds of the transfers of both directions, by the block that a stage ends with."""
     spec, layout, table = layout_batch.spec, layout_batch.layouts[0], layout_batch.tables[0]
     before, upto, _ = by_layer(table.pairs)
     out = np.zeros((spec.stages, len(upto)))
@@ -164,11 +185,14 @@ def _sends_s(
     sent = transfers(layout, table.blocks, 1.0, problem.job, problem.cluster)
     seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
     tier = hops(spec, layout_batch.counts, layout, problem.cluster).tier
-    ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *np.diff(upto, axis=0))]
+    ends = []
+    for blocks in (before, *np.diff(upto, axis=0)):
+        ends.append(int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0)
     if link is not None:
-        ways = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))
+        # The next stage may lie on this kind of nodes, at any distance that occurs, or on another one.
+        tiers = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))
         leaving = [across(op, link.cluster) for op in np.array(sent.ops, object)[sent.send[ends, 0]].tolist()]
-        least_s = np.minimum(seconds[ends][:, ways].min(axis=1), priced_events(link, leaving).time_s)
+        least_s = np.minimum(seconds[ends][:, tiers].min(axis=1), priced_events(link, leaving).time_s)
         out[:-1] = least_s * (1 if spec.is_forward_only else 2)
         return out
     out[:-1] = seconds[ends][:, tier[0, :-1]].T

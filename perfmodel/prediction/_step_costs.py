@@ -1,4 +1,8 @@
-"""What a step takes beyond its events: stragglers, time that overlapped communication costs the passes beside it."""
+"""Costs of a step beyond its events: stragglers, overhead, and passes slowed by overlapped communication.
+
+Reductions and gathers of model states run on streams of their own, but their kernels hold multiprocessors that passes
+then lack. What they cost is a share of their time, added to the passes that they run beside.
+"""
 
 from typing import Any, NamedTuple
 
@@ -30,31 +34,32 @@ class Overlap(NamedTuple):
     place: Int[np.ndarray, " pairs"]
     """Place in `slowed` of a class of passes beside it."""
     share: Float[np.ndarray, " pairs"]
-    """How often it is for each time that they are."""
+    """Occurrences of the reduction or gather per occurrence of the passes."""
     slowed: Int[np.ndarray, " slowed"]
     """Classes of passes that anything is beside, each once."""
 
 
 def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
-    """What runs beside what in a program; what is communicated for a chunk as a whole finds passes of the same chunk
-    no longer or not yet, and is beside nothing.
-
-    Of a pipeline, the first stage's: all stages launch their exchanges at once (Megatron-LM's `align_grad_reduce` and
-    `align_param_gather`), so that what they cost delays a step once, and the first stage begins and ends it. Launched
-    one by one they would delay every stage of the last backward after another, more than not to overlap them.
-    """
+    """Find the reductions and gathers of a program that run beside passes, and these passes."""
+    # Only what the program overlaps with passes.
     serial = spec.param_gather == "layer_serial"
     kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") else []
     if spec.param_gather in ("step_overlap", "layer"):
         kinds += [Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD]
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
     occurrences = np.bincount(structure.duration, minlength=structure.n_classes)
+
+    # Of a pipeline, the first stage's: all stages launch their exchanges at once (Megatron-LM's `align_grad_reduce` and
+    # `align_param_gather`), so that what they cost delays a step once, and the first stage begins and ends it. Launched
+    # one by one they would delay every stage of the last backward after another, more than not to overlap them.
+    # What is communicated for a chunk as a whole comes before or after all passes of the chunk, and is beside nothing.
     comms: list[int] = []
     passes_beside: list[int] = []
     shares: list[float] = []
     for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE) & (stage == 0)).tolist():
         passes, step = _NEXT[Kind(kind[comm])]
-        # A pass that waits for a gather waits for the reduction before it, which so runs beside nothing.
+        # Where gathers are not ahead, a pass waits for its gather, and so for the reduction before that on the stream:
+        # the reduction runs beside weight gradients alone.
         if serial:
             passes = tuple(phase for phase in passes if phase == Kind.BACKWARD_WEIGHT)
         neighbour = segment[comm] + step
@@ -72,15 +77,15 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
 def slowed_s(
     durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Overlap
 ) -> Float[np.ndarray, "*lanes slowed"]:
-    """By how much the passes of `beside.slowed` run longer: for what is communicated beside them, and as long as they
-    run themselves.
+    """Seconds by which the passes of `beside.slowed` run longer.
 
     Args:
-        durations: of every class, passes as they are alone.
+        durations: seconds of every class, passes as they are alone.
         loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
     """
     xp = durations.__array_namespace__()
     beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
+    # A pass of length t is slowed for no longer than it runs: x = t + loss x, or x = t / (1 - loss).
     most_s = durations[..., beside.slowed] / max(1 - loss, 1e-300)
     return loss * xp.minimum(beside_s, most_s)
 
@@ -93,8 +98,16 @@ def with_step_costs(
     optimizer: Int[np.ndarray, " some"],
     beside: Overlap,
 ) -> Float[np.ndarray, "lanes classes"]:
-    """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
-    the step's overhead rides with its optimizer, the classes `optimizer`."""
+    """Durations as a real step has them.
+
+    Passes are slowed by what is beside them (`slowed_s`), everything takes `scale` times as long, and the step's
+    overhead is added to the optimizer's step.
+
+    Args:
+        durations: seconds of every class, passes as they are alone.
+        scale: factors of stragglers and of what like runs showed.
+        optimizer: classes of the optimizer's steps.
+    """
     out = durations * scale
     if len(beside.slowed):
         longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
@@ -105,7 +118,7 @@ def with_step_costs(
 def _replaced(
     seconds: Float[Any, "lanes classes"], classes: Int[np.ndarray, " replaced"], values: Any
 ) -> Float[Any, "lanes classes"]:
-    """Some classes' values replaced: in place, where the array can be written to."""
+    """Replace the values of some classes: in place, where the array can be written to (JAX's cannot)."""
     if seconds.__array_namespace__() is not np:
         return seconds.at[:, classes].set(values)
     seconds[:, classes] = values
@@ -130,14 +143,14 @@ def has_step_costs(problem: StepProblem) -> bool:
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
-    """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
+    """Factors of the step time: of stragglers, and of what runs like this one have shown beyond all parameters."""
     runs = problem.adjustment.runs if problem.adjustment else None
     log_offset = runs.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if runs else 0.0
     return problem.host.slowest_of(layout.devices), float(np.exp(log_offset))
 
 
 def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
-    """Where a layout of the model stands among runs."""
+    """Coordinates of a layout of the model among runs, by which runs near one another are alike."""
     return coordinates(_parameter_count(setting), setting.job.seq_len, layout)
 
 
