@@ -10,6 +10,7 @@ from jaxtyping import Int
 from perfmodel.errors import LayoutError
 from perfmodel.schedule import Schedule, Scheduler, forward_part, get_schedule
 
+# What the values mean stands at the fields of `ProgramSpec`.
 Sends = Literal["lag", "op", "blocking"]
 GradReduce = Literal["none", "end", "overlap", "eager_opt"]
 ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]
@@ -143,6 +144,7 @@ class ProgramSpec:
         ZeRO 2 has reduced the other micro-batches' gradients before. ZeRO 1 and 2 are alike in the last ones, so that
         neither hides them in a bubble that the other leaves idle.
         """
+        # In a stream of steps a device has no end of the step to wait for.
         late = self.grad_reduce in ("end", "eager_opt") and not (self.steps > 1 or self.scheduler.asynchronous)
         return late and not (self.reduce_every_micro_batch and self.gathers_by_layer)
 

@@ -110,6 +110,7 @@ class StructureBuilder:
 
     def sort(self) -> None:
         """Put all ops so far in the order of their keys; ids change accordingly."""
+        # Keys grow along every edge, so that this is a topological order.
         ops = self.columns()
         order = np.argsort(ops.key)
         self._blocks = [OpColumns(*(column[order] for column in ops))]

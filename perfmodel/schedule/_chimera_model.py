@@ -61,6 +61,7 @@ def chimera_model(
     Raises:
         LayoutError: pipelines that do not fit the devices.
     """
+    # The paper counts passes on the critical path of the order without transfers, then adds a transfer to each.
     schedule = get_schedule(f"chimera:{pipelines}")(devices, micro_batches)
     times = PassTimes.uniform(devices, forward_s, backward_s)
     start, end = starts_and_ends(schedule, times)

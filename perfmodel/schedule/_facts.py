@@ -64,6 +64,7 @@ class PassTimes:
 
     def of(self, schedule: Schedule) -> Float[np.ndarray, " instructions"]:
         """Seconds of every instruction of a schedule."""
+        # Several micro-batches in one go take as long as one after another.
         table = np.stack([self.by_phase[phase] for phase in Phase])
         return table[schedule.phase, schedule.instruction_stage] * schedule.span
 
@@ -141,7 +142,7 @@ class ChunkTimes:
         )
 
     def whole_unit(self, schedule: Schedule) -> int:
-        """The unit in which all times are whole numbers."""
+        """Into how many parts a second is divided for all times to be whole numbers, whose sums are exact."""
         times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
         return lcm(*(time.denominator for time in times)) * schedule.slices
 

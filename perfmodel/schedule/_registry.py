@@ -187,6 +187,7 @@ def get_schedule(name: str) -> Scheduler:
         UnknownNameError: no schedule has this name.
         LayoutError: a number where none is taken, or one that is none.
     """
+    # A path may hold colons itself, so what follows the first one is all of it.
     head, colon, tail = schedule_name(name).partition(":")
     if head == "file" and colon:
         return _from_file(f"file:{tail}", tail)
@@ -205,6 +206,7 @@ def get_schedule(name: str) -> Scheduler:
 
 def _from_file(name: str, path: str) -> Scheduler:
     """The schedule of a text file as a scheduler for exactly its devices and micro-batches."""
+    # The hash of its content, not the path, tells structures apart: the file may change.
     schedule = read_schedule(Path(path))
 
     def demands(devices: int, micro_batches: int, chunks: int) -> None:

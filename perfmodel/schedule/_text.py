@@ -23,6 +23,7 @@ from perfmodel.schedule._construct import Work, from_orders
 from perfmodel.schedule._schedule import Phase, Schedule
 
 _PASS = re.compile(r"(BI|BW|F|B)(\d+)(?:-(\d+))?(?:\.(\d+))?(!?)")
+"""Phase, first and last micro-batch, chunk, update."""
 _PHASES = {phase.symbol: phase for phase in Phase}
 
 
@@ -45,6 +46,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
     Raises:
         PerfModelError: a line that cannot be read, with its number.
     """
+    # A line is `stages ...`, `slices N`, or the passes of the next device.
     stage: list[list[int]] | None = None
     slices = 1
     orders: list[list[Work]] = []
@@ -62,12 +64,15 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
                 orders.append(list(chain.from_iterable(map(_works, fields))))
         except ValueError as error:
             raise PerfModelError(f"schedule {name}, line {number}: {error}") from None
+
+    # What the lines say has to agree.
     if stage is None:
         raise PerfModelError(f"schedule {name}: no line gives the stages, such as 'stages 0 | 1' for two devices")
     if len({len(chunks) for chunks in stage}) != 1 or min(map(min, stage)) < 0:
         raise PerfModelError(f"schedule {name}: every device needs the same number of stages, each at least 0")
     if len(orders) != len(stage):
         raise PerfModelError(f"schedule {name}: {len(orders)} lines of passes for {len(stage)} devices")
+
     # The text does not say how many micro-batches there are; the highest number does.
     ends = (work.micro_batch + work.span for work in chain.from_iterable(orders))
     micro_batches = max(ends, default=0)
@@ -80,6 +85,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
 
 def _works(word: str) -> list[Work]:
     """The passes of a word: one, or a pair joined by a plus sign."""
+    # All but the last are paired with the pass that follows.
     parts = word.split("+")
     if len(parts) > 2:
         raise ValueError(f"{word!r} joins more than two passes")

@@ -37,6 +37,7 @@ def cache_limit_bytes(kind: str | None = None) -> float:
     Raises:
         PerfModelError: if the variable is no number of gigabytes.
     """
+    # An empty variable counts as none.
     text = os.environ.get(VARIABLE) or str(DEFAULT_GB)
     try:
         limit_gb = float(text)

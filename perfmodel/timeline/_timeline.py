@@ -44,6 +44,7 @@ class Timeline:
 
     def device_busy_s(self) -> Float[np.ndarray, " devices"]:
         """Seconds in which each device's compute stream runs an op."""
+        # Sends that block a device run on its compute stream too, and count as busy.
         compute = _on_compute_stream(self.structure)
         busy_s = (self.end_s - self.start_s)[compute]
         return np.bincount(self.structure.device[compute], busy_s, minlength=self.structure.devices)
@@ -72,6 +73,7 @@ class Timeline:
         """One row per op: device, stream, kind, stage, segment, micro_batch, start_s, end_s."""
         import pandas as pd
 
+        # Stage and segment are those of an op's duration class.
         s = self.structure
         kinds = np.array([kind.name.lower() for kind in Kind])
         streams = np.array([stream.name.lower() for stream in Stream])
@@ -175,6 +177,7 @@ def _released_s(
 
 
 def _on_compute_stream(structure: Structure) -> np.ndarray:
+    """Whether each op runs on its device's compute stream; joins are on no stream (-1)."""
     return (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
 
 

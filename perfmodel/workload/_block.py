@@ -172,10 +172,11 @@ class BlockOps:
 
     def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
         """Number of matrices with gradients by their rows and columns, of routed experts or outside them."""
+        # Every weight matrix has one product for its gradient, whose output is as large as it. A grouped product's
+        # gradient has the dimensions of its forward: rows, then the weight's two.
         shapes: Counter[tuple[int, int]] = Counter()
         for op, count in self.backward_weight:
             if isinstance(op, Gemm) and op.grouped == experts:
-                # A grouped product's gradient has the dimensions of its forward: rows, then the weight's two.
                 shape = (op.n, op.k) if experts else (op.m, op.n)
                 shapes[shape] += count * op.groups
         return shapes

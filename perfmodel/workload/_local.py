@@ -191,6 +191,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
                 "multiple of them",
                 Reason.KV_HEADS,
             )
+
+    # Fewer heads of keys and values than ranks are copied, each for as many ranks.
     if kv % tp and tp % kv:
         raise LayoutError(
             f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it",
@@ -201,6 +203,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     balanced = cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
     chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
+
+    # With sequence parallelism tensor-parallel ranks divide it once more.
     for parts, what in (
         (cp, "cp"),
         (chunks, "2*cp"),

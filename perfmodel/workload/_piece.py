@@ -58,6 +58,7 @@ def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence
 
     They then keep nothing but the input of the first, or free `frees` bytes each.
     """
+    # The input of the first stays, as the repeated forward begins with it.
     if not frees:
         frees = [piece.saved_bytes for piece in pieces]
         frees[0] -= pieces[0].input_bytes
@@ -134,6 +135,7 @@ def assemble(
     if stops_recompute:
         repeated = repeated[: _last_product(pieces)]
 
+    # Activations: all of them, less what selective recompute frees, or the input alone.
     saved_bytes = sum(piece.saved_bytes for piece in pieces) if train else 0.0
     return BlockOps(
         name=name,
@@ -163,6 +165,7 @@ def assemble(
 
 def _last_product(pieces: Sequence[Piece]) -> int:
     """Position of the last piece with a dense or expert product; the number of pieces if there is none."""
+    # Nothing of the backward needs the output of a layer's last product: its gradients are made of its input.
     last = len(pieces)
     for position, piece in enumerate(pieces):
         if any(op.is_matmul for op in piece.forward):

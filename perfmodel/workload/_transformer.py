@@ -81,6 +81,8 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
     widest = local.tokens * local.hidden
     if set(word) & set("-*W"):
         widest = max(widest, local.tokens * local.ffn)
+
+    # Experts work on the tokens that reach them. Other mixers project to several tensors of their inner size at once.
     if "E" in word and model.experts:
         routing = route(model, local, model.experts)
         widest = routing.processed * routing.inner
@@ -116,6 +118,8 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
         for letter in letters:
             pieces += sub_layer(model, local, _mixer(model, local, letter))
         return pieces
+
+    # With two norms the feed-forward has an input of its own, which it gathers and keeps.
     return side_by_side(
         model,
         local,
@@ -166,6 +170,8 @@ def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
     The token's embedding and the layers' output, each normalised, are made one by a product; a layer and the head
     follow. It stands with the head, whose table and the embedding's it uses.
     """
+    # Embedding and head are counted where they stand. On another stage than the embedding's the table is held again,
+    # unless it is the head's own.
     local = local.of("further_tokens")
     layer = _sub_layers(model, local, model.mtp_stack[0])
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
@@ -199,7 +205,6 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
             pieces += sub_layer(model, local, mixer)
         return pieces
 
-    # Every stage of the decoder passes the encoder's output on to the next, for its cross-attention.
     encoder_layer = layer(encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder))
     decoder_layer = layer(
         decoder,
@@ -207,6 +212,8 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
         cross_attention(model, decoder, encoder.seq_len),
         feed_forward(model, decoder),
     )
+
+    # Cross-attention of every decoder layer reads the encoder's output, so that each stage passes it on to the next.
     passed_on = encoder.hidden_bytes
     return (
         (_embedding("embedding", model, encoder), 1),
@@ -246,6 +253,7 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
 
 def _head(model: Transformer, local: ShardSizes) -> BlockOps:
     """The output block, which is not recomputed."""
+    # A tied table is held again on the last stage; heads of labels have a small projection of their own.
     return assemble(
         "head",
         head_pieces(model, local),
@@ -291,6 +299,7 @@ def _boundary(local: ShardSizes, passed_on_bytes: float) -> tuple[float, tuple[C
     tensor-parallel group hold equal activations: each sends a tp-th and the receivers gather
     (scatter/gather optimisation, SC21 arXiv 2104.04473 section 4.1).
     """
+    # Either way a rank sends a tp-th; only without sequence parallelism the whole is needed after.
     all_bytes = local.hidden_bytes + passed_on_bytes
     if local.tp == 1 or local.sequence_parallel:
         return all_bytes / local.tp, ()
