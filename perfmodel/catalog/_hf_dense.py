@@ -1,6 +1,6 @@
 """Hugging Face configurations of dense models beside LLaMA's: OPT, Gemma, OLMo, StarCoder, GLM, Nemotron; and of those
-whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi, StableLM and Command R (GPT-J's stands with
-GPT-2's)."""
+whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi, StableLM and Command R (GPT-J stands with
+GPT-2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
-from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Llama, Share, Stack, activation
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Llama, Share, Stack, activation, plain_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,11 @@ class Gemma3(Gemma):
     sliding_window_pattern: Count = 6
 
     def fields(self) -> Fields:
-        own = {"full_attention_every": self.sliding_window_pattern, "norm_at": "both", "qk_norm": True}
-        return super().fields() | own
+        return super().fields() | {
+            "full_attention_every": self.sliding_window_pattern,
+            "norm_at": "both",
+            "qk_norm": True,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +187,12 @@ class Falcon(Stack):
         # The new architecture (40B, 180B) groups keys and values; the old one
         # has one pair for all heads, or one for each.
         heads = self.num_attention_heads
-        old = 1 if self.multi_query else heads
+        kv_heads = 1 if self.multi_query else heads
+        if self.new_decoder_architecture:
+            kv_heads = self.num_kv_heads or heads
         norms = self.num_ln_in_parallel_attn or (2 if self.new_decoder_architecture else 1)
         return self.sizes(self.ffn_hidden_size, 2048) | {
-            "kv_heads": self.num_kv_heads or heads if self.new_decoder_architecture else old,
+            "kv_heads": kv_heads,
             "positions": "alibi" if self.alibi else "rope",
             "parallel_blocks": ("one_norm" if norms == 1 else "two_norms") if self.parallel_attn else "none",
             "bias": self.bias,
@@ -267,3 +272,53 @@ class Cohere2(Cohere):
 
     def fields(self) -> Fields:
         return super().fields() | {"full_attention_every": self.sliding_window_pattern}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatGlm:
+    """ChatGLM 2 and 3, and GLM-4 by its own code: grouped keys and values, biases in their projections."""
+
+    hidden_size: Count
+    num_layers: Layers
+    num_attention_heads: Count
+    ffn_hidden_size: Count
+    padded_vocab_size: Count
+    kv_channels: Count = 128
+    multi_query_attention: bool = False
+    multi_query_group_num: Count = 1
+    seq_length: Count = 2048
+    add_qkv_bias: bool = False
+    add_bias_linear: bool = False
+    tie_word_embeddings: bool = False
+
+    def fields(self) -> Fields:
+        heads = self.num_attention_heads
+        sizes = plain_sizes(
+            self.num_layers, self.hidden_size, heads, self.ffn_hidden_size, self.padded_vocab_size, self.seq_length
+        )
+        return sizes | {
+            "kv_heads": self.multi_query_group_num if self.multi_query_attention else heads,
+            "head_dim": self.kv_channels,
+            "activation": "silu",
+            "gated_ffn": True,
+            "norm": "rms_norm",
+            "positions": "rope",
+            "bias": self.add_bias_linear,
+            "qkv_bias": self.add_qkv_bias,
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstQwen(Llama):
+    """The first Qwen: biases in the projections of attention; its inner size counts gate and value together."""
+
+    seq_length: Count = 8192
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "ffn_hidden": self.intermediate_size // 2,
+            "qkv_bias": True,
+            "seq_len": self.seq_length,
+        }

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, LatentLlama, Llama
+from perfmodel.catalog._hf_llama import (
+    Count,
+    CountOrNone,
+    Fields,
+    LatentLlama,
+    Layers,
+    Llama,
+    Share,
+    plain_sizes,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Experts
 
@@ -135,3 +144,86 @@ class Qwen3Moe(LlamaWithExperts):
 @dataclass(frozen=True, kw_only=True)
 class DeepSeek(LatentLlama, LlamaWithExperts):
     """DeepSeek-V2 and V3, Kimi K2: multi-head latent attention and experts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama4(LlamaWithExperts):
+    """Llama 4: attention in chunks but for every fourth layer, experts in all or every second one beside a shared one.
+    Its norm of queries and keys, which has no parameters, is left out."""
+
+    intermediate_size: Count | None = 8192
+    intermediate_size_mlp: Count = 16384
+    num_experts: Count = 16
+    num_experts_per_tok: Count = 1
+    n_shared_experts: CountOrNone = 1
+    attention_chunk_size: CountOrNone = 8192
+    no_rope_layer_interval: Count = 4
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "ffn_hidden": self.intermediate_size_mlp,
+            "window": self.attention_chunk_size,
+            "chunked_window": True,
+            "full_attention_every": self.no_rope_layer_interval,
+            "qk_norm": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DbrxAttention:
+    """`attn_config` of DBRX."""
+
+    kv_n_heads: Count = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DbrxExperts:
+    """`ffn_config` of DBRX."""
+
+    ffn_hidden_size: Count = 3584
+    moe_num_experts: Count = 4
+    moe_top_k: Count = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dbrx:
+    """DBRX: experts in every layer, layer norms without shifts."""
+
+    d_model: Count = 2048
+    n_heads: Count = 16
+    n_layers: Layers = 24
+    vocab_size: Count = 32000
+    max_seq_len: Count = 2048
+    attn_config: DbrxAttention = DbrxAttention()
+    ffn_config: DbrxExperts = DbrxExperts()
+    tie_word_embeddings: bool = False
+    resid_pdrop: Share = 0.0
+
+    def fields(self) -> Fields:
+        inner = self.ffn_config.ffn_hidden_size
+        sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, inner, self.vocab_size, self.max_seq_len)
+        return sizes | {
+            "kv_heads": self.attn_config.kv_n_heads,
+            "activation": "silu",
+            "gated_ffn": True,
+            "positions": "rope",
+            "bias": False,
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.resid_pdrop > 0,
+            "experts": Experts(count=self.ffn_config.moe_num_experts, topk=self.ffn_config.moe_top_k, ffn_hidden=inner),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arctic(LlamaWithExperts):
+    """Snowflake Arctic: beside the experts of a layer runs a dense feed-forward as wide inside as the hidden size
+    (`ArcticMLP(is_residual_mlp=True)` of its own modeling_arctic.py), which is a shared expert."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**LlamaWithExperts.ALIASES, "moe_layer_frequency": "decoder_sparse_step"}
+
+    parallel_attn_mlp_res: bool = True
+
+    def experts(self) -> Experts:
+        if not self.parallel_attn_mlp_res:
+            return super().experts()
+        return replace(super().experts(), shared_ffn_hidden=self.hidden_size)

@@ -1,4 +1,4 @@
-"""Hugging Face configurations of layers that differ: Llama 4, Qwen3-Next, Mamba, Nemotron-H and other hybrids."""
+"""Hugging Face configurations of layers that differ: Qwen3-Next, Mamba, Jamba, Nemotron-H and other hybrids."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -8,33 +8,10 @@ from typing import Annotated, ClassVar, Final
 from annotated_types import Ge, Le, Len
 
 from perfmodel.catalog._hf_experts import EXPERT_KEYS, LlamaWithExperts, Qwen2Moe
-from perfmodel.catalog._hf_layers import letters_of
+from perfmodel.catalog._hf_layers import letters_of, mixer_words
 from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Llama, Stack, activation, plain_sizes
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import DeltaNet, Experts, Mamba, SelectiveScan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama4(LlamaWithExperts):
-    """Llama 4: attention in chunks but for every fourth layer, experts in all or every second one beside a shared one.
-    Its norm of queries and keys, which has no parameters, is left out."""
-
-    intermediate_size: Count | None = 8192
-    intermediate_size_mlp: Count = 16384
-    num_experts: Count = 16
-    num_experts_per_tok: Count = 1
-    n_shared_experts: CountOrNone = 1
-    attention_chunk_size: CountOrNone = 8192
-    no_rope_layer_interval: Count = 4
-
-    def fields(self) -> Fields:
-        return super().fields() | {
-            "ffn_hidden": self.intermediate_size_mlp,
-            "window": self.attention_chunk_size,
-            "chunked_window": True,
-            "full_attention_every": self.no_rope_layer_interval,
-            "qk_norm": False,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +31,12 @@ class DeltaNetKeys:
         Args:
             feed_forward: the letter of `MIXERS` for what follows in every layer.
         """
-        # `Transformer.mixers` repeats a pattern over the layers. The blank at its end makes it a list of words, one per
-        # layer, each with a letter per sub-layer.
+        # `Transformer.mixers` repeats a pattern over the layers.
         period = ["L" + feed_forward] * (self.full_attention_interval - 1) + ["*" + feed_forward]
         return {
             "qk_norm": True,
             "attention_gate": True,
-            "mixers": " ".join(period) + " ",
+            "mixers": mixer_words(period),
             "delta_net": DeltaNet(
                 heads=self.linear_num_value_heads,
                 key_heads=self.linear_num_key_heads,
@@ -180,14 +156,14 @@ class Jamba(LlamaWithExperts):
     expert_layer_offset: CountOrNone = 1
     expert_layer_period: Count = 2
 
-    def word(self, layer: int) -> str:
+    def sublayers(self, layer: int) -> str:
         """Sub-layers of a layer, letters of `MIXERS`."""
         attends = layer % self.attn_layer_period == self.attn_layer_offset
         has_experts = self.num_experts > 1 and layer % self.expert_layer_period == self.expert_layer_offset
         return ("*" if attends else "S") + ("E" if has_experts else "-")
 
     def fields(self) -> Fields:
-        words = [self.word(layer) for layer in range(self.num_hidden_layers)]
+        layers = [self.sublayers(layer) for layer in range(self.num_hidden_layers)]
         scan = SelectiveScan(
             inner=self.mamba_expand * self.hidden_size,
             state=self.mamba_d_state,
@@ -195,7 +171,7 @@ class Jamba(LlamaWithExperts):
             conv_kernel=self.mamba_d_conv,
             inner_norms=True,
         )
-        return super().fields() | {"positions": "none", "mixers": " ".join(words) + " ", "selective_scan": scan}
+        return super().fields() | {"positions": "none", "mixers": mixer_words(layers), "selective_scan": scan}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +198,8 @@ class MambaKeys:
 
     def mixers(self, layers: int, attending: Collection[int], feed_forward: str) -> Fields:
         """Fields of layers of Mamba-2, some of which attend instead."""
-        words = [("*" if layer in attending else "M") + feed_forward for layer in range(layers)]
-        return {"mixers": " ".join(words) + " ", "mamba": self.mamba()}
+        by_layer = [("*" if layer in attending else "M") + feed_forward for layer in range(layers)]
+        return {"mixers": mixer_words(by_layer), "mamba": self.mamba()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +226,15 @@ class GraniteHybrid(LlamaWithExperts, MambaKeys):
             return super().fields() | self.mixers(self.num_hidden_layers, (), "E")
         dense = {"ffn_hidden": self.shared_expert_intermediate_size or self.expert_inner}
         return Llama.fields(self) | dense | self.mixers(self.num_hidden_layers, (), "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FalconH1(Llama, MambaKeys):
+    """Falcon-H1: every layer has attention and Mamba-2 on one input, here one after the other with a norm each; its
+    mixers end without a norm unless `mamba_rms_norm` says so."""
+
+    def fields(self) -> Fields:
+        return super().fields() | {"mixers": "*M- ", "mamba": self.mamba()}
 
 
 BLOCK_LETTERS: Final[Mapping[str, str]] = {
@@ -296,8 +281,8 @@ class NemotronH(Stack):
             return self.hybrid_override_pattern
         if self.layers_block_type is None:
             raise PerfModelError("hybrid_override_pattern: missing; it says what each layer is (or layers_block_type)")
-        words = self.layers_block_type
-        return "".join(letters_of(words, BLOCK_LETTERS, "layers_block_type", self.num_hidden_layers or len(words)))
+        blocks = self.layers_block_type
+        return "".join(letters_of(blocks, BLOCK_LETTERS, "layers_block_type", self.num_hidden_layers or len(blocks)))
 
     def experts(self) -> Experts:
         """Its routed experts, which may work on fewer elements than the hidden size, and the shared one."""

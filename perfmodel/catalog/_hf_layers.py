@@ -26,18 +26,26 @@ FEED_FORWARD_LETTERS: Final[Mapping[str, str]] = {"dense": "-", "mlp": "-", "spa
 """Letter of `MIXERS` for a word of `mlp_layer_types`."""
 
 
-def letters_of(words: Sequence[str], known: Mapping[str, str], key: str, layers: int) -> list[str]:
-    """Letters of `MIXERS` for a list with one word per layer.
+def mixer_words(layers: Sequence[str]) -> str:
+    """The text of `Transformer.mixers` for one word per layer, whose letters are the layer's sub-layers.
+
+    Without blanks the text would be a letter per layer: the one at the end tells a single word from that.
+    """
+    return " ".join(layers) + " "
+
+
+def letters_of(kinds: Sequence[str], known: Mapping[str, str], key: str, layers: int) -> list[str]:
+    """Letters of `MIXERS` for a list that says what kind each layer is.
 
     Raises:
         PerfModelError: the list has another length than there are layers, or a word that is not known.
     """
-    if len(words) != layers:
-        raise PerfModelError(f"{key} has {len(words)} entries for {layers} layers")
-    unknown = sorted(set(words) - set(known))
+    if len(kinds) != layers:
+        raise PerfModelError(f"{key} has {len(kinds)} entries for {layers} layers")
+    unknown = sorted(set(kinds) - set(known))
     if unknown:
         raise PerfModelError(f"{key} has {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    return [known[word] for word in words]
+    return [known[kind] for kind in kinds]
 
 
 def with_layer_lists(
@@ -78,8 +86,7 @@ def with_layer_lists(
     ]
     if tuple(wanted) == by_rule:
         return fields
-    # a blank makes it a list of words even where there is only one layer
-    return fields | {"mixers": " ".join(wanted) + " "}
+    return fields | {"mixers": mixer_words(wanted)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +133,14 @@ class LayerLists:
         return letters
 
 
-def listed_layers(config: Mapping[str, Any], fields: Fields, where: str) -> Fields:
+def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fields:
     """Fields of a model with the lists that its configuration has of its layers, whatever its family.
 
     Raises:
         PerfModelError: a list is malformed, has another length than there are layers, or a word that is not known.
     """
     stated = {key: value for key, value in config.items() if value is not None}
-    lists = checked(LayerLists, stated, where)
+    lists = checked(LayerLists, stated, place)
     attention = lists.attention(fields["layers"], "M" if fields.get("mamba") else "L")
     feed_forward = lists.feed_forward(fields["layers"], fields.get("experts"))
     if attention is None and feed_forward is None:

@@ -22,7 +22,7 @@ VISION_ENCODERS: Final = ("siglip", "clip")
 """Models of two parts of which the vision encoder is meant."""
 
 
-def language_model(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str, list[str]]:
+def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, Any], str, list[str]]:
     """Configuration and family of the language model, and what beside it is left out.
 
     Raises:
@@ -30,20 +30,20 @@ def language_model(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, 
     """
     family = config.get("model_type", config.get("_class_name"))
     if not isinstance(family, str):
-        raise PerfModelError(f"{where}: model_type: missing; it names the family")
+        raise PerfModelError(f"{place}: model_type: missing; it names the family")
     # Contrastive models have two towers of equal rank; what is trained into language models is the one that sees.
     if family in VISION_ENCODERS:
-        return _part(config, "vision_config", where), f"{family}_vision_model", []
+        return _part(config, "vision_config", place), f"{family}_vision_model", []
     left_out = [_tower(key, part) for key, part in config.items() if _is_tower(key, part)]
     part_key = next((key for key in LANGUAGE_PARTS if isinstance(config.get(key), dict)), None)
     if part_key is None and family in DEFAULT_FAMILIES:
         part_key = LANGUAGE_PARTS[0]
     if part_key is None:
         return config, known_family(family), left_out
-    part = _part(config, part_key, where)
+    part = _part(config, part_key, place)
     if any(isinstance(part.get(key), dict) for key in LANGUAGE_PARTS):
         # Qwen-Omni's thinker is itself a model of several parts
-        inner, inner_family, more = language_model(part, where)
+        inner, inner_family, more = language_model(part, place)
         return inner, inner_family, [*left_out, *more]
     part_family = part.get("model_type")
     if not isinstance(part_family, str):
@@ -59,10 +59,10 @@ def known_family(family: str) -> str:
     return family
 
 
-def _part(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+def _part(config: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
     part = config.get(key)
     if not isinstance(part, dict):
-        raise PerfModelError(f"{where}: {key}: missing; it describes the model")
+        raise PerfModelError(f"{place}: {key}: missing; it describes the model")
     return part
 
 
@@ -98,7 +98,8 @@ def encoder_parameters(part: Mapping[str, Any]) -> int:
     patch, channels = _number(part, "patch_size"), _number(part, "num_channels", "in_channels", "in_chans") or 3
     patches = patch * patch * channels * hidden
     positions = 0
-    if patch and (image := _number(part, "image_size")):
+    image = _number(part, "image_size")
+    if patch and image:
         positions = (image // patch) ** 2 * hidden
     return layers * (attention + feed_forward + 4 * hidden) + patches + positions + 2 * hidden
 

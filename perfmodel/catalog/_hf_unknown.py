@@ -17,16 +17,19 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
 }
 """Sizes of a transformer, and what configurations call them."""
-_OTHER_EXPERT_KEYS: Final = {
-    size: tuple(key for key, known in EXPERT_KEYS.items() if known == size)
-    for size in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace")
-}
+
+
+def _all_keys(size: str) -> tuple[str, ...]:
+    """What configurations call a size of experts: its name here, and those that families have for it."""
+    return (size, *(key for key, known in EXPERT_KEYS.items() if known == size))
+
+
 EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "count": ("num_experts", *_OTHER_EXPERT_KEYS["num_experts"]),
-    "topk": ("num_experts_per_tok", *_OTHER_EXPERT_KEYS["num_experts_per_tok"]),
-    "ffn_hidden": ("moe_intermediate_size", *_OTHER_EXPERT_KEYS["moe_intermediate_size"], "intermediate_size"),
+    "count": _all_keys("num_experts"),
+    "topk": _all_keys("num_experts_per_tok"),
+    "ffn_hidden": (*_all_keys("moe_intermediate_size"), "intermediate_size"),
     "shared_ffn_hidden": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
-    "first_dense_layers": ("first_k_dense_replace", *_OTHER_EXPERT_KEYS["first_k_dense_replace"]),
+    "first_dense_layers": _all_keys("first_k_dense_replace"),
 }
 """Sizes of experts, and what configurations call them."""
 LATENT: Final[Mapping[str, tuple[str, ...]]] = {

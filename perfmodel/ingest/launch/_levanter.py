@@ -152,8 +152,8 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
     if compute not in _TYPES:
         raise BadValue(f"must be a policy such as p=f32,c=bfloat16, got {policy!r}")
     fields: Fields = {"dtype": _TYPES[compute]}
-    kept = parts.get("p") or parts.get("params")
-    if kept in _TYPES and _TYPES[kept] == "bf16":
+    weights = parts.get("p") or parts.get("params")
+    if weights in _TYPES and _TYPES[weights] == "bf16":
         # optax keeps moments in the type of the weights.
         fields["optimizer"] = "adam16bit"
     return fields

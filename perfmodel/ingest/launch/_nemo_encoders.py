@@ -61,7 +61,9 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
             )
         return fields
 
-    stacks = [start + name for start in (_ENCODER, _DECODER) for name in (*_SIZES, "activation")]
+    stacks: list[str] = []
+    for start in (_ENCODER, _DECODER):
+        stacks += [start + name for name in (*_SIZES, "activation")]
     return (
         Rule(keys=_KINDS, read=_kind),
         Rule(keys=(*stacks, _DECODER_LENGTH), read=read_stacks, fields=("model.",)),

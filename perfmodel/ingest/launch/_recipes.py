@@ -62,16 +62,16 @@ def recipe_command(
     environment = {**os.environ, **(variables or {})}
     script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
     for command in script.commands:
-        words = [word.text for word in command.argv]
-        joined = " ".join(words)
+        argv = [word.text for word in command.argv]
+        joined = " ".join(argv)
         if re.search(r"(^|[\s/])litgpt\s", joined):
             raise LaunchFileError(f"{place}: looks like litgpt, which is not read; give --model, --layout and so on")
         if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
             source, form = _titan(command, place)
         elif re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
             source, form = _nemo(command, place)
-        elif bridge_name := _bridge_name(words):
-            source, form = _bridge(command, bridge_name, place)
+        elif _bridge_name(argv):
+            source, form = _bridge(command, _bridge_name(argv), place)
         else:
             continue
         devices = source.devices or _devices(command, job)
@@ -117,13 +117,12 @@ def _named_model(entries: dict[str, Entry]) -> Model | None:
 def _flags(command: Command) -> dict[str, Entry]:
     """Flags of a command by their names without dashes; one without a value is on."""
     flags: dict[str, Entry] = {}
-    words = command.argv
-    for i, word in enumerate(words):
+    for i, word in enumerate(command.argv):
         name, sign, value = word.text.partition("=")
         if not name.startswith("--"):
             continue
         # A flag at the end, or before another one, is a switch.
-        behind = words[i + 1].text if i + 1 < len(words) else "--"
+        behind = command.argv[i + 1].text if i + 1 < len(command.argv) else "--"
         text = value if sign else "true" if behind.startswith("--") else behind
         flags[name.removeprefix("--")] = Entry(plain_value(text), word.line)
     return flags
@@ -221,16 +220,16 @@ def _of_nemo(name: str, changes: Mapping[str, Entry], place: str, line: int) -> 
     return replace(source, model=model, devices=devices), form
 
 
-def _bridge_name(words: Sequence[str]) -> str:
+def _bridge_name(argv: Sequence[str]) -> str:
     """The recipe of Megatron-Bridge that a command names, by `--recipe` or by an example's own program."""
-    for i, word in enumerate(words):
+    for i, word in enumerate(argv):
         name, sign, value = word.partition("=")
         if name == "--recipe":
-            return value if sign else " ".join(words[i + 1 : i + 2])
-    if not any(word.startswith("--config-file") for word in words):
+            return value if sign else " ".join(argv[i + 1 : i + 2])
+    if not any(word.startswith("--config-file") for word in argv):
         return ""
     # Examples of Megatron-Bridge build the recipe of their own name and read a file of changes.
-    programs = [re.fullmatch(r"(?:.*/)?pretrain_(\w+)\.py", word) for word in words]
+    programs = [re.fullmatch(r"(?:.*/)?pretrain_(\w+)\.py", word) for word in argv]
     return next((f"{program[1]}_pretrain_config" for program in programs if program), "")
 
 

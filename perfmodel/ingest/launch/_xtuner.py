@@ -76,9 +76,9 @@ def plain_value(value: ast.expr | str, known: Mapping[str, Any] | None = None) -
     """
     if isinstance(value, ast.expr):
         return _value(value, known or {})
-    words = {"true": True, "false": False, "null": None}
-    if value.lower() in words:
-        return words[value.lower()]
+    constants = {"true": True, "false": False, "null": None}
+    if value.lower() in constants:
+        return constants[value.lower()]
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, RecursionError, MemoryError):

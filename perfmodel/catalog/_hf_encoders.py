@@ -1,0 +1,166 @@
+"""Hugging Face configurations of encoders (BERT and what follows it) and of encoder-decoders (T5, BART, Whisper)."""
+
+from dataclasses import dataclass
+
+from perfmodel.catalog._hf_layers import mixer_words
+from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Share, Stack, activation, plain_sizes
+from perfmodel.errors import PerfModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bert(Stack):
+    """BERT."""
+
+    intermediate_size: Count
+    max_position_embeddings: Count = 512
+    hidden_act: str = "gelu"
+    type_vocab_size: CountOrNone = 2
+    hidden_dropout_prob: Share = 0.1
+
+    def fields(self) -> Fields:
+        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+            "activation": activation(self.hidden_act),
+            "causal": False,
+            "token_types": self.type_vocab_size,
+            "pooler_and_mlm_head": True,
+            "dropout": self.hidden_dropout_prob > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roberta(Bert):
+    """RoBERTa: BERT without the pooler and the head that tells whether sentences follow one another."""
+
+    def fields(self) -> Fields:
+        return super().fields() | {"pooler": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Electra(Roberta):
+    """ELECTRA's discriminator with embeddings as wide as its layers, counted with the head of its generator."""
+
+    embedding_size: Count = 128
+
+    def fields(self) -> Fields:
+        if self.embedding_size != self.hidden_size:
+            raise PerfModelError(
+                f"embedding_size {self.embedding_size} is projected to hidden_size {self.hidden_size}, which is not "
+                "described here; give a TOML file of its layers with --model"
+            )
+        return super().fields()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBert(Stack):
+    """ModernBERT: rotary positions, gated feed-forwards without biases, a window in two of three layers."""
+
+    intermediate_size: Count
+    max_position_embeddings: Count = 8192
+    hidden_activation: str = "gelu"
+    global_attn_every_n_layers: Count = 3
+    local_attention: Count = 128
+
+    def fields(self) -> Fields:
+        period = ["*-"] + ["W-"] * (self.global_attn_every_n_layers - 1)
+        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+            "activation": activation(self.hidden_activation),
+            "gated_ffn": True,
+            "norm": "layer_norm",
+            "norm_bias": False,
+            "positions": "rope",
+            "bias": False,
+            "causal": False,
+            "window": self.local_attention,
+            "mixers": mixer_words(period),
+            "pooler_and_mlm_head": True,
+            "pooler": False,
+            "dropout": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5:
+    """T5 and mT5."""
+
+    d_model: Count
+    d_kv: Count
+    d_ff: Count
+    num_layers: Layers
+    num_heads: Count
+    vocab_size: Count
+    num_decoder_layers: Layers | None = None
+    n_positions: Count = 512
+    feed_forward_proj: str = "relu"
+    tie_word_embeddings: bool = True
+    dropout_rate: Share = 0.1
+
+    def fields(self) -> Fields:
+        return {
+            "layers": self.num_layers,
+            "decoder_layers": self.num_decoder_layers or self.num_layers,
+            "hidden": self.d_model,
+            "heads": self.num_heads,
+            "kv_heads": self.num_heads,
+            "head_dim": self.d_kv,
+            "ffn_hidden": self.d_ff,
+            "vocab": self.vocab_size,
+            "seq_len": self.n_positions,
+            "gated_ffn": self.feed_forward_proj.startswith("gated"),
+            "activation": activation(self.feed_forward_proj.removeprefix("gated-")),
+            "norm": "rms_norm",
+            "positions": "relative",
+            "bias": False,
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.dropout_rate > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoder:
+    """BART, mBART, Pegasus, Marian and their like: an encoder and a decoder with biases and layer norms."""
+
+    d_model: Count
+    encoder_layers: Layers
+    decoder_layers: Layers
+    encoder_attention_heads: Count
+    encoder_ffn_dim: Count
+    vocab_size: Count
+    decoder_attention_heads: Count | None = None
+    decoder_ffn_dim: Count | None = None
+    max_position_embeddings: Count = 1024
+    activation_function: str = "gelu"
+    tie_word_embeddings: bool = True
+    dropout: Share = 0.1
+
+    def lengths(self) -> Fields:
+        """Tokens that the encoder and the decoder are given."""
+        return {"seq_len": self.max_position_embeddings}
+
+    def fields(self) -> Fields:
+        heads, inner = self.encoder_attention_heads, self.encoder_ffn_dim
+        # `Transformer` has one set of sizes for both stacks, as nearly all of these models do.
+        if (self.decoder_attention_heads or heads, self.decoder_ffn_dim or inner) != (heads, inner):
+            raise PerfModelError("decoder_attention_heads and decoder_ffn_dim must be those of the encoder")
+        sizes = plain_sizes(self.encoder_layers, self.d_model, heads, inner, self.vocab_size, 1)
+        return (
+            sizes
+            | {
+                "decoder_layers": self.decoder_layers,
+                "activation": activation(self.activation_function),
+                "tied_embeddings": self.tie_word_embeddings,
+                "dropout": self.dropout > 0,
+            }
+            | self.lengths()
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whisper(EncoderDecoder):
+    """Whisper: the encoder is given frames of sound, which two convolutions make of a spectrum."""
+
+    max_source_positions: Count = 1500
+    max_target_positions: Count = 448
+    dropout: Share = 0.0
+
+    def lengths(self) -> Fields:
+        return {"seq_len": self.max_source_positions, "decoder_seq_len": self.max_target_positions}
