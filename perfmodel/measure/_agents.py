@@ -60,6 +60,7 @@ class Agent:
 
     def free_port(self) -> int:
         """A port that nobody listens on there."""
+        # Only that node knows what is free there. A rank is not running yet, so that the next answer is this one.
         try:
             self._connection.send(("port",))
             if self._connection.poll(ORDER_TIMEOUT_S):
@@ -235,6 +236,7 @@ def _hello(launch: Launch, address: str) -> Hello:
 
 def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
     """Raise `CalibrationError` unless a process belongs to the launch and measures as process 0 does."""
+    # Rows of one table are measured alike: by the same software and code on every node.
     first = agents[0].hello
     if new.count != first.count:
         raise CalibrationError(f"{new} was started as one of {new.count}, process 0 as one of {first.count}")

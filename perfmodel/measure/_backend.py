@@ -111,6 +111,7 @@ _SHORTEST_S = 1e-9
 
 def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:
     """Measure one op: its row of the table."""
+    # The rule is lengthened to what the meter resolves; quality is judged by the plan's own.
     op, cold = point.kernel, point.cold
     sampling_rule = replace(rule, min_sample_s=_SHORTEST_S) if cold else rule
     timing = time_calls(backend.sampler(op, cold=cold), sampling_rule.resolved_by(backend.meter))
@@ -183,6 +184,7 @@ def transport_of(backend: str) -> Transport:
     Raises:
         PerfModelError: where torch is not installed.
     """
+    # JAX's ranks of one machine are CPU processes, whatever accelerators it has.
     require(backend)
     if backend == "jax":
         return Transport("gloo", CollectiveSession, "jax")

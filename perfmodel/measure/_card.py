@@ -41,6 +41,7 @@ def machine() -> dict[str, str | int]:
 
 def software(packages: Iterable[str]) -> dict[str, str]:
     """Versions of Python, the system and packages; those not installed are left out."""
+    # Nobody need have installed both JAX and torch.
     versions = {"python": platform.python_version(), "system": platform.system()}
     for name in packages:
         try:
@@ -99,6 +100,7 @@ def card_path(table: Path) -> Path:
 
 def collector_sha256() -> str:
     """Hash over the sources of this package and of the programs timed: tells collectors apart."""
+    # Names and separators go in too, so that moving code from one file to another changes the hash.
     digest = hashlib.sha256()
     package = Path(__file__).parent
     for source in (*sorted(package.glob("*.py")), *sorted(package.with_name("ops").glob("*.py"))):
@@ -124,6 +126,7 @@ def write_card(
     Raises:
         TableError: if the table is empty or names more than one device.
     """
+    # A card says on which device every row was measured.
     devices = table["device"].unique() if len(table) else []
     if len(devices) != 1:
         raise TableError(f"{path}: a card describes rows of exactly one device, got {len(devices)}")
@@ -163,6 +166,8 @@ def read_card(path: Path) -> Card:
         raise TableError(f"{json_path}: not a readable card ({error})") from None
     if card.schema_version != SCHEMA_VERSION:
         raise TableError(f"{json_path}: schema version {card.schema_version}, this release reads {SCHEMA_VERSION}")
+
+    # A table that was edited, or copied over another one, has lost its provenance.
     if card.table != path.name or card.table_sha256 != hashlib.sha256(path.read_bytes()).hexdigest():
         raise TableError(f"{path}: not the table that {json_path.name} describes; measure again or restore it")
     return card

@@ -69,6 +69,7 @@ def _figures(counts: dict[str, Any]) -> dict[str, Any]:
 
 def _apart(a: Row, b: Row) -> bool:
     """Whether the medians' confidence intervals do not meet."""
+    # Half-widths are shares of the medians.
     half_us = a["time_us"] * a["ci95_half_width"] + b["time_us"] * b["ci95_half_width"]
     return abs(a["time_us"] - b["time_us"]) > half_us
 
@@ -136,6 +137,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _flat(cards: list[Card]) -> dict[str, Any]:
     """Values of the cards' compared fields by dotted path; a list where cards differ."""
+    # A folder may hold cards of several tables, measured on one machine or not.
     values: dict[str, list[Any]] = {}
     for card in cards:
         for name in CARD_FIELDS:

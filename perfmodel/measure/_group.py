@@ -52,6 +52,7 @@ class RankGroup:
         hosts: Sequence[Host] = (),
         agents: Sequence[Agent] = (),
     ) -> None:
+        # How many ranks one host can run does not limit those of several nodes.
         if num_ranks < 2 or not agents:
             check_group(num_ranks)
         nodes = [agent.hello.node for agent in agents]
@@ -81,6 +82,7 @@ class RankGroup:
 
     def _start(self, rank: int, coordinator: str) -> RankProcess | Agent:
         """Start a rank at its agent, or as a process of this machine."""
+        # An agent picks a core of its node itself.
         if self._agents:
             agent = self._agents[rank]
             place = Place(rank, self.num_ranks, coordinator, local_rank=rank % self.ranks_per_node)
@@ -102,6 +104,7 @@ class RankGroup:
 
     def load(self, op: Collective) -> None:
         """Make `op` the collective that `sample` and `values` run."""
+        # A transfer between two ranks has a sender and a receiver, whose times are told apart (`transfer_time_s`).
         check_collective(op, self._num_nodes)
         if op.num_ranks != self.num_ranks:
             raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
@@ -198,6 +201,7 @@ class RankGroup:
                 raise CalibrationError(
                     f"{_name(rank, self._members[rank])} does not answer; is the machine overloaded?"
                 )
+            # A rank that fails or dies ends the measurement at once, whatever the others are waiting for.
             for handle, rank in waiting.items():
                 if handle not in ready:
                     continue
@@ -240,6 +244,8 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
             f"{op.collective}: one group is measured at a time, but concurrent = {op.concurrent}; remove it, let the "
             "collective model share links among groups"
         )
+
+    # Every rank has a part of whole elements.
     unit = dtype_bytes(op.dtype) * op.num_ranks
     if op.bytes < unit or op.bytes % unit:
         raise PerfModelError(

@@ -69,6 +69,7 @@ class JaxBackend:
     def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
         import jax
 
+        # Cold calls are waited for one by one; only CPUs get here with them (`check`).
         if cold:
             return cold_sampler(jax_program(op), self.meter, jax.block_until_ready, self._flush)
         sample = self._queued(jax_program(op))
@@ -107,6 +108,7 @@ def _unrounded(sample: SampleCalls) -> SampleCalls:
     """Keep fp32 products in fp32, which accelerators otherwise round to tf32 or bf16."""
     import jax
 
+    # The precision counts when the program is traced, in its first call.
     def sample_unrounded(calls: int) -> Sample:
         with jax.default_matmul_precision("highest"):
             return sample(calls)

@@ -86,6 +86,8 @@ def find_launch(
                 f"{number}={environ[number]!r} and {total}={environ[total]!r}: a process's number and how many there "
                 "are; start by torchrun, mpirun or srun, or give --process I --processes N"
             ) from None
+
+        # Torchrun tells where the first node is; mpirun and srun do not.
         if launcher == "torchrun" and host is None:
             host = environ.get("MASTER_ADDR")
     if not 0 <= index < count:
@@ -150,6 +152,7 @@ class Server:
         self._started_s, self._turned_away = time.monotonic(), 0
 
     def __enter__(self) -> Self:
+        # The file is written once the socket listens, so that whoever finds it is not refused.
         try:
             address = listening_address(self._meeting.host)
             self._socket = socket.create_server((address, self._meeting.port), backlog=MOST_WAITING)
@@ -251,6 +254,7 @@ def _key_of_environment() -> str | None:
 
 def _write_private(path: Path, meeting: Meeting) -> None:
     """Write a meeting whole or not at all, and for this user's eyes only."""
+    # Made with its permissions, as changing them afterwards would leave a moment in which others can read it.
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(meeting), file)

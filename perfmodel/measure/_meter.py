@@ -149,6 +149,7 @@ def wait_until_quiet(
     Returns:
         Seconds waited, as far as the patience reached.
     """
+    # Each look takes `_LOOK_S` and is the waiting itself.
     busy_share = busy_share or _busy_share
     waited_s = 0.0
     while waited_s < patience_s and busy_share(_LOOK_S) > limit:

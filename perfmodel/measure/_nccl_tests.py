@@ -56,6 +56,7 @@ class NcclTests:
     def calls_per_size(self) -> int:
         """Calls that a program makes of one size: warm-up and iterations, out of place and in place, every time."""
 
+        # Defaults are those of nccl-tests.
         def argument(flag: str, default: int) -> int:
             match = re.search(rf"(?:^|\s){flag}\s*(\d+)", self.arguments)
             return int(match[1]) if match else default
@@ -136,6 +137,7 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
 def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
     """The table that a program prints, checked to be of `device` if that is given."""
     shown = shlex.join(command)
+    # The supervisor would tell no more of a missing program than exit status 127.
     if shutil.which(command[0]) is None:
         raise CalibrationError(f"{command[0]}: no such program; set launcher and folder of [nccl_tests]")
     try:

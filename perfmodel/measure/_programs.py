@@ -110,6 +110,7 @@ def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush
     """
     call = Calls(timed)
 
+    # The meter is read around each call, and once over all of them for interference, whose counters are coarse.
     def sample(calls: int) -> Sample:
         wall_s = 0.0
         first = last = meter.read()
@@ -147,5 +148,6 @@ FLUSH_FACTOR: Final = 2
 
 def host_flush() -> partial[Any]:
     """A function that fills the CPU's caches with a buffer of its own."""
+    # Written in place, so that no page is allocated anew. An element has 8 bytes.
     buffer = np.zeros(FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes) // 8)
     return partial(np.add, buffer, 1.0, out=buffer)

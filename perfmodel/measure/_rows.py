@@ -120,6 +120,7 @@ def op_columns(op: KernelOp) -> Row:
 
 def collective_columns(op: Collective) -> Row:
     """The collective's own columns; sizes follow nccl-tests."""
+    # Groups are measured one at a time, so that there is no column of concurrent ones.
     return {
         "collective": op.collective,
         "num_ranks": op.num_ranks,

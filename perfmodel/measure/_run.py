@@ -120,6 +120,7 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
     """
     if not (plan.kernel_points or plan.collectives):
         raise PerfModelError("calibrate: the plan asks for nothing; give it [[kernels]] or [[collectives]]")
+    # The device is that which nccl-tests prints (`nccl_tests_rows`).
     if backend == "nccl-tests":
         _nccl_tests_of(plan)
         return
@@ -128,6 +129,8 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
         check_op(point.kernel)
     if started and plan.emulated_network:
         raise CalibrationError("[emulated_network]: a run started on real nodes has its own network; remove it")
+
+    # Without a launcher or an emulated network all ranks are processes of this machine.
     for op in plan.collectives:
         check_collective(op, op.num_nodes if started or plan.emulated_network else 1)
         if not started:
@@ -146,12 +149,15 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
     """
     if backend == "nccl-tests":
         return
+    # Kernels, on the device that the backend finds.
     if plan.kernel_points:
         with open_backend(backend) as opened:
             if not plan.any_device:
                 check_device(plan.device, opened.accelerator)
             for point in plan.kernel_points:
                 opened.check(point.kernel, cold=point.cold)
+
+    # Collectives, between processes that have come, or on as many devices of this machine.
     for op in plan.collectives:
         members(agents, op)
     if plan.collectives:
@@ -173,6 +179,7 @@ def check_folder(plan: Plan, folder: Path, backend: str) -> None:
     """
     if not folder.is_dir():
         return
+    # Reading raises the errors; an interrupted run's partial file takes the place of the table.
     for table in tables(plan, folder, backend, lambda point: None, ()):
         if table.partial.read() is None:
             finished_rows(table.path, table.device, table.packages)
@@ -213,6 +220,7 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
             progress(point)
             yield kernel_row(backend, point, plan.device, plan.rule)
 
+    # Measured when the table is written, as it takes a moment, and a table may have nothing left to measure.
     def method() -> Mapping[str, Any]:
         return {**backend.method, "call_overhead_us": round(call_overhead_s(backend, plan.rule) * 1e6, 2)}
 

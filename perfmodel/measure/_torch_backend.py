@@ -84,6 +84,7 @@ class TorchBackend:
 
     @cached_property
     def _flush(self) -> Callable[[], Any]:
+        # Of a GPU the L2 is what a buffer has to fill; filling it with zeros writes all of it.
         if not self.accelerator:
             return host_flush()
         torch = torch_module()
@@ -129,6 +130,7 @@ def torch_backend() -> Iterator[TorchBackend]:
         name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
         yield TorchBackend(name, capability, NoMeter())
         return
+    # On a CPU a kernel is measured on one thread, whatever the caller has set for itself.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
