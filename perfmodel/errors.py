@@ -49,6 +49,7 @@ class UnknownNameError(PerfModelError):
 
 def _some(names: list[str]) -> str:
     """Names in a list, or evenly spread examples where there are many."""
+    # Every n-th of the sorted names, so that examples are not all of one vendor or family.
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:: len(names) // FEW_NAMES + 1])} and more; 'perfmodel catalog' lists all"

@@ -29,7 +29,7 @@ LIMIT_VARIABLE: Final = "PERFMODEL_FILE_LIMIT_GB"
 USUAL_LIMIT_GB: Final = 0.5
 """Twenty times as much memory is needed for JSON of the worst kind."""
 MOST_TEXT_BYTES: Final = 16_000_000
-"""Of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs are data."""
+"""Most bytes of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs are data."""
 MOST_DEPTH: Final = 64
 """Nesting of tables and lists, beyond which a file is none of ours; Python's own limit is about a thousand."""
 MOST_YAML_NODES: Final = 20_000
@@ -90,6 +90,7 @@ def read_data(path: Path) -> bytes:
         TooLargeError: more bytes than `data_limit_bytes`.
         OSError, EOFError, zlib.error, lzma.LZMAError: damaged or truncated compressed data (`DAMAGED`).
     """
+    # By the first bytes, not the name: files come under any name.
     limit = data_limit_bytes()
     with path.open("rb") as file:
         first = file.read(_MAGIC_BYTES)
@@ -175,6 +176,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     """The value that a text states; nested no deeper than `MOST_DEPTH`."""
+    # Parsers recurse, so that what is nested deeply may exceed Python's limit before it can be counted.
     try:
         value = parse(text)
     except RecursionError:

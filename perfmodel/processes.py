@@ -41,7 +41,7 @@ def end_with_parent(parent: int | None = None, number: signal.Signals = signal.S
 
 
 def end_with_spawner() -> None:
-    """In a process of `multiprocessing`: end with the process that started it, even if that has ended already."""
+    """Have this process of `multiprocessing` end with the one that started it, even if that has ended already."""
     spawner = parent_process()
     end_with_parent(None if spawner is None else spawner.pid)
 

@@ -57,6 +57,7 @@ _DTYPE_OF: Final = _dtype_of_alias()
 
 def dtype_name(text: str) -> str:
     """The element type that a name stands for (`bfloat16`, `torch.half`, `e4m3`); one that nobody knows as it is."""
+    # As people paste it from code.
     plain = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
     return _DTYPE_OF.get(plain, text)
 
@@ -100,7 +101,7 @@ class QuantityKind:
     """What a kind of quantity may be written in."""
 
     what: str
-    """Its name in a sentence: `... is no WHAT`."""
+    """Name of the kind in a sentence: `... is no WHAT`."""
     examples: str
     """Texts that are such a quantity."""
     units: Mapping[str, float]
@@ -168,6 +169,7 @@ def parse_length(text: str) -> int:
     Raises:
         PerfModelError: no whole number above 0.
     """
+    # The bound catches a unit too many, such as 128M for 128k.
     value = parse_quantity(text, "sequence")
     if value < 1 or value != int(value) or value > LONGEST_SEQUENCE:
         raise PerfModelError(
@@ -267,6 +269,7 @@ _PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"
 
 def figure(value: float, digits: int = 4) -> str:
     """A number to so many significant digits, never with an exponent above a thousandth."""
+    # Neither infinite nor NaN, which compares as false.
     if not abs(value) < float("inf"):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
@@ -310,6 +313,7 @@ MIN_FIT: Final = 0.9
 
 def fit_words(probability: float) -> str:
     """What a probability of fitting into memory means, in words, with the probability itself."""
+    # By the figure that is shown, so that a text never says that 0.90 only likely fits.
     shown = round(probability, 2)
     if shown >= MIN_FIT:
         words = "fits"

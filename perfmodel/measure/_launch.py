@@ -25,7 +25,7 @@ LAUNCHERS: Final = (
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Who sets which variables: a process's number and how many there are."""
+"""Launchers with the variables that they set: a process's number and how many there are."""
 NODE: Final = "PERFMODEL_NODE"
 """Variable that names the node where its host name does not tell it from others."""
 _OTHERS: Final = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "RANK", "WORLD_SIZE")

@@ -50,7 +50,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True)
 class OwnCoreMeter:
-    """For one busy thread on one core: what the thread did not get, others had.
+    """Meter of one busy thread on one core: what the thread did not get, others had.
 
     The core is busy all the while, so its busy time less the own time is wall less own time. That
     resolves samples far below the 10 ms ticks of the system's accounting.
@@ -72,7 +72,7 @@ class OwnCoreMeter:
 
 @dataclass(frozen=True)
 class MachineMeter:
-    """For several threads or processes: busy time of the watched cores less own processor time.
+    """Meter of several threads or processes: busy time of the watched cores less own processor time.
 
     What others do while all measured threads sleep counts too, so the share is an upper bound.
     Reads `/proc/stat`, which counts in ticks of usually 10 ms: samples of a quarter of a second keep
@@ -94,7 +94,7 @@ class MachineMeter:
 
 @dataclass(frozen=True)
 class NoMeter:
-    """For accelerators and systems without counters: reports no interference."""
+    """Meter of accelerators and systems without counters: reports no interference."""
 
     wall_clock: Callable[[], float] = time.perf_counter
     min_sample_s: float = 0.0

@@ -21,7 +21,7 @@ from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.units import dtype_bytes, whole
 
 LARGEST: Final = 2**53
-"""Whole numbers beyond are none of an op's sizes, nor exact as floats."""
+"""Largest whole number of an op's sizes; beyond it they are not exact as floats."""
 CACHES: Final = ("warm", "cold")
 """Where an op's data lie before a call: in the caches, or not."""
 

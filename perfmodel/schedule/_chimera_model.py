@@ -23,7 +23,7 @@ class ChimeraModel:
     transfers_s: float
     """(n_f + n_b) T_p2p; what middle bubbles would hide of it is not considered."""
     unoverlapped_s: float
-    """What of the gradients' all-reduce the free regions of the worst device do not hold."""
+    """Time of the gradients' all-reduce that does not fit into the free regions of the worst device."""
 
     @property
     def step_s(self) -> float:

@@ -155,13 +155,13 @@ class ScheduleFacts:
     stages: int
     micro_batches: int
     makespan_s: float
-    """From the first pass of one step alone to its last, warm-up and cool-down included."""
+    """Time of one step alone, from its first pass to its last, warm-up and cool-down included."""
     steady_interval_s: float
     """How much later each next step ends: the makespan where every step ends with a flush, less where steps overlap."""
     bubble_fraction: float
     """Share of the steady interval in which devices idle though no transfer takes any time, mean over devices."""
     makespan_bubble_fraction: float
-    """The same share of the makespan."""
+    """Share of the makespan in which devices idle though no transfer takes any time, mean over devices."""
     activations: tuple[float, float]
     """Most micro-batches alive on the device that needs least, and on the one that needs most."""
     weights: tuple[int, int]
@@ -246,7 +246,7 @@ def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *
 _MOST_STEPS: Final = 4096
 """Steps of a stream that are laid out at most."""
 _EXACT_UP_TO: Final = 2.0**53
-"""Whole numbers up to which floating-point sums are exact."""
+"""Largest whole number up to which floating-point sums are exact."""
 
 
 def _facts(

@@ -31,7 +31,7 @@ class Phase(IntEnum):
 
 
 _ROLE = np.array([0, 1, 1, 2])
-"""By phase: forward, input gradient (alone or in a whole backward), weight gradient alone."""
+"""Role of each phase: forward, input gradient (alone or in a whole backward), weight gradient alone."""
 _FORWARD, _, _WEIGHT_GRADIENT = range(3)
 
 
@@ -46,7 +46,7 @@ class Dependencies(NamedTuple):
     same_stage: Int[np.ndarray, " instructions"]
     """Earlier pass of the same stage: forward before backward, input gradient before weight gradient."""
     neighbouring_slice: Int[np.ndarray, " instructions"]
-    """The same stage's pass of the neighbouring sequence slice: keys and values come from the slice
+    """Pass of the neighbouring sequence slice on the same stage: keys and values come from the slice
     before, their gradients from the slice after."""
 
 

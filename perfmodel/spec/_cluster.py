@@ -83,7 +83,7 @@ class Cluster:
     max_devices: int | None = None
     """Devices that there are, where they are fewer than the outermost level could join; None: as many as it joins."""
     price_per_device_hour: float | None = None
-    """In US dollars, as `source` has it; None: the device's list price, if there is one (`list_price`)."""
+    """Price in US dollars, as `source` has it; None: the device's list price, if there is one (`list_price`)."""
     source: str = ""
     kinds: tuple["Cluster", ...] = ()
     """Kinds of nodes, each by its name here; empty where all are alike. `device` and `levels` are then those of the
@@ -153,6 +153,8 @@ class Cluster:
                 )
             if kind.kinds:
                 raise PerfModelError(f"cluster {self.name}: kind {kind.name}: it has kinds itself; state those here")
+
+        # Each kind has its own number of devices, and its own price.
         if self.max_devices is not None or self.price_per_device_hour is not None:
             raise PerfModelError(f"cluster {self.name}: max_devices and price_per_device_hour are of each of its kinds")
 
@@ -280,6 +282,7 @@ class Cluster:
             ranks: of the group.
             running: devices that take part in the program at all, if fewer than a node has.
         """
+        # How many ranks of the group each node has.
         group, node = list(ranks), self.devices_per_node
         nodes = Counter(rank // node for rank in group)
         ranks_of_group_in_node = max(nodes.values())

@@ -53,7 +53,7 @@ _WHOLE_FP32 = ("CDNA1", "CDNA2")
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
 BACKENDS = ("jax", "torch", "nccl-tests")
-"""Whose kernels and collectives are measured; `nccl-tests` measures collectives only, by its own programs."""
+"""What can measure kernels and collectives; `nccl-tests` measures collectives only, by its own programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Device:
     usd_per_hour: float | None = None
     """List price of one, in US dollars."""
     price_source: str = ""
-    """Whose price that is."""
+    """Provider whose price that is."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -106,6 +106,8 @@ class Device:
         }
         for name, value in figures.items():
             positive(f"device {self.name}: {name}", value)
+
+        # Figures that not every vendor tells.
         for name in (
             "host_bandwidth_bytes_per_s",
             "power_w",

@@ -16,7 +16,7 @@ class Dimension:
     """One way to spread a step over ranks."""
 
     key: str
-    """Its degree in layouts."""
+    """Field of a layout with its degree."""
     name: str
     """What its collectives are called in accounts of a step's time."""
     multiplies: bool = True
@@ -41,7 +41,7 @@ DIMENSIONS: Final = (
     Dimension(key="dp", name="data_parallel"),
     Dimension(key="pp", name="pipeline_parallel"),
 )
-"""In Megatron-LM's default order of ranks, innermost first."""
+"""All dimensions, in Megatron-LM's default order of ranks, innermost first."""
 
 DEVICE_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.multiplies)
 """Dimensions whose degrees multiply to the device count."""

@@ -147,7 +147,7 @@ class Transformer(Stated):
     mtp_repeated: bool = False
     """All such modules have the same weights (Nemotron 3, arXiv 2604.12374)."""
     patches: Patches | None = None
-    """Its input, in place of words; `vocab` is then the number of classes of the head, 0 for none."""
+    """What the input is cut into, in place of words; `vocab` is then the classes of the head, 0 for none."""
     adaln: AdaLN | None = None
     left_out: str = ""
     """What the model has that these figures do not count, in words for its user: a vision tower, an indexer."""
@@ -183,6 +183,7 @@ class Transformer(Stated):
                 f"for {self.layers} layers"
             )
         for letter, field in _PART_OF_LETTER.items():
+            # Sizes of a mixer that no layer has are a mistake too.
             if (letter in letters) != (sizes[field] is not None):
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}, and only then")
         for letter, field in {"E": "experts", "W": "window"}.items():
@@ -230,6 +231,7 @@ class Transformer(Stated):
     @property
     def mtp_stack(self) -> tuple[str, ...]:
         """Sub-layers of the layer of every module for a further token, a word of `MIXERS` each."""
+        # Unless said otherwise such a layer is like the last of the stack.
         return (self.mtp_mixers or self.stack[-1],) * self.mtp_layers
 
     def _attention_of(self, layer: int) -> str:
@@ -290,6 +292,8 @@ class ConvLayer(Stated):
             {name: getattr(self, name) for name in ("c_in", "size_in", "c_out", "kernel", "stride")},
         )
         whole(owner, {"pad": self.pad}, least=0)
+
+        # Of a dense layer `kernel` means nothing.
         if self.op != "linear" and self.kernel > self.size_in + 2 * self.pad:
             raise PerfModelError(
                 f"{owner}: a kernel of {self.kernel} is larger than its input of {self.size_in} padded by {self.pad}"

@@ -175,6 +175,8 @@ def _key(name: str, raw: str, types: dict[str, Any]) -> str:
     key = KEY_ALIASES.get(plain, plain)
     if key in types:
         return key
+
+    # FSDP is no degree of its own here, which people look for.
     if key == "fsdp":
         raise LayoutError(
             f"layout: {name} is no key; {raw} ranks that shard all states among themselves are dp={raw},zero=3, and "
@@ -198,6 +200,7 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
 
 def _value(key: str, raw: str, kind: Any) -> Any:
     """A field's value of the type `kind`, as text states it."""
+    # A schedule may be a path, whose case counts.
     if key == "schedule":
         return schedule_name(raw)
     if raw.lower() == "none" and kind in (PerStage, PerRank, int | None):

@@ -41,6 +41,8 @@ class Experts(Stated):
         whole("experts", {name: getattr(self, name) for name in positive})
         none_or_more = ("shared_ffn_hidden", "first_dense_layers", "latent")
         whole("experts", {name: getattr(self, name) for name in none_or_more}, least=0)
+
+        # A token cannot choose more than there are; groups are equally large.
         if self.topk > self.count:
             raise PerfModelError(f"experts: topk={self.topk} are more than there are (count={self.count})")
         if self.groups_kept > self.groups or self.count % self.groups:
@@ -66,6 +68,7 @@ class LatentAttention(Stated):
     """Elements of a head's values."""
 
     def __post_init__(self) -> None:
+        # Queries need not be compressed.
         sizes = dict(vars(self))
         whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
         whole("latent attention", sizes)

@@ -24,7 +24,7 @@ class MemorySteps:
 
     time_s: Float[np.ndarray, " steps"]
     in_use_bytes: Float[np.ndarray, " steps"]
-    """From this time to the next; the first entry, at time 0, is the static state."""
+    """Bytes in use from each time to the next; the first entry, at time 0, is the static state."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,4 +110,4 @@ STREAM_NAMES: Final = (
     "offload to host",
     "reload from host",
 )
-"""In the order of `program.Stream`."""
+"""Names of streams as people read them, in the order of `program.Stream`."""

@@ -100,7 +100,7 @@ class Comm:
 
     collective: CollectiveKind
     bytes: float
-    """Sized as nccl-tests does, see `perfmodel.spec.Collective`."""
+    """Size as nccl-tests counts it, see `perfmodel.ops.Collective`."""
     group: Literal["tp", "cp", "ep", "etp", "dp"]
     count: int = 1
     overlappable: bool = False
@@ -111,7 +111,7 @@ class Comm:
     """A few short kernels after another collective of the same ranks: these have just met and wait for none of them,
     and there is no product that `tp_overlap` could cut it into ring steps beside."""
     choice: ExpertChoice | None = None
-    """Of tokens that go to every rank once: `bytes` are those of one copy of each."""
+    """How tokens choose experts, where each goes to every rank once: `bytes` are those of one copy of each token."""
     exchange: Exchange | None = None
     """The library that carries it out, if it is one of its own."""
 
@@ -136,7 +136,7 @@ class BlockOps:
     """
 
     name: str
-    """As shown to people; nothing is decided by it."""
+    """Name shown to people; nothing is decided by it."""
     forward: Kernels
     is_layer: bool = True
     """Whether a pipeline may be cut before and after it; embeddings and heads ride along with a neighbouring layer."""

@@ -63,7 +63,7 @@ class ShardSizes:
     sequences: int
     """Sequences of a micro-batch; of varied lengths, as many equal ones as take the same time in attention."""
     seq_len: int
-    """Whole sequence."""
+    """Tokens of a whole sequence."""
     seq_local: int
     """Tokens of one sequence on this device (seq_len / cp)."""
     tokens: int

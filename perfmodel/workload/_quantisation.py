@@ -19,7 +19,7 @@ from perfmodel.workload._piece import memory
 QUANTISING: Final = "quantize_fp8_static"
 """The measured kernel that stands for all of them, by the bytes that they move."""
 _KERNEL_BYTES: Final = 3.0
-"""Per element: 16 bits read, 8 written."""
+"""Bytes that it moves per element: 16 bits read, 8 written."""
 _BYTES: Final = {
     "": 3.0,
     "delayed": 4.0,
@@ -31,8 +31,8 @@ _BYTES: Final = {
     "nvfp4": 7.2,
     "aqt": 5.0,
 }
-"""Per element of an activation or a gradient, at the rate of `QUANTISING`. All but those of `_EACH_PRODUCT` write a
-transposed copy besides for the weight gradient, and some find the maximum in an earlier pass (`current`, torchao's,
+"""Bytes per element of an activation or a gradient, at the rate of `QUANTISING`. All but those of `_EACH_PRODUCT` write
+a transposed copy besides for the weight gradient, and some find the maximum in an earlier pass (`current`, torchao's,
 AQT, and nvfp4 for its second level of scales): Transformer Engine 2.0, common/transpose and pytorch/csrc/quantizer.cpp;
 torchao 0.8, float8/float8_scaling_utils.py; AQT 0.7, aqt/jax/v2/aqt_dot_general.py. Those of blocks move no more but
 take longer: by what a layer's products take more in `autocast` than with operands quantised before, 1.82 ms with mxfp8
@@ -40,15 +40,16 @@ and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way 
 docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
 alone, has what it takes more than theirs of tensor-wise scales."""
 _TRANSPOSED_BYTES: Final = {"delayed": 1.0, "current": 1.0, "blockwise": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""Of these, the transposed copy: left out where weights are frozen, which have no gradient that it would be an operand
-of (Transformer Engine 2, pytorch/module/linear.py: `set_usage(rowwise=True, columnwise=backward_needs_input)`)."""
+"""Bytes of the transposed copy among these, left out where weights are frozen, which have no gradient that it would be
+an operand of (Transformer Engine 2, pytorch/module/linear.py: `set_usage(rowwise=True,
+columnwise=backward_needs_input)`)."""
 _FUSED_IN_ACTIVATIONS: Final = ("delayed", "mxfp8")
 """Recipes by which the kernel of an activation writes its result, or its gradient, in 8 bits: scales that are known
 before, or that a block of 32 finds for itself (Transformer Engine 2, pytorch/csrc/extensions/activation.cpp; others
 need the whole tensor's maximum first and cast in a kernel of their own)."""
 _ROUNDED_BYTES: Final = {"aqt": 8.0}
-"""Per element of a gradient besides, where it is rounded at random by numbers that another kernel writes: 32 bits each,
-written and read again, for either product (google/aqt aqt/jax/v2/config.py `config_v3`, whose `vjp_lhs` is the
+"""Bytes per element of a gradient besides, where it is rounded at random by numbers that another kernel writes: 32 bits
+each, written and read again, for either product (google/aqt aqt/jax/v2/config.py `config_v3`, whose `vjp_lhs` is the
 gradient; stochastic_rounding.py `JaxUniform`). XLA's `rng-bit-generator` gives its state beside the numbers, and so is
 not fused with what reads them. Transformer Engine draws the numbers of nvfp4 in its casts."""
 _GATHERED_BYTES: Final = {
@@ -58,7 +59,7 @@ _GATHERED_BYTES: Final = {
     "mxfp8": 1 + 1 / 32,
     "nvfp4": 9 / 16,
 }
-"""Per element of what tensor-parallel ranks gather for a product, with its scales: quantised before it is sent
+"""Bytes per element of what tensor-parallel ranks gather for a product, with its scales: quantised before it is sent
 (Transformer Engine 2, pytorch/distributed.py `gather_along_first_dim`)."""
 _EACH_PRODUCT: Final = ("tensorwise", "rowwise", "aqt")
 """Recipes that quantise both operands anew for each of the three products, in every micro-batch: the weight gradient's
