@@ -45,7 +45,7 @@ class Builder:
 
     @contextmanager
     def tagged(self, **changes: Any) -> Iterator[None]:
-        """Instructions inside the block have a tag changed in these fields."""
+        """Change these fields of the tag for the instructions inside the block."""
         before = self.tag
         self.tag = replace(before, **changes)
         try:
@@ -70,6 +70,8 @@ class Builder:
         self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
     ) -> tuple[str, ...]:
         """Append an instruction; its outputs have the hinted names, numbered where these are taken."""
+        # Typing each instruction as it comes puts an error at the line that causes it, and lets gradient rules look
+        # at shapes.
         outputs = tuple([self.fresh(hint) for hint in hints])
         instruction = Instruction(op, tuple(inputs), outputs, values, self.tag if tag is None else tag)
         inferred = self._output_types(instruction)
@@ -82,6 +84,7 @@ class Builder:
         missing = next((name for name in instruction.inputs if name not in self.types), None)
         if missing is not None:
             raise self._error(missing, f"is used by {op} before it is defined")
+        # Models repeat layers; the same op on the same types is inferred once.
         key = (op, instruction.attributes, tuple([self.types[name] for name in instruction.inputs]))
         if key not in self._memo:
             try:
@@ -101,6 +104,8 @@ class Builder:
         if hint not in self.types and hint not in self._count:
             self._count[hint] = 1
             return hint
+        # The counter of a hint makes numbering linear in the number of values; searching from 1 each time would be
+        # quadratic.
         while True:
             number = self._count.get(hint, 1)
             self._count[hint] = number + 1

@@ -25,7 +25,8 @@ class Work:
 
 
 def work(function: Function) -> Work:
-    """Sums over a function's instructions; each distinct one is looked at once."""
+    """Return what each device computes, moves and communicates, summed over a function's instructions."""
+    # Layers and micro-batches repeat the same instruction, so each distinct one is asked for its work once.
     types = function.types
     total = np.zeros((3, function.n_devices))
     known: dict[tuple[object, ...], tuple[float, float, float]] = {}
@@ -35,6 +36,7 @@ def work(function: Function) -> Work:
         key = (instruction.op, instruction.attributes, inputs, outputs)
         if key not in known:
             known[key] = _of_one(instruction.op, inputs, outputs, dict(instruction.attributes))
+        # Every member of a collective takes part in the whole of it, so all of them are charged its bytes.
         for device in group:
             total[:, device] += known[key]
     return Work(*total)
@@ -43,6 +45,7 @@ def work(function: Function) -> Work:
 def _of_one(
     op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: dict[str, object]
 ) -> tuple[float, float, float]:
+    """Return FLOPs, bytes of kernels and bytes of collectives of one instruction."""
     flops = traffic = moved = 0.0
     for event in OPS[op].work(inputs, outputs, attributes):
         if isinstance(event, Collective):
@@ -92,6 +95,7 @@ def live_memory(function: Function) -> LiveMemory:
             born[number[name]] = last[number[name]] = index
         for name in instruction.inputs:
             last[number[name]] = index
+    # Returned values are never freed.
     last[[number[name] for name in function.outputs]] = end
     # Half steps: what begins at an instruction counts while it runs, what ends there is gone after it.
     freed = last < end
@@ -102,6 +106,7 @@ def live_memory(function: Function) -> LiveMemory:
     order = np.lexsort((half_step, on_device))
     half_step, change, on_device = half_step[order], change[order], on_device[order]
     running = np.cumsum(change)
+    # The running sum goes on from one device to the next; what the devices before ended with is taken off again.
     start = np.searchsorted(on_device, np.arange(function.n_devices + 1))
     before = np.append(0.0, running)[start[:-1]]
     in_use = running - before[on_device]
@@ -109,6 +114,7 @@ def live_memory(function: Function) -> LiveMemory:
     for d, (first, stop) in enumerate(pairwise(start.tolist())):
         if stop > first:
             peak[d] = in_use[first:stop].max()
+    # Back to whole instructions: what is freed after instruction i (half step 2i + 1) is gone from i + 1 on.
     step = (half_step + 1) // 2
     # Of several changes before an instruction only the last is a state.
     state = np.append((step[1:] != step[:-1]) | (on_device[1:] != on_device[:-1]), True)

@@ -1,9 +1,9 @@
-"""Functions of instructions in static single assignment form, and their abstract interpretation: types, shapes,
-placement and known values, in one pass.
+"""Functions in static single assignment form, and the abstract interpreter that types them.
 
-Works line by line on abstract values (DistIR, algorithm 1). Where all operands of an op are known it is
-evaluated, so that chains of `shape`, `take`, `concat` and `reshape` resolve (DistIR, figure 4). Calls of other
-functions are replaced by their instructions before."""
+The interpreter goes line by line over abstract values (DistIR, algorithm 1) and finds dtype, shape, device and known
+contents in one pass. An op whose operands are all known is evaluated, so that chains of `shape`, `take`, `concat` and
+`reshape` resolve (DistIR, figure 4). Calls of other functions are inlined before.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,12 +81,14 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
         ProgramError: at the first unknown op, name used before its definition or defined twice, wrong
             device, shape or dtype.
     """
+    # Algorithm 1's initial state: formal parameters map to their stated types.
     types: dict[str, Tensor] = {}
     for parameter in function.parameters:
         _add_parameter(function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1)
     # Equal types are one object, so that `id` tells them apart: hashing them takes longer than all the rest.
     shared: dict[Tensor, Tensor] = {}
     types |= {name: shared.setdefault(tensor, tensor) for name, tensor in types.items()}
+    # Layers and micro-batches repeat the same op on the same types, so each distinct one is inferred once.
     memo: dict[tuple[str, Attributes, tuple[int, ...]], tuple[Tensor, ...]] = {}
     for index, instruction in enumerate(function.instructions):
         try:
@@ -101,11 +103,13 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
         except (KeyError, PerfModelError) as error:
             value, message = _explain(instruction, error, types)
             raise ProgramError(function.name, line_of(index, lines), value, message) from None
+        # Static single assignment: a second definition would make every later use ambiguous.
         for name, tensor in zip(instruction.outputs, inferred, strict=True):
             if name in types:
                 message = "is defined already; every value is assigned once"
                 raise ProgramError(function.name, line_of(index, lines), name, message)
             types[name] = tensor
+    # The last line is algorithm 1's return, which looks its values up in the final state.
     for name in function.outputs:
         if name not in types:
             at = line_of(len(function.instructions), lines)
@@ -136,6 +140,8 @@ def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) ->
                 for name, tensor in zip(instruction.inputs, operand_types, strict=True)
             )
             raise RuleError(f"{instruction.op} runs on one device, but has {places}; send what is elsewhere")
+    # The abstract half gives shapes. The concrete half follows only where every operand's contents are known (DistIR,
+    # section 3.3): a single unknown one makes the result unknown.
     outputs = definition.infer(operand_types, attributes)
     if definition.fold is None or len(outputs) != 1 or any(t.value is None for t in operand_types):
         return outputs
@@ -148,6 +154,8 @@ def line_of(index: int, lines: Sequence[int] | None) -> int:
 
 
 def _folded(tensor: Tensor, value: np.ndarray) -> Tensor:
+    # Evaluation serves shape arithmetic. Floats and large arrays are data: carrying them would turn the analysis into
+    # an execution.
     if tensor.dtype not in INTEGER_DTYPES or value.size > _LARGEST_KNOWN:
         return tensor
     return replace(tensor, value=frozen(value.tolist()))
@@ -172,6 +180,8 @@ def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: 
 
 def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) -> tuple[str, str]:
     """Value and message of an error at an instruction."""
+    # A name that nobody defined shows as a `KeyError` of the look-up; it is the most common slip and has its own
+    # text.
     for name in instruction.inputs:
         if name not in types:
             return name, f"is used by {instruction.op} before it is defined"
@@ -186,6 +196,7 @@ def instruction_devices(function: Function) -> list[tuple[int, ...]]:
     device = {name: tensor.device for name, tensor in types.items()}
     groups = []
     for instruction in function.instructions:
+        # A dictionary removes duplicates and keeps the order, which is that of a collective's group.
         devices = [device[name] for name in (*instruction.inputs, *instruction.outputs)]
         groups.append(tuple(dict.fromkeys(devices)))
     return groups
@@ -196,6 +207,7 @@ def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
 
     An instruction of several devices stands in the program of each of them.
     """
+    # Every rank keeps the program's order, so ranks meet at collectives in one global order and cannot deadlock.
     ranks: list[list[Instruction]] = [[] for _ in range(function.n_devices)]
     for instruction, devices in zip(function.instructions, instruction_devices(function), strict=True):
         for device in devices:
@@ -222,6 +234,7 @@ def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function
     main = module.main
     for index, instruction in enumerate(main.instructions):
         line = line_of(index, lines)
+        # Whatever a call expands to is blamed on the line of the call, the only one that the user wrote.
         before = len(out)
         _expand(module, main.name, instruction, len(module.functions) - 1, line, out)
         source_lines += [line] * (len(out) - before)
@@ -238,6 +251,7 @@ def _expand(
         return
     value = instruction.outputs[0] if instruction.outputs else CALL
     name = instruction.attribute("function")
+    # Only functions above are callable, which rules out recursion without a check of its own.
     known = {f.name: k for k, f in enumerate(module.functions[:below])}
     if name not in known:
         raise ProgramError(caller, line, value, str(UnknownNameError("function above", str(name), known)))
@@ -248,6 +262,7 @@ def _expand(
     ):
         if len(stated) != len(wanted):
             raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, {len(stated)} named")
+    # Inlining renames: parameters become the call's arguments, results take the call's own names.
     names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
     if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
         raise ProgramError(caller, line, value, f"@{name} must return distinct values that it computes, to be called")
@@ -264,6 +279,7 @@ def _expand(
         renamed = Instruction(
             inner.op,
             inputs,
+            # A tagged call (of a micro-batch, say) overrides the callee's tags, which are those of any call.
             tuple(names[local] for local in inner.outputs),
             inner.attributes,
             inner.tag if instruction.tag == UNTAGGED else instruction.tag,

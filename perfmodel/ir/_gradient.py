@@ -1,5 +1,8 @@
-"""Reverse-mode differentiation as an IR-to-IR transform: every op's gradient is a few ops of the same set; and from a
-model's loss to a training step: gradients and weight updates."""
+"""Reverse-mode differentiation of programs, and the training step that it makes of a model's loss.
+
+Differentiation is a transform from programs to programs: the gradient of every op is a few ops of the same set, so
+distribution, simulation and execution need to know nothing about it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,24 +54,31 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
         if needed.intersection(instruction.inputs):
             needed.update(instruction.outputs)
     gradients: dict[str, str] = {}
+    # Reverse mode: start from d loss / d loss = 1 and pull it back through the instructions, last first.
     with builder.tagged(phase="backward", layer=last.tag.layer):
         seed = builder.op("constant", name=f"d_{loss}", dtype=types[loss].dtype, value=1.0, device=types[loss].device)
         gradients[loss] = seed
         for instruction in reversed(forward):
             rule = OPS[instruction.op].gradient
             output_gradients = tuple(gradients.get(name) for name in instruction.outputs)
+            # Nothing flows through constants, through branches that reach no wanted value, or from results that the
+            # loss ignores.
             if rule is None or not needed.intersection(instruction.inputs) or all(g is None for g in output_gradients):
                 continue
+            # Gradients inherit the layer of what they differentiate, so that a pipeline puts both on the same stage.
             with builder.tagged(layer=instruction.tag.layer):
                 input_gradients = rule(builder, instruction, *output_gradients)
                 for name, gradient in zip(instruction.inputs, input_gradients, strict=True):
                     if gradient is None or name not in needed:
                         continue
+                    # Several consumers contribute to one gradient; reverse order fixes the order of the sum, and so
+                    # its rounding.
                     sofar = gradients.get(name)
                     gradients[name] = gradient if sofar is None else builder.op("add", sofar, gradient)
         for name in wrt:
             if name not in gradients:
                 raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on it")
+    # Rules emit gradients of all operands, also of those that nobody wants (data, labels).
     _drop_dead(builder, len(forward), [gradients[name] for name in wrt])
     names = _named(builder, len(forward), {gradients[name]: name for name in reversed(wrt)})
     return {name: names[gradients[name]] for name in wrt}
@@ -76,6 +86,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
 
 def _drop_dead(builder: Builder, first: int, wanted: Sequence[str]) -> None:
     """Remove instructions from number `first` on that nothing wanted depends on."""
+    # Backwards, because a value is live only if something after it that is live uses it.
     live = set(wanted)
     live_instructions = []
     for instruction in reversed(builder.instructions[first:]):
@@ -97,6 +108,8 @@ def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
 
 def _named(builder: Builder, first: int, value_of: dict[str, str]) -> dict[str, str]:
     """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name of each."""
+    # Rules name gradients after ops; users look for `d_w`. Renaming happens last, when it is known which value is
+    # final.
     names = {old: builder.fresh(f"d_{value}") for old, value in value_of.items()}
     for old, new in names.items():
         builder.types[new] = builder.types.pop(old)
@@ -141,6 +154,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
     losses = [tensor for tensor in model.outputs if tensor.role == "loss"]
     if len(losses) != 1 or model.n_devices > 1:
         raise PerfModelError("a training step needs an undistributed model that returns one loss")
+    # A weight may be held by several values (pieces), each of which has a gradient and an update.
     loss = losses[0]
     weights = model.inputs_of("parameter")
     b = extend(model.function)
@@ -150,6 +164,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
         weight_values += [piece.value for piece in weight.pieces]
     gradients = add_gradients(b, loss.pieces[0].value, weight_values)
     layer_of = _layers(model)
+    # Adam's moments are further inputs, shaped and sliced like their weight, so that ZeRO can shard them.
     moments = ("m", "v") if isinstance(optimizer, Adam) else ()
     op = "adam" if moments else "sgd"
     for weight in weights:
@@ -163,6 +178,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
         for value in (piece.value for piece in weight.pieces):
             moment_values = [f"{value}.{moment}" for moment in moments]
             hints = [f"{name}.new" for name in (value, *moment_values)]
+            # The update is tagged with the weight's layer: a pipeline runs it on the stage that has the weight.
             with b.tagged(phase="update", layer=layer_of[value]):
                 b.emit(op, (value, gradients[value], *moment_values), hints, tuple(sorted(asdict(optimizer).items())))
         gradient_pieces = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
@@ -184,6 +200,7 @@ def _at(weight: Whole, name: str, suffix: str, role: Role) -> Whole:
 
 def _layers(model: Program) -> dict[str, int]:
     """Layer of the first instruction that uses each parameter."""
+    # A tied weight belongs to the layer that meets it first.
     layers: dict[str, int] = {}
     for instruction in model.function.instructions:
         for name in instruction.inputs:

@@ -11,7 +11,11 @@ from perfmodel.units import DTYPE_BYTES
 ITEM_BYTES: Final[dict[str, int]] = {
     name: size for name, size in DTYPE_BYTES.items() if name not in ("tf32", "int8", "fp4")
 } | {"int8": 1, "int32": 4, "int64": 8, "bool": 1}
-"""Bytes of one element by dtype."""
+"""Bytes of one element by dtype.
+
+`tf32` is a mode of computing whose values are stored as `fp32`, and nothing in a program packs `fp4`, so neither is a
+dtype of values.
+"""
 
 INTEGER_DTYPES: Final = ("int8", "int32", "int64", "bool")
 
@@ -66,6 +70,7 @@ def shape_of_constant(value: Constant) -> Shape:
     """Shape of a known value; ragged nesting raises `ValueError`."""
     if not isinstance(value, tuple):
         return ()
+    # An empty tuple is one axis of size 0, so the inner shape defaults to none.
     inner = {shape_of_constant(item) for item in value}
     if len(inner) > 1:
         raise ValueError(f"a constant must not be ragged, got {value}")
@@ -76,6 +81,7 @@ Phase = Literal["", "forward", "backward", "update"]
 Stream = Literal["compute", "data_comm", "send"]
 STREAMS: Final = ("compute", "data_comm", "send")
 PHASES: Final = ("", "forward", "backward", "update")
+# A call is written as an ordinary instruction, so that text, builder and inlining handle one kind of thing.
 CALL: Final = "call"
 """Op of an instruction that calls another function of the module (attribute `function`)."""
 
@@ -98,6 +104,7 @@ class Tag:
 UNTAGGED: Final = Tag()
 
 
+# Programs of a search have millions of instructions, hence slots here and below.
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One operation: `outputs = op(inputs) {attributes}`; values are known by name.
@@ -126,12 +133,12 @@ class Parameter:
 
 
 def attributes(**values: Any) -> Attributes:
-    """Attributes in canonical form: sorted by name, lists made tuples."""
+    """Return attributes in canonical form: sorted by name, lists made tuples, so that equal ones hash alike."""
     return tuple(sorted((name, frozen(value)) for name, value in values.items()))
 
 
 def frozen(value: Any) -> Any:
-    """Lists as tuples, at any depth."""
+    """Return lists as tuples, at any depth: attributes and known values are keys of dictionaries."""
     return tuple(frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 

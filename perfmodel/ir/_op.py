@@ -64,18 +64,21 @@ class Question:
         parts: int,
         sequence_axis: int | None = None,
     ) -> "Question":
-        """The question of an instruction whose values have these types and whose operands are spread so."""
+        """Return the question for an instruction, given the types of its values and the shardings of its operands."""
         inputs = tuple([types[name] for name in i.inputs])
         outputs = tuple([types[name] for name in i.outputs])
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
 
     def settled(self) -> "Question":
-        """The question with partial sums completed."""
+        """Return the question as it stands once partial sums are completed."""
         return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
 
     def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
         if not isinstance(spread, Partial):
             return spread
+        # A partial sum is completed by an all-reduce. Sequence parallelism splits it into a reduce-scatter here and an
+        # all-gather later, between which each part works on its share of the sequence; this takes an activation
+        # [batch, sequence, hidden] whose sequence divides.
         axis = self.sequence_axis
         scatters = axis is not None and tensor.rank == 3 and tensor.shape[axis] % self.parts == 0
         return Sharded(axis) if scatters and axis is not None else REPLICATED
@@ -91,6 +94,7 @@ class Question:
 
     def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "Answer":
         """All operands and results sharded along one axis: the first allowed one that an operand is sharded along."""
+        # The first sharded operand decides; whoever is sharded otherwise is converted to it.
         axes = map(self.sharded_axis, range(len(self.operands)))
         axis = next((a for a in axes if a is not None and allowed(a)), None)
         return self.replicated() if axis is None else self._all(Sharded(axis))
@@ -172,6 +176,8 @@ class OpDefinition:
 
     def spread(self, question: Question) -> Answer:
         """What to convert the operands to, and how the results are spread then."""
+        # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller, so that goes
+        # first.
         answer = self.partial(question) if self.partial is not None else None
         return self.shard(question.settled()) if answer is None else answer
 
@@ -185,6 +191,7 @@ def operands(count: int, inputs: tuple[Tensor, ...]) -> None:
 def required(attributes: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
     """An attribute that must be there and of a type."""
     value = attributes.get(name)
+    # In Python `True` is an integer; in an attribute it is a slip.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         names = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
         raise RuleError(f"attribute {name} of type {names} is needed, got {value!r}")
@@ -226,6 +233,8 @@ def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryB
     def work(
         inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
     ) -> tuple[MemoryBound]:
+        # Its time is traffic. Broadcast biases and scalars are negligible beside the largest tensor, so only operands
+        # of at least half its size count as streams.
         largest = max((*inputs, *outputs), key=lambda tensor: tensor.n_elements)
         streamed = sum(tensor.n_elements * 2 >= largest.n_elements for tensor in inputs)
         hidden = largest.shape[-1] if largest.shape else 1
@@ -234,6 +243,7 @@ def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryB
             dtype=kernel_dtype(largest),
             rows=max(1, prod(largest.shape[:-1])),
             hidden=hidden,
+            # `MemoryBound` adds the saved value that a backward kernel reads.
             n_inputs=max(1, streamed - backward),
             pass_="bwd" if backward else "fwd",
         )

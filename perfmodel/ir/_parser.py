@@ -73,6 +73,7 @@ class Annotations:
 class Parser:
     """Recursive descent over the tokens of one text."""
 
+    # One token of look-ahead is enough: the grammar is LL(1).
     def __init__(self, text: str) -> None:
         self.annotations: list[Annotations] = []
         self._tokens = tokens(text)
@@ -90,6 +91,7 @@ class Parser:
     def module(self) -> tuple[list[Function], list[int]]:
         """All functions, and the lines of the last one's instructions and return."""
         functions, lines = [], []
+        # Whole tensors may follow the functions; these two words begin no function.
         while self._peek().kind != "end" and self._peek().text not in ("input", "output"):
             self._expect("func")
             name, parameters = self._header()
@@ -112,6 +114,7 @@ class Parser:
         return sides["input"], sides["output"]
 
     def _whole(self, types: Mapping[str, Tensor]) -> Whole:
+        # Names of whole tensors are quoted: those of imported models have characters that a `%value` cannot have.
         name, word = self._take("string").text[1:-1], self._take("word").text
         if word not in ROLES:
             self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
@@ -132,6 +135,8 @@ class Parser:
         )
 
     def _piece(self, name: str, tensor: Tensor, types: Mapping[str, Tensor]) -> Piece:
+        # A piece says where it begins; how far it reaches is the shape of its value, which must lie inside the
+        # tensor.
         value = self._take("value").text[1:]
         start = self._literal()
         if value not in types:
@@ -159,9 +164,11 @@ class Parser:
 
     def _parameter(self) -> Parameter:
         name = self._take("value").text[1:]
+        # A parameter without a type takes whatever a caller passes (callees of a module).
         if not self._accept(":"):
             return Parameter(name)
         tensor = self._type()
+        # A known value of a parameter: a shape or index that the interpreter may compute with.
         if self._accept("="):
             tensor = Tensor(tensor.dtype, tensor.shape, tensor.device, self._literal())
         return Parameter(name, tensor)
@@ -186,6 +193,7 @@ class Parser:
     def _body(self) -> tuple[list[Instruction], list[int]]:
         """Instructions up to the return, and their lines."""
         instructions, lines = [], []
+        # Lines are kept so that type errors can point into the text that the user wrote.
         while self._peek().text != "return":
             lines.append(self._peek().line)
             instructions.append(self._instruction())
@@ -208,16 +216,20 @@ class Parser:
         self._expect(")")
         values = self._attributes()
         tag = self._tag()
+        # A call has no attributes of its own; the function's name takes their place.
         if token.kind == "function":
             return Instruction(CALL, tuple(inputs), tuple(outputs), attributes(function=token.text[1:]), tag)
         return Instruction(token.text, tuple(inputs), tuple(outputs), values, tag)
 
     def _output(self) -> str:
+        # `_` discards a result (as in DistIR's figure 2); each gets a name nobody can write, since values are
+        # assigned once.
         if self._accept("_"):
             self._discarded += 1
             return f"_{self._discarded}"
         token = self._take("value")
         name = token.text[1:]
+        # Types of results are inferred; a stated one is a claim, checked after inference.
         if self._accept(":"):
             self.annotations[-1].types.append((token.line, name, self._type()))
         elif self._accept("@"):
@@ -238,6 +250,7 @@ class Parser:
 
     def _literal(self) -> Any:
         token = self._token()
+        # Only a point, an exponent, `inf` or `nan` make a number a float, so that `1` and `1.0` round-trip.
         if token.kind == "number":
             return float(token.text) if re.search(r"[.einf]", token.text) else int(token.text)
         if token.kind == "string":
@@ -257,6 +270,7 @@ class Parser:
         if not self._accept("|"):
             return UNTAGGED
         values: dict[str, Any] = {}
+        # A tag ends where the next instruction begins: with a `%value` or `_`, or with the return.
         while self._peek().kind == "word" and self._peek().text not in ("return", "_"):
             word = self._take("word").text
             if word in PHASES:
@@ -277,6 +291,7 @@ class Parser:
 
     def _token(self) -> Token:
         token = self._tokens[self._next]
+        # The closing token is never consumed, so that look-ahead at the end of the text stays safe.
         if token.kind == "end":
             self.fail("the text ends here, in the middle of a function")
         self._next += 1

@@ -79,6 +79,7 @@ class Program:
         Raises:
             PerfModelError: a tensor is missing or has another shape.
         """
+        # Replicas are pieces of the same region, so each device of a replicated tensor gets the same slice.
         values = {}
         for tensor in self.inputs:
             if tensor.name not in arrays:
@@ -98,6 +99,9 @@ class Program:
         """
         joined = {}
         for tensor in self.outputs:
+            # Pieces may tile the tensor (shards) or repeat a region (replicas). Replicas agree only up to rounding,
+            # because collectives of different groups add in another order; a larger difference is an error in the
+            # distribution.
             out = np.zeros(tensor.shape, values[tensor.pieces[0].value].dtype)
             seen = np.zeros(tensor.shape, bool)
             for piece in tensor.pieces:

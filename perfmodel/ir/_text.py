@@ -55,6 +55,7 @@ def instruction_text(instruction: Instruction, types: Mapping[str, Tensor]) -> s
 
 
 def _function(function: Function) -> str:
+    # Types of a callee depend on its callers, so a function with calls or untyped parameters is printed without.
     typed = all(p.type is not None for p in function.parameters) and not any(
         i.op == CALL for i in function.instructions
     )
@@ -94,12 +95,14 @@ def _attributes(attributes: Attributes) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
+    # JSON gives quoted strings and lower-case booleans; `repr` gives the shortest float that reads back the same.
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
 
 
 def _tag(tag: Tag) -> str:
     if tag == UNTAGGED:
         return ""
+    # Only what differs from the default is written, as with attributes.
     parts = [tag.phase] if tag.phase else []
     parts += [f"{n}={getattr(tag, n)}" for n in ("layer", "micro_batch") if getattr(tag, n) >= 0]
     parts += [f"stream={tag.stream}"] * (tag.stream != UNTAGGED.stream)
@@ -119,8 +122,10 @@ def parse(text: str) -> Module:
 def _checked(parser: Parser) -> Module:
     functions, lines = parser.module()
     module = Module(tuple(functions))
+    # A lone untyped function may be a library to be called; the last of several is where the program starts.
     if any(p.type is None for p in module.main.parameters) and len(functions) > 1:
         parser.fail(f"the last function, @{module.main.name}, is where the program starts; give its parameters types")
+    # Inference runs on the inlined function, so callees are checked with the types of each call.
     flat, source_lines = inline(module, lines)
     if all(p.type is not None for p in flat.parameters):
         _check(flat.name, parser.annotations[-1], infer(flat, source_lines))
@@ -143,6 +148,7 @@ def parse_program(text: str) -> Program:
     inputs, outputs = parser.wholes(function.types)
     if not inputs and not outputs:
         return undistributed(function)
+    # Every parameter needs a source, or `split` could not feed it.
     pieces_read: set[str] = set()
     for tensor in inputs:
         pieces_read.update(piece.value for piece in tensor.pieces)
@@ -158,6 +164,7 @@ def parse_program(text: str) -> Program:
 
 def _check(function: str, annotations: Annotations, types: Mapping[str, Tensor]) -> None:
     for line, name, tensor in annotations.types:
+        # Known contents are not compared: an annotation cannot state them.
         inferred = types[name]
         if (tensor.dtype, tensor.shape, tensor.device) != (inferred.dtype, inferred.shape, inferred.device):
             raise ProgramError(function, line, name, f"is {inferred}, not {tensor} as annotated")

@@ -38,7 +38,7 @@ def mlp(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
 
 
 def mlp_inference(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
-    """What the last layer of `mlp` gives."""
+    """Return the program of `mlp`'s forward pass alone, whose result is the last layer's output."""
     m = ModelBuilder("mlp", dtype)
     return m.program([(_layers(m, batch, sizes), "output")])
 
@@ -51,9 +51,11 @@ def _layers(m: ModelBuilder, batch: int, sizes: Sequence[int]) -> str:
     for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
         # Megatron's pairing: a layer sliced by columns, then one sliced by rows
         columns = layer % 2 == 0
+        # Between the two the activation stays sliced and only the second product needs an all-reduce.
         w = m.weight(f"w{layer}", (n_in, n_out), tensor_axis=1 if columns else 0)
         bias = m.weight(f"b{layer}", (n_out,), tensor_axis=0 if columns else None)
         with m.tagged(phase="forward", layer=layer):
+            # A row-sliced layer's bias is replicated: it is added once, after the partial products are summed.
             h = m.op("add", m.op("matmul", h, w, name=f"p{layer}"), bias, name=f"z{layer}")
             if layer < last:
                 h = m.op("relu", h, name=f"h{layer}")
@@ -83,6 +85,7 @@ class TransformerSize:
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:
             raise PerfModelError(f"every size of a transformer must be at least 1, got {self}")
+        # Attention slices the hidden size by heads.
         if self.hidden % self.heads:
             raise PerfModelError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
         if self.experts and self.parallel_blocks != "none":
@@ -92,11 +95,14 @@ class TransformerSize:
     def n_parameters(self) -> int:
         """Weights and biases."""
         h, ffn = self.hidden, 4 * self.hidden
+        # Norm, joint query-key-value projection with bias, output projection with bias.
         attention = 2 * h + (h + 1) * 3 * h + (h + 1) * h
         dense = (h + 1) * ffn + (ffn + 1) * h
         expert = self.experts * 2 * h * ffn + h * self.experts
         second_norm = 0 if self.parallel_blocks == "one_norm" else 2 * h
         block = attention + second_norm + (expert if self.experts else dense)
+        # Beside the layers: table and head (one matrix where tied), learned positions, and the final norm's gain and
+        # shift.
         return self.layers * block + ((2 - self.tied) * self.vocab + self.seq_len + 2) * h
 
 
@@ -126,6 +132,8 @@ def cross_entropy(m: Builder, logits: str, labels: str) -> str:
 def surprise(m: Builder, logits: str, labels: str) -> str:
     """log(sum(exp(logits))) - logits[label] along the last axis, which stays with size 1; in range by its maximum."""
     last = m.types[logits].rank - 1
+    # The maximum keeps exp in range and cancels in the result. In these pieces each step can run on a slice of the
+    # vocabulary (maximum and sum are all-reduced), as in Megatron-LM's vocabulary-parallel loss.
     top = m.op("row_max", logits)
     weights = m.op("exp", m.op("sub", logits, top))
     normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=(last,), keep=True)), top, name="normaliser")
@@ -150,6 +158,7 @@ def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
             x = _layer(m, f"l{layer}", x, size, batch)
     with m.tagged(phase="forward", layer=size.layers - 1):
         x = _norm(m, "final", x, h)
+        # A tied head reads the table transposed, so its vocabulary axis stays the sliced one.
         if size.tied:
             return m.op("matmul", x, table, transpose_b=True, name="logits")
         return m.op("matmul", x, m.weight("head", (h, size.vocab), tensor_axis=1), name="logits")
@@ -164,9 +173,12 @@ def _layer(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int
     h, heads = size.hidden, size.heads
     y = _norm(m, f"{name}.attn", x, h)
     out, bias = _attention(m, name, y, h, heads)
+    # Attention and feed-forward read the same input and are summed with the residual at once, so that tensor
+    # parallelism all-reduces one partial sum per layer instead of two. Biases come after it: they are replicated.
     if size.parallel_blocks != "none":
         y = y if size.parallel_blocks == "one_norm" else _norm(m, f"{name}.ffn", x, h)
         inner, inner_bias = _feed_forward(m, name, y, h)
+        # Both products are partial sums, added before the replicated residual completes them.
         out = m.op("add", m.op("add", m.op("add", out, inner), x), bias, name=f"{name}.x")
         return m.op("add", out, inner_bias, name=f"{name}.y")
     x = m.op("add", m.op("add", out, x), bias, name=f"{name}.x")
@@ -178,7 +190,11 @@ def _layer(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int
 
 
 def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[str, str]:
-    """What it gives, and the bias that is to be added."""
+    """Return the output projection's product, and its bias.
+
+    The bias is left to the caller because the product of a row-sliced weight is a partial sum: adding a replicated bias
+    before it is complete would add it once per rank.
+    """
     w, bias = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1), m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
     qkv = m.op("add", m.op("matmul", y, w), bias)
     context = m.op("attention", qkv, heads=heads, causal=True)
@@ -187,7 +203,7 @@ def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[
 
 
 def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]:
-    """As `_attention`."""
+    """Return the second product of a feed-forward network, and its bias (left to the caller as in `_attention`)."""
     w, bias = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1), m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
     inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
     out = m.op("matmul", inner, m.weight(f"{name}.out", (4 * h, h), tensor_axis=0))
@@ -197,6 +213,8 @@ def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]
 def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: int) -> str:
     """Pass each token through its best expert, scaled by the router's probability; no token is dropped."""
     h, experts = size.hidden, size.experts
+    # Switch routing (Fedus et al. 2021, section 2.1): one expert per token, whose probability scales the result and
+    # so carries the router's gradient. Buffers for all tokens per expert mean that none is dropped.
     shares = m.op("softmax", m.op("matmul", y, m.weight(f"{name}.router", (h, experts))))
     chosen = m.op("argmax", shares)
     buffers = m.op("dispatch", y, chosen, experts=experts, capacity=batch * size.seq_len)
@@ -221,6 +239,8 @@ def model_program(
     if isinstance(model, Mlp):
         sizes = (model.hidden,) * (model.layers + 1)
         return training_step(mlp(batch, sizes, dtype)) if mode == "train" else mlp_inference(batch, sizes, dtype)
+    # The written architecture has one attention and one feed-forward kernel; whatever it cannot express is refused
+    # rather than approximated.
     like_gpt2 = isinstance(model, Transformer) and (
         model.norm == "layer_norm"
         and model.activation == "gelu"

@@ -54,15 +54,15 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSearch:
-    """What a search found."""
+    """Candidates of a search that fit, and why others do not."""
 
     program: str
     cluster: str
     batch: int
     candidates: tuple[Candidate, ...]
-    """All that fit, fastest first."""
+    """All candidates that fit into memory, fastest first."""
     rejected: dict[str, int]
-    """Reason -> how many."""
+    """Number of rejected layouts by reason."""
 
     @property
     def evaluated(self) -> int:
@@ -125,20 +125,27 @@ def search_programs(
         raise PerfModelError(f"@{program.function.name}: no input has a batch axis, along which it could be shared")
     cluster.require(devices, f"@{program.function.name}")
     memory_bytes = cluster.device.memory_bytes
+    # Weights alone rule many layouts out; writing a program of a million instructions to find that out would be
+    # waste.
     least_bytes = _least_bytes(program, schedule)
     price = _remembered(timer or cluster_timer(cluster, calibration))
     candidates: list[Candidate] = []
     rejected: Counter[str] = Counter()
+    # Stages and micro-batches depend on P and K alone. Sorted by these, consecutive layouts differ in D and T and
+    # share them.
     grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches))
     at, stages = None, None
     for number, degrees in enumerate(grid):
         progress(str(degrees), number, len(grid))
         if at != (degrees.pipeline, degrees.micro_batches):
             at, stages = (degrees.pipeline, degrees.micro_batches), None  # the last ones are let go first
+        # At best tensor and pipeline ranks share the weights evenly, so this bound never rejects a layout that fits.
         if least_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:
             rejected["memory"] += 1
             continue
         try:
+            # DistIR's devices run one instruction at a time (section 2.1), hence one stream. One data and tensor rank
+            # of each stage is written: the others do the same at the same time.
             with _no_collection():
                 stages = staged(program, degrees) if stages is None else stages
                 made = on_one_stream(spread_stages(stages, degrees, representative=True))
@@ -153,6 +160,7 @@ def search_programs(
         candidates.append(
             Candidate(degrees=degrees, step_time_s=step_s, samples_per_s=batch / step_s, peak_memory_bytes=peak)
         )
+    # The sort is stable, so ties stay in the order of the grid and answers repeat.
     candidates.sort(key=lambda c: c.step_time_s)
     return ProgramSearch(
         program=program.function.name,
@@ -187,6 +195,7 @@ def _least_bytes(program: Program, schedule: str) -> float:
     def n_bytes(wholes: Iterable[Whole]) -> float:
         return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in wholes))
 
+    # Programs return gradients beside new weights; a schedule that updates on the way has none left to return.
     lasting = ("parameter", "state") if get_schedule(schedule).asynchronous else ("parameter", "state", "gradient")
     ends = (w for w in program.outputs if w.role in lasting)
     return max(n_bytes(program.inputs_of("parameter", "state")), n_bytes(ends))
@@ -206,6 +215,7 @@ def _no_collection() -> Iterator[None]:
 
 def _reason(message: str) -> str:
     """What kind of thing does not divide, without its numbers."""
+    # Messages name tensors and numbers, which would make every rejection its own reason.
     for word in ("batch", "layers", "schedule"):
         if word in message:
             return f"{word} does not divide" if word == "batch" else word
@@ -217,6 +227,7 @@ def _remembered(timer: Timer) -> Timer:
     known: dict[Op, float] = {}
 
     def price(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        # Layouts repeat most kernels and collectives; cost models are asked in batches, for new ones only.
         new = [op for op in ops if op not in known]
         if new:
             known.update(zip(new, timer(new).tolist(), strict=True))
