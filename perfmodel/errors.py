@@ -171,3 +171,8 @@ class CalibrationError(PerfModelError):
 
 class NoDataError(PerfModelError):
     """`--strict`: a prediction would rest on extrapolation to something never measured."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for messages of one line; of an error without a message its type's name."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

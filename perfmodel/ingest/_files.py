@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel import files
-from perfmodel.errors import TableError
+from perfmodel.errors import TableError, first_line
 
 _LARGEST: Final = 1e30
 """Beyond any time in any unit or any size: what lies above it is damage."""
@@ -25,9 +25,7 @@ def read_bytes(path: Path) -> bytes:
     except files.DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise TableError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a file") from None
-        raise TableError(
-            f"{path}: damaged or truncated compressed data ({_first_line(error)}); copy it again"
-        ) from None
+        raise TableError(f"{path}: damaged or truncated compressed data ({first_line(error)}); copy it again") from None
     except ValueError as error:
         raise TableError(f"{path}: {error}") from None
     if not data.strip():
@@ -65,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: not complete JSON (line {error.lineno}: {error.msg}); was the export cut short?"
         ) from None
     except ValueError as error:
-        raise TableError(f"{path}: not usable JSON ({_first_line(error)}); export it again") from None
+        raise TableError(f"{path}: not usable JSON ({first_line(error)}); export it again") from None
     if not isinstance(value, dict):
         raise TableError(f"{path}: the JSON is a {type(value).__name__}, not an object; is it of the format you named?")
     return value
@@ -127,7 +125,3 @@ def _short(value: Any) -> str:
     except ValueError:  # an integer of too many digits
         return "a number of thousands of digits"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

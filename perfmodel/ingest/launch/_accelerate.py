@@ -7,10 +7,24 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import TooLargeError, read_text
-from perfmodel.ingest.launch._deepspeed import DEEPSPEED, DEVICES, stage_as_it_runs
-from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Source, read_json
+from perfmodel.ingest.launch._deepspeed import DEEPSPEED, DEVICES, offloaded_states, stage_as_it_runs
+from perfmodel.ingest.launch._entries import (
+    AUTO,
+    Entries,
+    Entry,
+    Source,
+    file_beside,
+    included_entries,
+    read_json,
+)
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host, sharding, strategy
+from perfmodel.ingest.launch._llm_foundry import (
+    fsdp_offload,
+    offloads_to_host,
+    sharding,
+    stage_of_resharding,
+    strategy,
+)
 from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 _NUMBERS: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -66,7 +80,7 @@ def _sharded(by_name: Any, again: Any) -> Fields:
     """What FSDP shards: by its strategy's name, or by whether weights are sharded again after forward (FSDP2), for
     which the strategies' names stand too."""
     if by_name is None and (again is None or isinstance(again, bool) or str(again).lower() in ("true", "false")):
-        return {"zero": 3 if again is None or FLAG.read(again) else 2}
+        return {"zero": stage_of_resharding(again)}
     name = again if by_name is None else by_name
     # `accelerate config` once wrote the number of a menu's line, counted from 1.
     number = int(name) if str(name).isdecimal() else 0
@@ -115,7 +129,7 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
 def _offload(settings: Mapping[str, Any]) -> Fields:
     """DeepSpeed's states on the host."""
     weights, optimizer = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
-    return {"offload_states": "weights" if weights else "optimizer"} if weights or optimizer else {}
+    return offloaded_states(weights, optimizer)
 
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
@@ -249,18 +263,18 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
         return source, ACCELERATE
-    path = next((path for path in (folder / named.value, folder / Path(named.value).name) if path.is_file()), None)
+    path = file_beside(named.value, folder)
     if path is None:
         return source, ACCELERATE
     try:
-        of_file = read_json(read_text(path), str(path)).entries
+        of_file = included_entries(read_json(read_text(path), str(path)).entries, path, named.line)
     except (OSError, UnicodeDecodeError, TooLargeError):
         raise LaunchFileError(f"{path}: cannot be read; mend the file that {source.place} names") from None
     merged = dict(source.entries)
     for key_of_file, entry in of_file.items():
         # What DeepSpeed's file leaves open Accelerate fills in from its own keys.
         if entry.value != AUTO or key_of_file not in merged:
-            merged[key_of_file] = Entry(entry.value, named.line, (str(path), entry.line))
+            merged[key_of_file] = entry
     return replace(source, entries=_with_precision(merged)), ACCELERATE_AND_DEEPSPEED
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.ingest.launch._entries import Entry, Source
+from perfmodel.ingest.launch._entries import Entry, Source, as_list
 from perfmodel.ingest.launch._scheduler import mpi_numbers, requested, slurm_numbers, slurm_variables
-from perfmodel.ingest.launch._shell import run_script
+from perfmodel.ingest.launch._shell import Script, run_script
 from perfmodel.ingest.launch._shell_expansion import Command, Word
 
 LAUNCHER: Final = ("nproc-per-node", "nnodes")
@@ -35,6 +35,33 @@ FEWEST: Final = 4
 """Known arguments that a command has at least if it is one of several that train."""
 
 
+def followed_script(
+    text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
+) -> tuple[Script, dict[str, int]]:
+    """A script followed as in the job that it asks its scheduler for, and the numbers that it asks for.
+
+    Args:
+        text: the script.
+        place: its path.
+        arguments: of the script itself.
+        variables: set in its environment.
+    """
+    job = requested(text)
+    environment = {**os.environ, **(variables or {})}
+    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
+    return script, job
+
+
+def processes_in_variables(command: Command) -> dict[str, str]:
+    """Numbers of processes that variables of a command state, by the argument of torchrun for each."""
+    numbers: dict[str, str] = {}
+    for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
+        number = command.variables.get(variable, "")
+        if number.isdecimal():
+            numbers[name] = number
+    return numbers
+
+
 def read_arguments(
     text: str,
     place: str,
@@ -57,9 +84,7 @@ def read_arguments(
         variables: set in its environment.
     """
     # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build them.
-    job = requested(text)
-    environment = {**os.environ, **(variables or {})}
-    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
+    script, job = followed_script(text, place, arguments, variables)
     programs = [command for command in script.commands if not command.argv[0].text.startswith("--")]
     # Commands in branches that cannot be judged count only where no command that surely runs trains.
     commands = [command for command in programs if command.certain]
@@ -85,10 +110,8 @@ def read_arguments(
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
     # `megatron sft` starts torchrun by itself, with NPROC_PER_NODE and NNODES from the environment (swift/cli/main.py).
     if _starts_processes_itself(best):
-        for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
-            number = best.variables.get(variable, "")
-            if number.isdecimal():
-                entries.setdefault(name, Entry(number, 0))
+        for name, number in processes_in_variables(best).items():
+            entries.setdefault(name, Entry(number, 0))
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
     if "deepspeed-config" in entries and "zero-stage" not in entries:
         entries |= _of_configuration(entries["deepspeed-config"], place, script.files)
@@ -224,13 +247,9 @@ def command_entries(argv: Sequence[Word], known: frozenset[str], switches: froze
             name = ""
         elif name and word.text:
             before = entries[name]
-            values = word.text if before.value is True else [*_listed(before.value), word.text]
+            values = word.text if before.value is True else [*as_list(before.value), word.text]
             entries[name] = Entry(values, before.line)
     return entries
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def write_arguments(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:

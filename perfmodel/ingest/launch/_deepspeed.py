@@ -104,12 +104,18 @@ def _write_overlap(fields: Fields) -> Mapping[str, Any]:
     return values
 
 
+def offloaded_states(weights: bool, optimizer: bool) -> Fields:
+    """States that lie off the device; weights go there only together with those of the optimizer."""
+    if weights:
+        return {"offload_states": "weights"}
+    return {"offload_states": "optimizer"} if optimizer else {}
+
+
 def _offload(settings: Mapping[str, Any]) -> Fields:
     """States that DeepSpeed holds in host memory (or beyond it, which is read as if it were host memory)."""
     fields: Fields = {}
     optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
-    if weights or optimizer:
-        fields["offload_states"] = "weights" if weights else "optimizer"
+    fields |= offloaded_states(weights, optimizer)
     if "nvme" in settings.values():
         fields["note.nvme"] = "states on NVMe as in host memory"
     return fields
@@ -121,7 +127,7 @@ _OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_
 def _old_offload(settings: Mapping[str, Any]) -> Fields:
     """States on the host as DeepSpeed said it before 0.4, and still takes it."""
     optimizer, weights = (FLAG.read(settings.get(name, False)) for name in _OLD_OFFLOADS)
-    return {"offload_states": "weights" if weights else "optimizer"} if weights or optimizer else {}
+    return offloaded_states(weights, optimizer)
 
 
 _NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")

@@ -62,6 +62,40 @@ class Source:
     """The model of such a run, by its own configuration."""
 
 
+def as_list(value: Any) -> list[Any]:
+    """A value as a list: of an argument or key that takes one value or several."""
+    return value if isinstance(value, list) else [value]
+
+
+def yaml_value(text: str) -> Any:
+    """The value of a setting on a command line, as YAML reads it; the text itself where it is no YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
+def file_beside(name: str, folder: Path) -> Path | None:
+    """A file that another names, by its path from there or by its name alone; None where it is not there."""
+    try:
+        # Paths are those of the cluster; a copy of the files often lies in one folder.
+        return next((path for path in (folder / name, folder / Path(name).name) if path.is_file()), None)
+    except (OSError, ValueError):
+        return None
+
+
+def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry]:
+    """Entries of a file that another one names: errors give their place in it, remarks the line that names it.
+
+    Args:
+        path: of the file.
+        line: of the other one, which names it; 0 for none.
+    """
+    return {key: Entry(entry.value, line, entry.included or (str(path), entry.line)) for key, entry in entries.items()}
+
+
 def broken_at(place: str, entry: Entry, message: str) -> LaunchFileError:
     """The error of a value: it names the file and line that say it, which may be those of an included file."""
     return broken(*entry.included, message) if entry.included else broken(place, entry.line, message)
@@ -175,12 +209,9 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
             text = read_text(path)
         except (OSError, ValueError) as error:
             raise broken(str(path), 0, f"cannot be read ({error})") from None
-        entries = _yaml_entries(text, str(path))
-        yield {
-            f"{prefix}{key}": Entry(entry.value, line, (str(path), entry.line))
-            for key, entry in entries.items()
-            if key != "defaults"
-        }
+        entries = included_entries(_yaml_entries(text, str(path)), path, line)
+        # What the included file is based on itself is not followed.
+        yield {f"{prefix}{key}": entry for key, entry in entries.items() if key != "defaults"}
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from perfmodel.ingest.launch._adapters import adapter_modules
 from perfmodel.ingest.launch._entries import Entries
-from perfmodel.ingest.launch._llm_foundry import fsdp_offload, sharding
-from perfmodel.ingest.launch._table import FLAG, NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, words
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload, sharding, stage_of_resharding
+from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, words
 
 _BASE_WEIGHTS: Final = {4: "nf4", 8: "int8"}
 """How frozen weights are stored, by their bits (bitsandbytes)."""
@@ -190,7 +190,7 @@ def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
         name = str(strategy).upper()
         fields = sharding("_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name)
     else:
-        fields = {"zero": 3 if again is None or FLAG.read(again) else 2}
+        fields = {"zero": stage_of_resharding(again)}
     on_host = "offload" in options or is_on(option("offload_params"))
     return fields | (fsdp_offload(fields["zero"], on_host) if fields["zero"] else {})
 

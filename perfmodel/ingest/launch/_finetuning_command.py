@@ -1,7 +1,6 @@
 """Command lines of fine-tuning: `llamafactory-cli train run.yaml`, `swift sft --model ...`, `axolotl train run.yml`,
 `tune run ... --config run.yaml`, `xtuner train run.py`, and scripts of Hugging Face's Trainer under any launcher."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries
+from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, followed_script, processes_in_variables
 from perfmodel.ingest.launch._axolotl import AXOLOTL
-from perfmodel.ingest.launch._entries import Entry, Source, read_json, read_yaml
-from perfmodel.ingest.launch._finetuning_files import FINETUNING, file_beside, finetuning_format, text_of_named
+from perfmodel.ingest.launch._entries import (
+    Entry,
+    Source,
+    file_beside,
+    included_entries,
+    read_json,
+    read_yaml,
+    yaml_value,
+)
+from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, text_of_named
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._megatron import SCHEDULED, world_of
-from perfmodel.ingest.launch._scheduler import requested, slurm_variables
-from perfmodel.ingest.launch._shell import run_script
+from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._shell_expansion import Command
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
@@ -80,9 +85,7 @@ def finetuning_command(
     # Following a script costs time, and every script of every framework comes by here first.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
-    job = requested(text)
-    environment = {**os.environ, **(variables or {})}
-    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
+    script, job = followed_script(text, place, arguments, variables)
     certain = [command for command in script.commands if command.certain]
     folder = Path(place).parent
     candidates = [_training(command, folder) for command in certain or script.commands]
@@ -166,19 +169,9 @@ def _settings(command: Command) -> dict[str, Entry]:
     for word in command.argv:
         setting = _SETTING.fullmatch(word.text)
         if setting and file_stands_before:
-            entries[setting[1]] = Entry(_plain(setting[2]), word.line)
+            entries[setting[1]] = Entry(yaml_value(setting[2]), word.line)
         file_stands_before = file_stands_before or word.text == "--config" or word.text.endswith(_FILES)
     return entries
-
-
-def _plain(text: str) -> Any:
-    """A value as YAML reads it."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return text
 
 
 def _of_accelerate(texts: Sequence[str], line: int) -> dict[str, Entry]:
@@ -217,10 +210,7 @@ def _read_beside(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]] 
         source = read_json(text, str(path))
     else:
         source = read_yaml(text, str(path), path.parent)
-    entries = {
-        key: Entry(entry.value, 0, entry.included or (str(path), entry.line)) for key, entry in source.entries.items()
-    }
-    return entries, list(source.notes)
+    return included_entries(source.entries, path, 0), list(source.notes)
 
 
 def _name_of_file(training: _Training) -> str | None:
@@ -247,10 +237,9 @@ def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry
     line = command.argv[0].line
     # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with hyphens.
     settings: dict[str, Any] = {name.replace("_", "-"): entry.value for name, entry in training.entries.items()}
-    settings |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
-    for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
-        if name not in settings and command.variables.get(variable, "").isdecimal():
-            settings[name] = command.variables[variable]
+    settings |= scheduled_settings(job)
+    for name, number in processes_in_variables(command).items():
+        settings.setdefault(name, number)
     if not any(name.replace("_", "-") in settings for name in _PROCESSES):
         devices = _visible(training)
         if devices:

@@ -11,7 +11,16 @@ from perfmodel.files import TooLargeError, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, DEEPSPEED_FILE
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Source, read_json, read_yaml
+from perfmodel.ingest.launch._entries import (
+    AUTO,
+    Entries,
+    Entry,
+    Source,
+    file_beside,
+    included_entries,
+    read_json,
+    read_yaml,
+)
 from perfmodel.ingest.launch._finetuning import is_on
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
@@ -107,14 +116,6 @@ def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
     )
 
 
-def file_beside(name: str, folder: Path) -> Path | None:
-    """A file that another names, by its path from there or by its name alone."""
-    try:
-        return next((path for path in (folder / name, folder / Path(name).name) if path.is_file()), None)
-    except (OSError, ValueError):
-        return None
-
-
 def text_of_named(path: Path) -> str:
     """The text of a file that another names; raises `LaunchFileError` where it cannot be read."""
     try:
@@ -130,10 +131,7 @@ def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str,
     if named is None or path is None:
         return {}
     source = read_yaml(text_of_named(path), str(path), path.parent)
-    return {
-        name: Entry(entry.value, named.line, entry.included or (str(path), entry.line))
-        for name, entry in source.entries.items()
-    }
+    return included_entries(source.entries, path, named.line)
 
 
 def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
@@ -172,10 +170,7 @@ def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
     name = str(named.value)
     path = file_beside(name, folder)
     if path is not None:
-        return {
-            key: Entry(entry.value, named.line, (str(path), entry.line))
-            for key, entry in read_json(text_of_named(path), str(path)).entries.items()
-        }
+        return included_entries(read_json(text_of_named(path), str(path)).entries, path, named.line)
     # Files that come with the front ends are called after their stage (`ds_z3_offload_config.json`, `zero2.json`),
     # and are seldom copied beside the launch file.
     entries = {_BY_NAME: Entry(name, named.line)}

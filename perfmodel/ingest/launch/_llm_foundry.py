@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._adapters import adapter_modules
+from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import (
     FLAG,
@@ -104,11 +105,21 @@ def sharding(value: Any) -> Fields:
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
     """Composer's mesh of devices: ranks that shard, behind the copies of them where there are two dimensions."""
-    sizes = stated_value(settings)
-    sizes = sizes if isinstance(sizes, list) else [sizes]
+    sizes = as_list(stated_value(settings))
     if len(sizes) > 2:
         raise BadValue(f"must have one or two dimensions, got {sizes!r}")
     return {"replicate": WHOLE.read(sizes[0])} if len(sizes) == 2 else {}
+
+
+def stage_of_resharding(again: Any) -> int:
+    """ZeRO stage of torch's second FSDP, which has no names of strategies.
+
+    Weights that are not sharded again after forward stay gathered for backward, as in stage 2.
+
+    Args:
+        again: whether they are (`reshard_after_forward`); None where a file does not say it.
+    """
+    return 3 if again is None or FLAG.read(again) else 2
 
 
 def fsdp_offload(zero: int, on_host: bool) -> Fields:

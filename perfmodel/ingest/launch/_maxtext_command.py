@@ -1,17 +1,15 @@
 """MaxText's command lines: `python3 -m MaxText.train configs/base.yml model_name=llama2-7b ici_fsdp_parallelism=16`."""
 
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from perfmodel.files import read_text
-from perfmodel.ingest.launch._entries import Entry, Source, read_yaml
+from perfmodel.ingest.launch._arguments import followed_script
+from perfmodel.ingest.launch._entries import Entry, Source, file_beside, included_entries, read_yaml, yaml_value
+from perfmodel.ingest.launch._finetuning_files import text_of_named
 from perfmodel.ingest.launch._maxtext import MAXTEXT
-from perfmodel.ingest.launch._scheduler import requested, slurm_variables
-from perfmodel.ingest.launch._shell import run_script
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"\.ya?ml\b[\s\S]*?\b[A-Za-z_]\w*=", re.IGNORECASE)
 """A file of YAML and settings behind it, as only few scripts have them."""
@@ -32,9 +30,7 @@ def maxtext_command(
     # Following a script costs time, and every script that is no fine-tuning comes by here.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
-    environment = {**os.environ, **(variables or {})}
-    job = slurm_variables(requested(text))
-    script = run_script(text, place, environment, arguments=arguments, variables=job)
+    script, _ = followed_script(text, place, arguments, variables)
     best: dict[str, Entry] = {}
     base = ""
     for command in script.commands:
@@ -70,33 +66,19 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
         # Assignments before the file are variables of the environment (`LIBTPU_INIT_ARGS=... python3 ...`).
         setting = _SETTING.fullmatch(word)
         if setting and file:
-            settings[setting[1]] = Entry(_value(setting[2]), line)
+            settings[setting[1]] = Entry(yaml_value(setting[2]), line)
         elif word.endswith((".yml", ".yaml")):
             file = word
     return file, settings
 
 
-def _value(text: str) -> Any:
-    """A value as MaxText takes it from a command line: as YAML reads it."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
 def _of_file(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]]:
     """The entries of the file that a command names, if it is beside the script; else a note, unless it is of MaxText's
     own defaults."""
-    for path in (folder / name, folder / Path(name).name):
-        if path.is_file():
-            source = read_yaml(read_text(path), str(path), path.parent)
-            named = {
-                key: Entry(entry.value, 0, entry.included or (str(path), entry.line))
-                for key, entry in source.entries.items()
-            }
-            return named, list(source.notes)
+    path = file_beside(name, folder)
+    if path is not None:
+        source = read_yaml(text_of_named(path), str(path), path.parent)
+        return included_entries(source.entries, path, 0), list(source.notes)
     if Path(name).name == MAXTEXT.defaults_file:
         return {}, []
     return {}, [f"{name}, which the command names, is not beside the script"]

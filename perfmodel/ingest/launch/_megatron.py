@@ -48,6 +48,11 @@ SCHEDULED: Final = (*NUMBERED, "gres-gpus")
 """Numbers that a scheduler is asked for, entries `sbatch-NAME`."""
 
 
+def scheduled_settings(job: Mapping[str, int]) -> dict[str, int]:
+    """Numbers that a job asks its scheduler for, as the settings that `world_of` reads."""
+    return {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
+
+
 def world_of(settings: Mapping[str, Any]) -> Fields:
     """Devices of the job: those of a launcher (torchrun, DeepSpeed's, Accelerate's), else those of the scheduler."""
     # Who starts the processes knows their number best: torchrun's and DeepSpeed's flags per node, then launchers that

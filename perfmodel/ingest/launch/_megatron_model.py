@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from perfmodel.ingest.launch._arguments import SCRIPT
+from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers, hybrid_layers
 from perfmodel.ingest.launch._megatron_settings import dropout_rule, latent_rules, mixture_rules
 from perfmodel.ingest.launch._model import LATENT_DEFAULTS
@@ -187,7 +188,7 @@ def of_deepspeed(arguments: Mapping[str, Any]) -> bool:
 
 def _count_experts(value: Any) -> int:
     """Experts of a layer; the mean of those above 1 where layers differ, as Megatron-DeepSpeed has them."""
-    counts = [WHOLE.read(number) for number in _listed(value) if number is not None]
+    counts = [WHOLE.read(number) for number in as_list(value) if number is not None]
     several = [count for count in counts if count > 1]
     return round(sum(several) / len(several)) if several else max(counts, default=0)
 
@@ -213,8 +214,8 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
     # Defaults of `--topk` in Megatron-DeepSpeed and `--moe-router-topk` in Megatron-Core.
     elif count > 1:
         fields["experts.topk"] = 1 if of_deepspeed(arguments) else 2
-    if len(set(_listed(arguments.get("num-experts"))) - {"1"}) > 1:
-        numbers = ", ".join(map(str, _listed(arguments["num-experts"])))
+    if len(set(as_list(arguments.get("num-experts"))) - {"1"}) > 1:
+        numbers = ", ".join(map(str, as_list(arguments["num-experts"])))
         fields["doubt.experts"] = f"the model may be wrong: layers with {numbers} experts are read as {count} in each"
     if "moe-intermediate-size" in arguments:
         fields["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
@@ -278,16 +279,12 @@ _PLAIN_SPECS: Final = ("qwen3_spec", "deepseek_spec", "gpt_layer_specs", "llama"
 """Specifications of layers that have nothing but what other arguments say."""
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
     # Whether layers are hybrid is decided by the program (`pretrain_mamba.py`)
     # or the specification of layers, not by a flag.
     program = PurePosixPath(str(arguments.get(SCRIPT, ""))).name
-    spec = " ".join(map(str, _listed(arguments.get("spec", ""))))
+    spec = " ".join(map(str, as_list(arguments.get("spec", ""))))
     if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
         if not spec or any(known in spec for known in _PLAIN_SPECS):
             return {}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._table import (
     MANY,
     NUMBER,
@@ -254,8 +255,7 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
         on = any(str(settings.get(flag)).lower() == "true" for flag in (core, external))
         if not on and str(settings.get(kind, "none")).lower() == "none":
             return {"cuda_graphs": "none"}
-        parts = settings.get(scope) or "full"
-        named = {str(part) for part in (parts if isinstance(parts, list) else [parts])}
+        named = {str(part) for part in as_list(settings.get(scope) or "full")}
         if "full_iteration" in named:
             return {"cuda_graphs": "step"}
         if "full" in named:

@@ -5,7 +5,6 @@ script, replaces them. Nothing is executed: of a script the syntax tree is read.
 """
 
 import ast
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,16 +14,14 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import parse_toml
-from perfmodel.ingest.launch._arguments import LAUNCHING
-from perfmodel.ingest.launch._entries import Entry, Source, broken, read_toml, read_yaml
-from perfmodel.ingest.launch._finetuning_files import file_beside, text_of_named
+from perfmodel.ingest.launch._arguments import LAUNCHING, followed_script, processes_in_variables
+from perfmodel.ingest.launch._entries import Entry, Source, broken, file_beside, read_toml, read_yaml
+from perfmodel.ingest.launch._finetuning_files import text_of_named
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._hook_file import nemo_entries, torchtitan_entries
-from perfmodel.ingest.launch._megatron import SCHEDULED, world_of
+from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._nemo import BRIDGE
-from perfmodel.ingest.launch._scheduler import requested, slurm_variables
-from perfmodel.ingest.launch._shell import run_script
 from perfmodel.ingest.launch._shell_expansion import Command
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.spec import Model
@@ -58,9 +55,7 @@ def recipe_command(
     # Following a script costs time; most scripts have none of these words.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
-    job = requested(text)
-    environment = {**os.environ, **(variables or {})}
-    script = run_script(text, place, environment, arguments=arguments, variables=slurm_variables(job))
+    script, job = followed_script(text, place, arguments, variables)
     for command in script.commands:
         argv = [word.text for word in command.argv]
         joined = " ".join(argv)
@@ -144,10 +139,12 @@ def _devices(command: Command, job: Mapping[str, int]) -> int | None:
     for name, entry in _flags(command).items():
         if name.replace("_", "-") in LAUNCHING:
             settings[name.replace("_", "-")] = entry.value
-    for variable, name in (("NGPU", "nproc-per-node"), ("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
-        if name not in settings and command.variables.get(variable, "").isdecimal():
-            settings[name] = command.variables[variable]
-    settings |= {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
+    # torchtitan's run_train.sh calls it NGPU.
+    if command.variables.get("NGPU", "").isdecimal():
+        settings.setdefault("nproc-per-node", command.variables["NGPU"])
+    for name, number in processes_in_variables(command).items():
+        settings.setdefault(name, number)
+    settings |= scheduled_settings(job)
     if not settings and any("run_train.sh" in word.text for word in command.argv):
         settings["nproc-per-node"] = _USUAL_DEVICES
     return world_of(settings).get("devices")

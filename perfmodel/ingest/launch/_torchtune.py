@@ -14,7 +14,7 @@ from perfmodel.ingest.launch._finetuning import (
     torch_framework,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._llm_foundry import fsdp_offload
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload, stage_of_resharding
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._table import FLAG, TEXT, Fields, Rule, key, read_only, words
 from perfmodel.ingest.launch._trainer import WORLD_RULE
@@ -94,8 +94,7 @@ def _types(settings: Mapping[str, Any]) -> Fields:
 
 def _sharding(settings: Mapping[str, Any]) -> Fields:
     """FSDP shards everything, and gathers weights again for backward unless the file says otherwise."""
-    again = FLAG.read(settings.get("fsdp_reshard_after_forward", True))
-    zero = 3 if again else 2
+    zero = stage_of_resharding(settings.get("fsdp_reshard_after_forward"))
     return {"zero": zero} | fsdp_offload(zero, is_on(settings.get("fsdp_cpu_offload")))
 
 

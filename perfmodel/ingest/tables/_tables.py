@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel import files
-from perfmodel.errors import TableError
+from perfmodel.errors import TableError, first_line
 from perfmodel.ingest.tables._atomic import write_atomic
 from perfmodel.ops import FAMILIES
 
@@ -254,7 +254,7 @@ def _load(path: Path) -> pd.DataFrame:
     except files.TooLargeError as error:
         raise TableError(f"{path}: {error}") from None
     except (ValueError, *files.DAMAGED, pd.errors.ParserError) as error:
-        raise TableError(f"{path}: not a readable table ({_first_line(error)}); is the file complete?") from None
+        raise TableError(f"{path}: not a readable table ({first_line(error)}); is the file complete?") from None
 
 
 def read_csv(path: Path, **options: Any) -> pd.DataFrame:
@@ -296,10 +296,6 @@ def _require_parquet_within(path: Path) -> None:
             size += batch.nbytes
             if size > limit:
                 raise files.too_large(limit)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _require_whole_rows(path: Path) -> None:
