@@ -336,6 +336,7 @@ def read_checked(folder: Traversable, name: str) -> bytes:
     Raises:
         CalibrationError: the file or its checksum is missing, or the two disagree.
     """
+    # Fitted files come with the package, so that a remedy is to install it again.
     try:
         content = (folder / name).read_bytes()
         checksums = (folder / CHECKSUMS_FILE).read_text("utf-8")

@@ -205,6 +205,7 @@ def collective_row(
     interconnect: str,
 ) -> Row:
     """Measure one collective on a running group: its row of the table."""
+    # All ranks run as many calls, so that one sampler stands for the group.
     group.load(op)
     timing = time_calls(lambda calls: group.sample(calls, meter), rule.resolved_by(meter))
     return {

@@ -59,6 +59,7 @@ class PointEstimate:
 def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
     """Every row of a plan in the order of measuring, each measured once."""
     points = (*plan.kernel_points, *plan.collective_points)
+    # All guesses in one call, as a model prices many ops at once.
     call_s = guess(points)
     n_kernels = len(plan.kernel_points)
     seconds = []
@@ -214,6 +215,8 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
     differing = [name for name, value in expected.items() if getattr(card, name) != value]
     if differing:
         raise CalibrationError(f"{path}: was measured with another {', '.join(differing)}; {away}")
+
+    # Columns that an op lacks are empty cells in the table, and absent in a row; `variant` is always there.
     records = []
     for read_row in read_table(path).to_dict("records"):
         row = {str(name): value for name, value in read_row.items() if present(value) or name == "variant"}

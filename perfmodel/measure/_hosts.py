@@ -64,6 +64,7 @@ class Host:
         Raises:
             CalibrationError: without the right to do so.
         """
+        # A namespace of its own for names too, in which the host name can be set.
         libc = ctypes.CDLL(None, use_errno=True)
         handle = os.open(_NAMESPACES / self.namespace, os.O_RDONLY)
         try:
@@ -149,6 +150,7 @@ class EmulatedHosts:
 
     def _join_by_switch(self, stack: ExitStack) -> None:
         """A switch in a process of its own, with a TAP interface that is moved to each host."""
+        # Undone in reverse: close the pipe, which the switch notices, then make sure that its process ends.
         taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]
         context = get_context("spawn")
         ours, theirs = context.Pipe()

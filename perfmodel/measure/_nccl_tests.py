@@ -65,6 +65,7 @@ class NcclTests:
 
     def command(self, op: Collective, least: int, most: int, factor: int) -> list[str]:
         """The command that measures sizes from `least` to `most` bytes, each `factor` times the one before."""
+        # One GPU per process (`-g 1`); the launcher starts as many processes as there are ranks.
         sizes = f"-b {least} -e {most} -f {factor} -d {DTYPES[op.dtype]} -g 1"
         try:
             launcher = self.launcher.format(

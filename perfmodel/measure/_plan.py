@@ -135,6 +135,8 @@ def read_plan(path: Path | str) -> Plan:
         data = parse_toml(read_text(path))
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
+
+    # What most often is wrong is told before types are checked.
     known = {field_info.name for field_info in fields(PlanFile)}
     unknown = sorted(set(data) - known)
     if unknown:

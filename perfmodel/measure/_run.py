@@ -261,6 +261,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
                     )
 
+    # What the card says of the method: pinning, and where the ranks ran.
     method: dict[str, Any] = {"pinning": "rank r on core r modulo cores", **transport.method}
     if plan.emulated_network:
         method["emulated_network"] = asdict(plan.emulated_network)
@@ -293,6 +294,7 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
     """The table of collectives, measured by the programs of nccl-tests."""
     tests = _nccl_tests_of(plan)
 
+    # Measured once: its programs tell nothing of interference by which a row would be measured again.
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         return nccl_tests_rows(points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device)
 
@@ -357,6 +359,7 @@ def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Ite
 
 def _tidy(plan: Plan, folder: Path) -> None:
     """Remove what writes left behind that were killed before their rename."""
+    # Files are written under a temporary name beside their own (`perfmodel.ingest.tables`).
     for table in (folder / plan.kernel_table, folder / plan.collective_table):
         for name in (table.name, card_path(table).name, f".{table.name}.partial"):
             for leftover in folder.glob(f".{name}.*.tmp"):

@@ -84,12 +84,15 @@ def _work(schedule: Schedule) -> list[Problem]:
 
 def _placement_and_order(schedule: Schedule) -> list[Problem]:
     """Backwards on another device or chunk than their forwards, and instructions that stand before their needs."""
+    # A backward needs the activations that its forward left on one chunk of one device.
     problems = []
     device = schedule.device
     place = device * schedule.chunks + schedule.chunk
     for i, j in _pairs(schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]):
         message = f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere"
         problems.append(Problem("placement", schedule[i], message))
+
+    # A device runs its instructions in order, so that waiting for a later one never ends.
     for need in waits(schedule):
         for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
             message = f"{schedule[i]} stands before {schedule[j]}, on which it depends"

@@ -129,6 +129,7 @@ def from_orders(
 
     Deadlocks are let through, with slot `NEVER`; `check` names them.
     """
+    # Through `Work`, whose defaults fill in what short tuples leave out.
     rows = []
     for order in orders:
         works = [Work(*work) for work in order]

@@ -36,8 +36,9 @@ def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
     for device_forward, device_backward in zip(forward, backward, strict=True):
         limit = max(limit, int(_alive(device_forward, device_backward).max()))
 
+    # The steady middle stays as it is, from the first micro-batch's last pass to the last one's first. After each
+    # round all passes run as early as their new order allows.
     for with_weights in (True, False):
-        # The steady middle, which stays: from the first micro-batch's last pass to the last one's first.
         steady = range(int(backward[0, _FIRST, 0]), int(forward[0, _FIRST, -1]))
         forward, backward, weight = _earlier(forward, backward, limit, steady, with_weights)
         schedule = _in_order(name, forward, backward, weight)

@@ -237,6 +237,7 @@ class Layout:
     @property
     def forms(self) -> dict[str, Any]:
         """Fields of which several values may run alike, each with the one that stands for these."""
+        # A field that has nothing to act on takes its default, so that such layouts are priced once.
         return {
             "schedule": self.effective_schedule,
             "sequence_parallel": self.effective_sequence_parallel,

@@ -43,7 +43,7 @@ class Problem:
 
     def replace(self, **changes: Any) -> "Problem":
         """A copy with some fields changed; `global_batch` changes the job."""
-        # A field of the job, which searches change as if it were the problem's.
+        # `global_batch` is a field of the job.
         if "global_batch" in changes:
             changes["job"] = replace(changes.get("job", self.job), global_batch=changes.pop("global_batch"))
         return replace(self, **changes)

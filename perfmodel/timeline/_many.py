@@ -152,6 +152,7 @@ def _rows(values: Sequence[Float[np.ndarray, "lanes classes"]]) -> Float[np.ndar
         items = rows_needed(len(value))
         n_rows += items * value.shape[1]
 
+    # Row 0 of an item stays 0, and so do lanes that pad its last row.
     rows = np.zeros((bucket(n_rows, SMALLEST_ROWS), LANES), np.float32)
     first_row = 0
     for value in values:

@@ -107,6 +107,7 @@ def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> Blocks:
     Raises:
         LayoutError: for tensor, context or expert parallelism, which convolutions do not have here.
     """
+    # `etp` may be left open.
     for name in BLOCK_KEYS:
         if (getattr(shard, name) or 1) > 1:
             raise LayoutError(

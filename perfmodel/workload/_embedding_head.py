@@ -124,6 +124,8 @@ def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list
     h, pieces = local.hidden, []
     if model.adaln:
         pieces += conditioning(local, 2, [("mul", 2), ("add", 2)])
+
+    # Classes are of images, predictions of patches, and an encoder has neither.
     rows, width = local.shard.micro_batch, model.vocab
     if patches.out_elements:
         rows, width = local.norm_tokens, patches.out_elements

@@ -144,6 +144,7 @@ def row_linear(
         narrow_input: as of `linear`.
         communicates: False where the output is added to another's, which is reduced for both.
     """
+    # Sums are made in 16 bits; what backward gathers may be quantised before.
     n_bytes = float(local.tokens) * n * local.act_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
@@ -297,11 +298,14 @@ def _adapter_result(
     def copy(rows: int, columns: int) -> KernelOp:
         return memory(local.precision, "add", rows, columns)
 
+    # An exchange of columns for rows leaves each rank its rows whole, which come in tp parts to be joined.
     n_bytes, columns = float(local.tokens) * n * local.act_bytes, n // local.tp
     if local.job.adapter_all_to_all and local.sequence_parallel:
         exchanged = Comm(collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True)
         parts = copy(local.norm_tokens, n)
         return (exchanged,), (exchanged,), (parts,), (parts, parts)
+
+    # A gather leaves all of them on every rank; backward cuts a rank's columns out of the gradient.
     gathered = Comm(collective="all_gather", bytes=n_bytes, group="tp", follows=True)
     back = (gathered,) if local.sequence_parallel else ()
     return (gathered,), back, (copy(local.tokens, n),), (copy(local.tokens, columns),)

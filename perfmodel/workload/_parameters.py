@@ -47,6 +47,7 @@ class Parameters:
 
     @property
     def total(self) -> int:
+        """All parameters, `active_experts` being a part of `experts`."""
         return (
             self.embedding
             + self.attention

@@ -277,6 +277,7 @@ def _layer(
     Its workspace holds gradients of the hidden state, and of input and output of the widest activation (`widest`
     elements, or the dense feed-forward's).
     """
+    # Full recompute keeps the input alone, sharded along the sequence as norms see it.
     boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
     elements = widest or local.tokens * max(local.ffn, local.hidden)
     return assemble(
