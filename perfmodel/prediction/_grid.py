@@ -13,7 +13,7 @@ from perfmodel.spec import Layout, PerStage, Recompute
 
 
 class PipelineChoice(NamedTuple):
-    """How micro-batches pass the stages."""
+    """How micro-batches pass the stages; fields as in `Layout`, as of all choices."""
 
     schedule: str
     vpp: int
@@ -83,11 +83,16 @@ class LayoutGrid:
 
     def only(self, chosen: Sequence[Int[np.ndarray, " choices"]]) -> "LayoutGrid":
         """Some choices of each axis."""
-        axes = (self.pipelines, self.shards, self.recomputes, self.states)
-        kept: list[Any] = [tuple(axis[i] for i in some.tolist()) for axis, some in zip(axes, chosen, strict=True)]
-        of_pipeline, _, of_recompute, _ = chosen
+        pipelines, shards, recomputes, states = chosen
         valid = np.broadcast_to(self.valid, (len(self.pipelines), 1, len(self.recomputes), 1))
-        return LayoutGrid(self.degrees, *kept, valid=valid[of_pipeline][:, :, of_recompute])
+        return LayoutGrid(
+            degrees=self.degrees,
+            pipelines=tuple(self.pipelines[i] for i in pipelines.tolist()),
+            shards=tuple(self.shards[i] for i in shards.tolist()),
+            recomputes=tuple(self.recomputes[i] for i in recomputes.tolist()),
+            states=tuple(self.states[i] for i in states.tolist()),
+            valid=valid[pipelines][:, :, recomputes],
+        )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -104,16 +109,16 @@ class LayoutGrid:
     @cached_property
     def _fields(self) -> tuple[tuple[dict[str, object], ...], ...]:
         """By axis, the layout fields of every choice."""
-        return tuple(
-            tuple(choice._asdict() for choice in axis)
-            for axis in (self.pipelines, self.shards, self.recomputes, self.states)
-        )
+        fields = []
+        for axis in (self.pipelines, self.shards, self.recomputes, self.states):
+            fields.append(tuple(choice._asdict() for choice in axis))
+        return tuple(fields)
 
     def layout(self, index: int) -> Layout:
         """The layout at a flat place of the product."""
-        places = np.unravel_index(index, self.shape)
-        pipeline, shard, recompute, state = (axis[at] for axis, at in zip(self._fields, places, strict=True))
-        return self.degrees.replace(**pipeline, **shard, **recompute, **state)
+        pipelines, shards, recomputes, states = self._fields
+        pipeline, shard, recompute, state = np.unravel_index(index, self.shape)
+        return self.degrees.replace(**pipelines[pipeline], **shards[shard], **recomputes[recompute], **states[state])
 
     def places(self) -> Int[np.ndarray, " valid"]:
         """Flat places of the valid layouts."""

@@ -1,4 +1,8 @@
-"""Memory of grids of layouts, and a step time that no order of events can beat: priced without any program."""
+"""Memory of grids of layouts, and a step time that no order of events can beat: priced without any program.
+
+Arrays have an axis for each kind of choice: pipelines, shards, recomputes, states. A grid of a million layouts is a few
+hundred numbers per axis, broadcast against each other.
+"""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +23,7 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Layout
+from perfmodel.spec import Layout, PerStage
 
 
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
@@ -27,6 +31,7 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
 
     One goes through the passes, with what must come before and after them; the other along a communication stream.
     """
+    # Passes and transfers depend on pipeline, shard and recompute.
     pipelines = model.pipelines_of(grid)
     shapes, shape_of_pipeline = model.shapes(grid)
     block_times_of_shards = model.times(grid)
@@ -43,11 +48,14 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
         of_orders = np.stack([getattr(seconds, name) for seconds in by_order])
         return of_orders[order_of_shard][:, shape_of_pipeline].transpose(1, 0, 2)
 
+    # Before, after and between the passes; what comes between them counts once for every micro-batch that a stage sees.
     micro_batches = np.array([p.spec.micro_batches // p.spec.replicas for p in pipelines])[:, None, None]
     reductions = np.array([p.reductions for p in pipelines])[:, None, None]
     beside_s = state_s("start_s") + state_s("end_s")
     beside_s = beside_s + micro_batches * state_s("gather_each_s") + reductions * state_s("reduce_each_s")
 
+    # Along a communication stream, whatever the passes do. Where steps run into each other some of it is hidden by
+    # filling and draining the pipeline.
     stream_each_s = state_s("stream_each_s")
     stream_s = state_s("stream_s") + micro_batches * stream_each_s
     for place, pipeline in enumerate(pipelines):
@@ -55,6 +63,7 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
             slack_s = _slack_s(pipeline, block_times_of_shards, send_s[place])
             stream_s[place] -= slack_s[:, None] + stream_each_s[place]
 
+    # In single precision before the axes are joined: the product of all choices is the only large array.
     scale = np.prod(step_factors(model.problem, grid.degrees))
     passes_s, beside_s, stream_s = ((part * scale).astype(np.float32) for part in (passes_s, beside_s, stream_s))
     bound_s = passes_s[..., None] + beside_s[:, :, None]
@@ -81,10 +90,11 @@ class PassSeconds(NamedTuple):
     """Seconds of passes through each block, by variant."""
 
     phase_s: Float[np.ndarray, "variants blocks 3 shards"]
+    """Forward, input gradient and weight gradient."""
     again_s: Float[np.ndarray, "recomputes variants blocks shards"]
-    """What recomputing adds to a backward pass."""
+    """Seconds that recomputing adds to a backward pass."""
     full_s: Float[np.ndarray, "recomputes variants blocks shards"]
-    """What blocks recomputed in full take beyond that."""
+    """Seconds that blocks recomputed in full take beyond that."""
 
 
 def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) -> PassSeconds:
@@ -108,25 +118,24 @@ def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) 
 def _slack_s(
     pipeline: PipelineBlocks, times: Sequence[BlockTimes], send_s: Float[np.ndarray, "2 stages shards"]
 ) -> Float[np.ndarray, " shards"]:
-    """By how much less than its busiest stream a step may take where steps run into each other.
-
-    The makespan of a stream of steps then grows by that of the busiest stream, less what filling and draining
-    the pipeline may hide: one micro-batch through all stages, over the steps of the shorter of the two streams
-    whose difference is taken.
-    """
+    """By how much less than its busiest stream a step may take where steps run into each other."""
+    # The makespan of a stream of steps grows by that of the busiest stream, less what filling and draining the pipeline
+    # may hide: one micro-batch through all stages, over the steps of the shorter of the two streams whose difference is
+    # taken.
     micro_batch_s = np.stack([pipeline.blocks @ of_shard.phase_s.sum(axis=1) for of_shard in times], axis=-1)
     return (micro_batch_s + send_s.sum(axis=(0, 1))) / (pipeline.spec.steps // 2)
 
 
 @dataclass(frozen=True, eq=False)
 class GridCosts:
-    """What is known of a grid's layouts before any is evaluated."""
+    """Memory and a lower bound on the step time of a grid's layouts, before any is evaluated."""
 
     grid: LayoutGrid
+    """The layouts."""
     peak_bytes: Float[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
     """Memory of the fullest rank, exact, for choices that differ in it."""
     largest: Int[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
-    """What takes most of it (place in `CATEGORIES`)."""
+    """Category that takes most of it (place in `CATEGORIES`)."""
     of_shard: Int[np.ndarray, " shards"]
     """Place of each shard choice among those that differ in memory."""
     of_state: Int[np.ndarray, " states"]
@@ -137,7 +146,7 @@ class GridCosts:
     """Layouts of the grid as it was given, with choices of which none fits, by what takes most of their memory."""
 
     def spread(self, of_memory: np.ndarray) -> np.ndarray:
-        """What is known by choices that differ in memory, for all layouts of the grid."""
+        """Values by choices that differ in memory, written out for all layouts of the grid."""
         return of_memory[:, self.of_shard][..., self.of_state]
 
     def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]:
@@ -202,20 +211,28 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 
     Memory needs no times: choices of which no layout fits into `usable_bytes` are left out of their grids untimed.
     """
-    full_layers = dict.fromkeys(choice.recompute_full_layers for grid in grids for choice in grid.recomputes)
+    full_layers: dict[PerStage, None] = {}
+    for grid in grids:
+        full_layers |= dict.fromkeys(choice.recompute_full_layers for choice in grid.recomputes)
     model = GridModel(problem, list(full_layers))
     try:
         costs_before_bounds = [_memory_costs(model, grid).fitting(usable_bytes) for grid in grids]
         some_fit = [bool((costs.peak_bytes <= usable_bytes).any()) for costs in costs_before_bounds]
+
+        # Regressors are much faster on one long batch of events than on hundreds of short ones.
         model.price_events_of([costs.grid for costs, fits in zip(costs_before_bounds, some_fit, strict=True) if fits])
         for costs, fits in zip(costs_before_bounds, some_fit, strict=True):
-            yield replace(costs, bound_s=grid_bound_s(model, costs.grid)) if fits else costs
+            if fits:
+                yield replace(costs, bound_s=grid_bound_s(model, costs.grid))
+            else:
+                yield costs
     finally:
         model.pipelines.save()
 
 
 def _memory_costs(model: GridModel, grid: LayoutGrid) -> GridCosts:
-    """What is known of a grid without any times."""
+    """The costs of a grid without its bounds, which need times."""
+    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory.
     shards, of_shard = distinct([choice.sequence_parallel for choice in grid.shards])
     states, of_state = distinct([(choice.zero, choice.offload, choice.offload_layers) for choice in grid.states])
     peak_bytes, largest = grid_memory(model, grid, shards, states)
@@ -257,13 +274,15 @@ def grid_memory(
 def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes"]:
     """Seconds that the passes of a step keep a rank's compute stream busy at least, mean over pipeline ranks.
 
-    All blocks' phases times the micro-batches, over the ranks: what layers recompute beside the mode, the optimizer
-    and completed transfers come on top. 0 for schedules whose passes may overlap, or join or slice micro-batches.
+    0 for schedules whose passes may overlap, or join or slice micro-batches.
     """
+    # All blocks' phases times the micro-batches, over the ranks: what layers recompute beside the mode, the optimizer
+    # and completed transfers come on top.
     layouts = [grid.degrees.replace(**shard._asdict()) for shard in grid.shards]
     training = problem.job.mode == "train"
     phases = PASSED if training else [Phase.FORWARD]
-    shortest = (1, 0, COMBINED)  # no plain pass runs faster
+    # No plain pass runs faster than one beside which experts are exchanged.
+    shortest = (1, 0, COMBINED)
     phase_s_of_shards = []
     for layout in layouts:
         times = block_times(problem, layout, shortest)

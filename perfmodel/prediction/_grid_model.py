@@ -1,4 +1,4 @@
-"""What grids of layouts share: block times, pipelines, transfers and state events, each worked out once.
+"""Parts that grids of layouts share: block times, pipelines, transfers and state events, each computed once.
 
 A search asks for a few hundred grids of one problem. Grids that differ in their degrees often have the same
 pipelines, and all shards of a grid have the same state events but for the order of their dimensions. Every quantity
@@ -7,6 +7,7 @@ is therefore kept under exactly what it depends on, in a field of its own.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,18 +28,21 @@ from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._sends import Hops, Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import fully_recomputed, layer_count, stage_blocks
+from perfmodel.program import ProgramSpec
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Layout, PerStage
+from perfmodel.spec import Layout, PerStage, StateOffload
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class PipelineKey(NamedTuple):
-    """What of a grid's degrees its pipelines depend on, counted in blocks of the model."""
+    """The part of a grid's degrees that its pipelines, counted in blocks of the model, depend on."""
 
     pp: int
+    """Pipeline ranks."""
     micro_batches: int
+    """Micro-batches of a step."""
     combines_passes: bool
     """Whether a forward and a backward pass run as one, to hide the experts' exchanges."""
     repeats: tuple[int, ...]
@@ -50,18 +54,49 @@ class StageBlockCounts(NamedTuple):
 
     counts: Float[np.ndarray, "stages blocks"]
     recomputed: Float[np.ndarray, "fulls stages blocks"]
-    """Those that are recomputed in full, under each of `GridModel.full_layers`."""
+    """Blocks that are recomputed in full, under each of `GridModel.full_layers`."""
 
 
 class StageMapKey(NamedTuple):
-    """What of a pipeline its exchanges of states depend on."""
+    """The part of a pipeline that its exchanges of states depend on."""
 
     shape: tuple[int, ...]
+    """Ranks and chunks."""
     stages: bytes
     """The stage of every rank's chunks."""
     runs_into_next_step: bool
+    """Whether no flush separates steps."""
     plain: bool
     """Whether every pass is of one micro-batch and one direction."""
+
+
+class StateKey(NamedTuple):
+    """The part of a grid that its state events depend on."""
+
+    degrees: tuple[int, ...]
+    order: str
+    replicate: int
+    offload_states: StateOffload
+    shapes: tuple[StageShape, ...]
+
+
+class BlockTimesKey(NamedTuple):
+    """The part of a shard and a pass that the times of its blocks depend on."""
+
+    blocks: ShardBlocks
+    tp_overlap: bool
+    checks_numbers: bool
+    """Whether hosts check collectives before they issue them."""
+    variant: Variant
+    slices: int
+
+
+class SentBlocks(NamedTuple):
+    """The part of a shard that its transfers depend on."""
+
+    blocks: ShardBlocks
+    stride: int
+    """Ranks between neighbouring stages."""
 
 
 @dataclass(eq=False)
@@ -69,9 +104,11 @@ class GridModel:
     """Parts of the costs of some grids of one problem."""
 
     problem: StepProblem
+    """The problem."""
     full_layers: Sequence[PerStage]
     """Layers recomputed in full, as they occur in the grids' choices."""
     pipelines: PipelineCache = field(default_factory=PipelineCache)
+    """Summaries of pipelines on disk."""
 
     _shards: dict[LayoutGrid, list[Layout]] = field(default_factory=dict)
     _blocks: dict[LayoutGrid, list[ShardBlocks]] = field(default_factory=dict)
@@ -83,9 +120,9 @@ class GridModel:
     _transfers: dict[tuple[ShardBlocks, float], Transfers] = field(default_factory=dict)
     _transfer_s: dict[Transfers, Float[np.ndarray, "..."]] = field(default_factory=dict)
     _hops: dict[tuple[StageShape, int], Hops] = field(default_factory=dict)
-    _states: dict[Hashable, StateEvents] = field(default_factory=dict)
+    _states: dict[StateKey, StateEvents] = field(default_factory=dict)
     _state_s: dict[tuple[StateEvents, tuple[StateChoice, ...]], StateSeconds] = field(default_factory=dict)
-    _times: dict[Hashable, BlockTimes] = field(default_factory=dict)
+    _times: dict[BlockTimesKey, BlockTimes] = field(default_factory=dict)
 
     def price_events_of(self, grids: Sequence[LayoutGrid]) -> None:
         """Price the events of all grids in one batch, in the problem's table of prices.
@@ -114,15 +151,19 @@ class GridModel:
 
     def shards(self, grid: LayoutGrid) -> list[Layout]:
         """A layout for each shard choice."""
-        if grid not in self._shards:
-            self._shards[grid] = [grid.degrees.replace(**choice._asdict()) for choice in grid.shards]
-        return self._shards[grid]
+
+        def compute() -> list[Layout]:
+            return [grid.degrees.replace(**choice._asdict()) for choice in grid.shards]
+
+        return get_or_compute(self._shards, grid, compute)
 
     def blocks(self, grid: LayoutGrid) -> list[ShardBlocks]:
         """Blocks of each shard choice."""
-        if grid not in self._blocks:
-            self._blocks[grid] = [shard_events(self.problem.setting, layout) for layout in self.shards(grid)]
-        return self._blocks[grid]
+
+        def compute() -> list[ShardBlocks]:
+            return [shard_events(self.problem.setting, layout) for layout in self.shards(grid)]
+
+        return get_or_compute(self._blocks, grid, compute)
 
     def slices(self, layout: Layout, blocks: ShardBlocks, slices: int) -> list[ShardBlocks]:
         """Blocks of each slice of the sequence, where a layout's passes compute one slice after another."""
@@ -141,12 +182,11 @@ class GridModel:
     def pipelines_of(self, grid: LayoutGrid, offload: bool = False) -> list[PipelineBlocks]:
         """The pipeline of each choice with the model's blocks."""
         key = self._pipeline_key(grid)
-        return [
-            get_or_compute(
-                self._pipeline, (key, choice, offload), lambda choice=choice: self._pipeline_of(grid, choice, offload)
-            )
-            for choice in grid.pipelines
-        ]
+        pipelines = []
+        for choice in grid.pipelines:
+            compute = partial(self._pipeline_of, grid, choice, offload)
+            pipelines.append(get_or_compute(self._pipeline, (key, choice, offload), compute))
+        return pipelines
 
     def _pipeline_key(self, grid: LayoutGrid) -> PipelineKey:
         layout = grid.degrees
@@ -191,23 +231,22 @@ class GridModel:
             for spec in specs
         ]
         blocks = self.blocks(grid)[0]
+
+        def compute(spec: ProgramSpec) -> StageShape:
+            segments = segments_of(layer_count(blocks.pairs), spec.n_stages)
+            return StageShape(spec, stage_blocks(blocks.kinds, spec.n_stages, segments))
+
         first, shape_of_pipeline = distinct(keys)
         shapes = []
         for place in first:
             key = (keys[place], blocks.repeats)
-            if key not in self._stage_shapes:
-                spec = specs[place]
-                segments = segments_of(layer_count(blocks.pairs), spec.n_stages)
-                self._stage_shapes[key] = StageShape(spec, stage_blocks(blocks.kinds, spec.n_stages, segments))
-            shapes.append(self._stage_shapes[key])
+            shapes.append(get_or_compute(self._stage_shapes, key, partial(compute, specs[place])))
         return shapes, shape_of_pipeline
 
     def transfers(self, layout: Layout, blocks: ShardBlocks, share: float) -> Transfers:
         """Transfers of a shard that carry `share` of a micro-batch."""
-        job, cluster = self.problem.job, self.problem.cluster
-        return get_or_compute(
-            self._transfers, (blocks, share), lambda: transfers(layout, blocks.blocks, share, job, cluster)
-        )
+        compute = partial(transfers, layout, blocks.blocks, share, self.problem.job, self.problem.cluster)
+        return get_or_compute(self._transfers, (blocks, share), compute)
 
     def send_s(self, grid: LayoutGrid, shape: StageShape) -> Float[np.ndarray, "2 stages shards"]:
         """Seconds of the transfers out of every stage, forwards and backwards."""
@@ -218,19 +257,20 @@ class GridModel:
 
         # A transfer depends on what a shard's blocks send and on how many ranks lie between two stages.
         strides = [rank_strides(layout)["pp"] for layout in layouts]
-        first, sender_of_shard = distinct(list(zip(blocks, strides, strict=True)))
+        first, sender_of_shard = distinct([SentBlocks(*sender) for sender in zip(blocks, strides, strict=True)])
         columns = []
         for shard in first:
             sent = self.transfers(layouts[shard], blocks[shard], 1 / spec.scheduler.slices)
-            columns.append(self._hops_of(shape, layouts[shard], strides[shard]).seconds(self._seconds_of(sent)))
+            hops_of_stage = self._hops_of(shape, layouts[shard], strides[shard])
+            columns.append(hops_of_stage.seconds(self._seconds_of(sent)))
         return np.stack(columns, axis=-1)[..., sender_of_shard]
 
     def _seconds_of(self, sent: Transfers) -> Float[np.ndarray, "..."]:
         return get_or_compute(self._transfer_s, sent, lambda: sent.seconds(self._event_s(sent)))
 
     def _hops_of(self, shape: StageShape, layout: Layout, stride: int) -> Hops:
-        cluster = self.problem.cluster
-        return get_or_compute(self._hops, (shape, stride), lambda: hops(shape.spec, shape.by_segments, layout, cluster))
+        compute = partial(hops, shape.spec, shape.by_segments, layout, self.problem.cluster)
+        return get_or_compute(self._hops, (shape, stride), compute)
 
     def _event_s(self, events: Transfers | StateEvents) -> Float[np.ndarray, " ops"]:
         return priced_events(self.problem, events.ops).time_s
@@ -240,22 +280,21 @@ class GridModel:
         shapes, blocks = self.shapes(grid)[0], self.blocks(grid)[0]
         events = []
         for layout in self.orders(grid)[0]:
-            key = (*layout.degrees, layout.order, layout.replicate, layout.offload_states, tuple(shapes))
-            if key not in self._states:
-                self._states[key] = StateEvents(layout, shapes, blocks, self.problem.setting)
-            events.append(self._states[key])
+            key = StateKey(layout.degrees, layout.order, layout.replicate, layout.offload_states, tuple(shapes))
+            compute = partial(StateEvents, layout, shapes, blocks, self.problem.setting)
+            events.append(get_or_compute(self._states, key, compute))
         return events
 
     def state_seconds(self, grid: LayoutGrid) -> list[StateSeconds]:
-        """Bounds on what the grid's states add, by order of dimensions."""
-        return [
-            get_or_compute(
-                self._state_s,
-                (events, grid.states),
-                lambda events=events: events.seconds(self._event_s(events), grid.states),
-            )
-            for events in self.state_events(grid)
-        ]
+        """Bounds on the seconds that the grid's states add, by order of dimensions."""
+
+        def compute(events: StateEvents) -> StateSeconds:
+            return events.seconds(self._event_s(events), grid.states)
+
+        seconds = []
+        for events in self.state_events(grid):
+            seconds.append(get_or_compute(self._state_s, (events, grid.states), partial(compute, events)))
+        return seconds
 
     def times(self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1) -> list[BlockTimes]:
         """Timed blocks of each shard choice in a variant of a pass."""
@@ -268,10 +307,9 @@ class GridModel:
         times = []
         for shard in first:
             layout = layouts[shard]
-            key = (blocks[shard], layout.tp_overlap, checks_numbers, variant, slices)
-            if key not in self._times:
-                self._times[key] = block_times(self.problem, layout, variant, slices)
-            times.append(self._times[key])
+            key = BlockTimesKey(blocks[shard], layout.tp_overlap, checks_numbers, variant, slices)
+            compute = partial(block_times, self.problem, layout, variant, slices)
+            times.append(get_or_compute(self._times, key, compute))
         return [times[place] for place in times_of_shard.tolist()]
 
 

@@ -14,13 +14,16 @@ from perfmodel.program import ProgramSpec
 
 @dataclass(frozen=True, eq=False)
 class PipelineBlocks:
-    """One pipeline in blocks of a model rather than stages; what is not asked for is not worked out."""
+    """One pipeline in blocks of a model rather than stages; what is not asked for is not computed."""
 
     spec: ProgramSpec
+    """The program."""
     pipeline: Pipeline
+    """Its paths and fullest ranks, in stages."""
     counts: Float[np.ndarray, "stages blocks"]
+    """Blocks of every stage."""
     full: Float[np.ndarray, "fulls stages blocks"]
-    """Blocks among them that are recomputed in full, in several choices."""
+    """Blocks of every stage that are recomputed in full, in several choices."""
 
     @property
     def variants(self) -> Int[np.ndarray, "variants 3"]:
@@ -34,7 +37,7 @@ class PipelineBlocks:
 
     @cached_property
     def blocks(self) -> Float[np.ndarray, " blocks"]:
-        """Of the whole model."""
+        """How often the model has each block."""
         return self.counts.sum(axis=0)
 
     @cached_property
@@ -58,16 +61,17 @@ class PipelineBlocks:
 
     @cached_property
     def again_full(self) -> Float[np.ndarray, "fulls paths variants*blocks"]:
-        """Those of them that are recomputed in full."""
+        """Blocks whose input gradient each path passes, if they are recomputed in full."""
         passes = self.pipeline.paths.passes
         return np.einsum("kvs,lsb->lkvb", passes[..., 1], self.full).reshape(len(self.full), len(passes), -1)
 
     @cached_property
     def reductions(self) -> float:
-        """Weight gradients that every path passes on one rank, per chunk: of the last micro-batch's way back, no rank
-        but the last waits for weight gradients."""
+        """Weight gradients that every path passes on one rank, per chunk."""
+        # On the last micro-batch's way back, no rank but the last waits for weight gradients.
         passes = self.pipeline.paths.passes
-        return max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / self.pipeline.live.stage.shape[1]
+        chunks = self.pipeline.live.stage.shape[1]
+        return max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / chunks
 
     @property
     def sends(self) -> Float[np.ndarray, "paths 2*stages"]:
@@ -76,13 +80,18 @@ class PipelineBlocks:
 
     @cached_property
     def ranks(self) -> RankBlocks:
-        """Those that may be the fullest."""
+        """Ranks that may be the fullest."""
         return RankBlocks.of(self.counts, self.full, self.pipeline.live)
 
 
 def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recomputes"]) -> RankBlocks:
-    """The fullest ranks of many pipelines, padded by ranks that hold nothing; axes pipelines, shards, recomputes,
-    states, ranks. `full`: which of their choices of blocks recomputed in full each recompute has."""
+    """The fullest ranks of many pipelines; axes pipelines, shards, recomputes, states, ranks.
+
+    Pipelines with fewer ranks are padded by ranks that hold nothing, which are never the fullest.
+
+    Args:
+        full: which of the pipelines' choices of blocks recomputed in full each recompute choice has.
+    """
 
     def padded(name: str, axis: int) -> np.ndarray:
         return _stacked([getattr(ranks, name) for ranks in pipelines], axis)
@@ -98,6 +107,7 @@ def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recom
 
 
 def _stacked(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Stack arrays of different lengths along an axis, padded by zeros."""
     longest = max(array.shape[axis] for array in arrays)
     shape = list(arrays[0].shape)
     shape[axis] = longest
@@ -115,19 +125,14 @@ def longest_path_s(
     full: Int[np.ndarray, " recomputes"],
     send_s: Float[np.ndarray, "2 stages shards"],
 ) -> Float[np.ndarray, "shards recomputes"]:
-    """Seconds of the longest path; where steps run into each other, what a step more adds at least.
+    """Seconds of the longest path; where steps run into each other, the seconds that a step more adds at least.
 
-    `again_s` is what recomputing adds to each block, `full_s` what those recomputed in full (`full` of the pipeline)
-    take beyond that.
-
-    Where steps run into each other, the step time is (y(2 s) - y(s)) / s with y(n) the makespan of n steps. A path
-    that stays on a rank of work w and passes c on its way there and back takes c + n w; c is at most `whole_s`, one
-    micro-batch through all stages. Let a be where the longest path of s steps stays: y(2 s) - y(s) is at least s
-    w_a, and at least c_b + 2 s w_b - (c_a + s w_a) for every other b. The smallest that both allow is s w_b - (c_a
-    - c_b) / 2.
-
-    A device's next step begins when its last has ended, so a path through one step from its first pass to its last
-    repeats: from whichever device the shorter stream ends on, the longer one still has s - 1 such cycles before it.
+    Args:
+        phase_s: seconds of forward, input gradient and weight gradient of each block.
+        again_s: seconds that recomputing adds to each block.
+        full_s: seconds that blocks recomputed in full take beyond that.
+        full: which choice of blocks recomputed in full (`PipelineBlocks.full`) each recompute choice has.
+        send_s: seconds of the transfers out of every stage, forwards and backwards.
     """
     shards = phase_s.shape[-1]
     work = phase_s.transpose(0, 2, 1, 3).reshape(-1, shards)
@@ -136,16 +141,24 @@ def longest_path_s(
     sends_s = pipeline.sends @ send_s.reshape(-1, shards)
     if pipeline.spec.steps == 1:
         return (pipeline.work @ work + sends_s + again).max(axis=1).T
+
+    # Where steps run into each other, the step time is (y(2 s) - y(s)) / s with y(n) the makespan of n steps. A path
+    # that stays on a rank of work w and passes c on its way there and back takes c + n w; c is at most `whole_s`, one
+    # micro-batch through all stages. Let a be where the longest path of s steps stays: y(2 s) - y(s) is at least s w_a,
+    # and at least c_b + 2 s w_b - (c_a + s w_a) for every other b. The smallest that both allow is
+    # s w_b - (c_a - c_b) / 2.
     steady = pipeline.cycle == 0
     steady_s = (pipeline.work @ work + again)[:, steady]
     transit_s = (pipeline.transit @ work + sends_s)[steady]
-    whole_s = np.tensordot(
-        pipeline.blocks, phase_s.sum(axis=2).max(axis=0) + (again_s + full_s).max(axis=(0, 1)), axes=1
-    )
+    longest_block_s = phase_s.sum(axis=2).max(axis=0) + (again_s + full_s).max(axis=(0, 1))
+    whole_s = np.tensordot(pipeline.blocks, longest_block_s, axes=1)
     missing_s = np.maximum(whole_s + send_s.sum(axis=(0, 1)) - transit_s, 0.0) / pipeline.spec.steps
     least_s = np.maximum(steady_s.min(axis=1), (steady_s - missing_s).max(axis=1))
     if steady.all():
         return least_s.T
+
+    # A device's next step begins when its last has ended, so a path through one step from its first pass to its last
+    # repeats: from whichever device the shorter stream ends on, the longer one still has s - 1 such cycles before it.
     share = 1 - 1 / pipeline.cycle[~steady]
     cycle_s = (pipeline.work @ work + sends_s + again)[:, ~steady] * share[:, None]
     return np.maximum(least_s, cycle_s.max(axis=1)).T

@@ -1,4 +1,8 @@
-"""Lower bounds on what weights, gradients and optimizer states add to a step, for many pipelines at once."""
+"""Lower bounds on the seconds that weights, gradients and optimizer states add to a step, for many pipelines at once.
+
+Their exchanges overlap with passes as a program orders them. A bound counts only what every order leaves: what comes
+before the first pass, after the last one, between passes that wait for it, and along the communication stream.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -36,10 +40,11 @@ from perfmodel.spec import Layout
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)
 NO_EVENT: Final = -1
+"""Number of an event that does not exist: the place behind all others."""
 
 
 class StateBound(NamedTuple):
-    """What weights, gradients and optimizer states add to a step of one pipeline shape; see `StateSeconds`."""
+    """Seconds that model states add to a step of one pipeline shape, under one state choice; see `StateSeconds`."""
 
     start_s: float
     end_s: float
@@ -72,6 +77,7 @@ class StageShape:
     """Pipelines that hold the same stages on the same ranks."""
 
     spec: ProgramSpec
+    """One of their programs."""
     by_segments: Float[np.ndarray, "stages segments blocks"]
     """Blocks of the segments that states are exchanged in."""
 
@@ -106,7 +112,7 @@ class StateEvents:
         self, shape: "_ShapeEvents", time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]
     ) -> list[StateBound]:
         spec = shape.spec
-        # Without a barrier of all devices any rank may be the last.
+        # Without a barrier of all devices each rank starts its next step when it is done itself: the fastest counts.
         over_ranks = np.min if spec.steps > 1 else np.max
         updates_s = shape.updates_s(time_s)
         every_micro_batch = reduces_every_micro_batch(np.arange(4), spec.stages > 1, spec.replicas, self._job)
@@ -162,7 +168,7 @@ def _bound(
     sharded_weights, gathers_ahead = state.zero == 3, state.overlap_param_gather
     passes = 1 if spec.is_forward_only else 2
 
-    # Between the passes stands what comes for every micro-batch and is not overlapped. On the stream it stands anyway.
+    # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the stream anyway.
     gather_each = reduce_each = stream_each = stream = 0.0
     if sharded_weights and not gathers_ahead:
         gather_each = passes * gather.least
@@ -171,7 +177,8 @@ def _bound(
         gathers = passes * gather.most if sharded_weights else 0.0
         stream_each = max(gathers + reduce.least, reduce.most)
         stream = gather.least if state.zero == 2 and gathers_ahead else 0.0
-    if not spec.scheduler.plain:  # a pass may be of several micro-batches, or of a slice of one
+    # A pass may be of several micro-batches, or of a slice of one: nothing comes once per micro-batch.
+    if not spec.scheduler.plain:
         gather_each = reduce_each = stream_each = 0.0
 
     if spec.steps > 1:
@@ -179,14 +186,18 @@ def _bound(
         end = (update_s + reduce.smallest) * (1 - 2 / spec.steps) if spec.scheduler.staggered else 0.0
         return StateBound(0.0, end, gather_each, reduce_each, 0.0, stream_each)
 
+    # The first pass waits for its weights. Gathers between passes are counted for each of them, also for a rank's
+    # first, which it gathers for while ranks before it compute: the largest may be counted once too often.
     start = 0.0
     after_s = update_s
     if gathers_ahead:
         start = gather.first
-    elif sharded_weights:  # a rank gathers for its first pass while ranks before it compute
+    elif sharded_weights:
         start = gather.first - gather.largest
     elif trained and state.zero in (1, 2):
         after_s = update_and_gather_s
+
+    # After the last pass at least the last gradients are reduced, or all where they are not overlapped.
     end = 0.0
     if state.overlap_grad_reduce:
         end = reduce.smallest
@@ -205,10 +216,12 @@ class DistinctEvents:
     def numbers(
         self, kind: Hashable, amounts: Float[np.ndarray, "*shape"], make: Callable[[float], Op | None]
     ) -> Int[np.ndarray, "*shape"]:
-        """Number of the event that `make` makes of each amount, `NO_EVENT` where it makes none.
+        """Number of the event of each amount, `NO_EVENT` where there is none.
 
         Args:
-            kind: stands for `make`.
+            kind: stands for `make` among events that were numbered before.
+            amounts: bytes or parameters.
+            make: makes the event of an amount.
         """
         values, place = np.unique(amounts, return_inverse=True)
         numbers = [self._number(kind, value, make) for value in values.tolist()]
@@ -229,9 +242,11 @@ class _HostShare(NamedTuple):
     """Where the host updates: its seconds per parameter, and the parameters that are a rank's own."""
 
     seconds: HostSeconds
+    """Seconds per parameter."""
     stored: Float[np.ndarray, "stages segments"]
+    """Parameters of a rank's own shard."""
     updated: Float[np.ndarray, "stages segments"]
-    """Those of `stored` that are trained."""
+    """Parameters of `stored` that are trained."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +262,7 @@ class _ShapeEvents:
     updates: Int[np.ndarray, "groups 2 ranks"]
     """Numbers of every rank's updates of all parameters, and of its shard."""
     host: _HostShare | None
+    """The host's part, where it updates."""
 
     @classmethod
     def of(
@@ -285,9 +301,11 @@ class _ShapeEvents:
         self, by_layer: bool, kinds: Sequence[Exchange], time_s: Float[np.ndarray, " ops"]
     ) -> "Collectives":
         """Seconds of the exchanges of some kinds, one after another, from those of all events."""
+        # For each group of ranks (dense and expert parameters) the kinds of exchange follow one another.
         seconds = np.zeros(self.units[by_layer].shape)
-        for parts in zip(*(self.exchanges[by_layer, kind] for kind in kinds), strict=True):
-            seconds = seconds + np.sum([time_s[numbers] for numbers in parts], axis=0)
+        numbers_of_kinds = [self.exchanges[by_layer, kind] for kind in kinds]
+        for numbers_of_group in zip(*numbers_of_kinds, strict=True):
+            seconds = seconds + np.sum([time_s[numbers] for numbers in numbers_of_group], axis=0)
         seconds = seconds * self.units[by_layer]
         if self.host is not None:
             of_host = self.host.seconds
@@ -352,19 +370,20 @@ def _by_rank(of_stages: Float[np.ndarray, " stages"], spec: ProgramSpec) -> Floa
 
 
 class Collectives(NamedTuple):
-    """Seconds of one kind of exchange over the parts of all stages."""
+    """Seconds of one kind of exchange over the parts (segments) of all stages."""
 
     first: float
-    """Of the first stage's first part."""
+    """Seconds of the first stage's first part."""
     smallest: float
-    """Of the part that takes least."""
+    """Seconds of the part that takes least."""
     largest: float
-    """Of the part that takes most."""
+    """Seconds of the part that takes most."""
     least: float
-    """Of all parts of the rank that takes least."""
+    """Seconds of all parts of the rank that takes least."""
     most: float
-    """Of all parts of the rank that takes most."""
+    """Seconds of all parts of the rank that takes most."""
     of_rank: Float[np.ndarray, " ranks"] | float
+    """Seconds of all parts of each rank."""
 
 
 NONE = Collectives(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
