@@ -20,6 +20,8 @@ def checkpoint(program: Program, layers: Collection[int] | None = None) -> Progr
     function = program.function
     if not any(i.tag.phase == "backward" for i in function.instructions):
         raise LayoutError("checkpointing needs a training step with instructions tagged as backward")
+    # Chen et al. store what crosses layers and recompute the rest on the way back (DistIR, figure 8). The forward
+    # pass is left as it is: its inner values die with their last forward use, because the backward reads the copies.
     copies = _Recomputation(function, layers)
     out: list[Instruction] = []
     for instruction in function.instructions:
@@ -31,13 +33,14 @@ def checkpoint(program: Program, layers: Collection[int] | None = None) -> Progr
 
 
 class _Recomputation:
-    """Which forward values are recomputed, and what has been so far."""
+    """Forward values that are to be recomputed, and the names of those that have been."""
 
     def __init__(self, function: Function, layers: Collection[int] | None) -> None:
         self._maker: dict[str, Instruction] = {}
         for instruction in function.instructions:
             tag = instruction.tag
             chosen = tag.layer >= 0 if layers is None else tag.layer in layers
+            # A transfer is not repeated: what arrived on the other device is stored there.
             if tag.phase == "forward" and chosen and instruction.op != "send":
                 self._maker.update(dict.fromkeys(instruction.outputs, instruction))
         # Values that another group of instructions uses too are stored, so they need not be recomputed.
@@ -46,6 +49,7 @@ class _Recomputation:
             if instruction.tag.phase == "forward":
                 stored.update(n for n in instruction.inputs if n in self._maker and self._group(n) != _key(instruction))
         for name in stored & set(self._maker):
+            # An op of several results (a split) is recomputed as a whole, even where one of them is stored.
             if len(self._maker[name].outputs) == 1:
                 del self._maker[name]
         self._names: dict[str, str] = {}
@@ -61,6 +65,8 @@ class _Recomputation:
         return copies
 
     def _copies(self, name: str, user: Instruction) -> list[Instruction]:
+        # Stored values end the recursion, and each value is recomputed once, before its first use in the backward
+        # pass.
         if name not in self._maker or name in self._names:
             return []
         maker = self._maker[name]
@@ -68,6 +74,7 @@ class _Recomputation:
         for source in maker.inputs:
             copies += self._copies(source, user)
         self._names.update({output: f"{output}.r" for output in maker.outputs})
+        # Copies belong to the pass that needs them, so a pipeline runs them in the backward pass of the stage.
         tag = replace(maker.tag, phase=user.tag.phase)
         outputs = tuple(self._names[output] for output in maker.outputs)
         return [*copies, replace(self.renamed(maker), outputs=outputs, tag=tag)]

@@ -13,6 +13,7 @@ from perfmodel.ir.distribute._sequence import sequence_slices
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
+# Degrees that a `Layout` has too go by the layout's names.
 _FIELDS: Final = {
     "dp": "data",
     "tp": "tensor",
@@ -65,7 +66,7 @@ class Degrees:
 
     @classmethod
     def of(cls, layout: Layout, global_batch: int) -> "Degrees":
-        """What a layout means for a program of `global_batch` samples.
+        """Return the degrees to which a layout distributes a program of `global_batch` samples.
 
         Fused attention recomputes its core in any case, so that selective recomputation is none.
 
@@ -73,6 +74,7 @@ class Degrees:
             LayoutError: context parallelism, offloading or experts sharded otherwise than the rest (`etp`), which no
                 transform does, or a batch that does not divide.
         """
+        # `spread` gives a device one coordinate per dimension, so experts cannot have a tensor degree of their own.
         if layout.expert_tp != layout.tp:
             raise LayoutError(
                 f"layout {layout.label}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
@@ -81,12 +83,14 @@ class Degrees:
             raise LayoutError(
                 f"layout {layout.label}: programs have no context parallelism and no offloading; use cp=1"
             )
+        # A layout gives samples per micro-batch, a program the number of micro-batches.
         micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
         if rest or not micro_batches:
             raise LayoutError(
                 f"layout {layout.label}: a batch of {global_batch} does not divide into its micro-batches"
             )
         return cls(
+            # `Layout.dp` counts the expert ranks, which share the batch; here the two are separate factors.
             data=layout.dp // layout.ep,
             tensor=layout.tp,
             pipeline=layout.pp,
@@ -106,6 +110,7 @@ class Degrees:
         Raises:
             LayoutError: an unknown name, or a value that is none.
         """
+        # D/T/P/K is how the paper's table 2 writes configurations.
         if re.fullmatch(r"\d+(/\d+){3}", text.strip()):
             text = ",".join(
                 f"{n}={v}" for n, v in zip(("dp", "tp", "pp", "micro_batches"), text.split("/"), strict=True)
@@ -117,6 +122,7 @@ class Degrees:
             if field is None or not value:
                 raise LayoutError(f"--layout: {word!r} is not NAME=VALUE; names: {', '.join(_FIELDS)}")
             values[field] = _WORDS.get(value.lower(), int(value) if value.isdecimal() else value)
+            # The default's type is the field's type; `bool` is no `int` here, so that `zero=true` is refused.
             if type(values[field]) is not type(getattr(cls, field)):
                 raise LayoutError(f"--layout: {word!r}; {name} is by default {str(getattr(cls, field)).lower()}")
         if values.get("send_stream", "send") not in STREAMS:
@@ -124,7 +130,7 @@ class Degrees:
         return cls(**values)
 
     def __str__(self) -> str:
-        """As `parse` reads it; what is not said is at its default."""
+        """Return the text that `parse` reads; degrees at their default are left out, but for D, T, P and K."""
         return ",".join(
             f"{name}={str(getattr(self, field)).lower()}"
             for name, field in _FIELDS.items()
@@ -155,11 +161,15 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
 
 
 def staged(program: Program, degrees: Degrees) -> Program:
-    """The first half of `distribute`: stages and micro-batches alone, which layouts of several D and T share.
+    """Return the program cut into stages and micro-batches: the first half of `distribute`.
+
+    It depends on P and K alone, so a search shares it among layouts that differ in D and T.
 
     Raises:
         LayoutError: as `distribute`.
     """
+    # Order matters: slices of the sequence first, since recomputation and stages then treat each as a pass;
+    # checkpoints before stages, so that copies land on the stage of their layer.
     name = degrees.schedule if program.trains else "forward"
     scheduler = get_schedule(name)
     program = sequence_slices(program, scheduler.slices)
@@ -174,11 +184,13 @@ def staged(program: Program, degrees: Degrees) -> Program:
 
 
 def spread_stages(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
-    """The second half: tensor, expert and data parallelism of every stage of a `staged` program.
+    """Spread every stage of a `staged` program over tensor, expert and data ranks: the second half of `distribute`.
 
     Raises:
         LayoutError: as `distribute`.
     """
+    # Innermost dimension first: each spread multiplies the devices and its stride skips the dimensions inside it.
+    # Tensor ranks, which communicate most, end up next to one another.
     program = tensor_parallel(
         program, degrees.tensor, sequence_parallel=degrees.sequence_parallel, representative=representative
     )

@@ -36,6 +36,8 @@ def tensor_parallel(
     Raises:
         LayoutError: a weight's axis, or under sequence parallelism the sequence, does not divide.
     """
+    # Weights alone are told how to be sliced. What activations look like, and where all-reduces fall, follows from
+    # the sharding rules of the ops.
     inputs: dict[str, Sharding] = {}
     for tensor in program.inputs_of("parameter", "state"):
         if tensor.tensor_axis is not None:
@@ -54,6 +56,7 @@ def expert_parallel(program: Program, parts: int, *, stride: int = 1, representa
         LayoutError: the batch or the number of experts does not divide.
     """
     inputs: dict[str, Sharding] = _batch(program, parts)
+    # Weights of experts are sharded by expert; all others are replicated, as in data parallelism.
     for tensor in program.inputs_of("parameter", "state"):
         if tensor.expert_axis is not None:
             inputs |= {piece.value: Sharded(tensor.expert_axis) for piece in tensor.pieces}
@@ -84,6 +87,7 @@ def data_parallel(
         raise LayoutError(f"zero must be 0, 1, 2 or 3, got {zero!r}")
     inputs: dict[str, Sharding] = _batch(program, parts)
     outputs: dict[str, Sharding] = {}
+    # Weights whose optimizer has states (`w.m` is a state of `w`): without a state, stage 1 has nothing to shard.
     stateful = {tensor.name.rpartition(".")[0] for tensor in program.inputs_of("state")}
 
     def sharded(tensor: Whole) -> dict[str, Sharding]:
@@ -97,6 +101,7 @@ def data_parallel(
         inputs |= sharded(tensor)
     for tensor in program.outputs:
         weight = tensor.name.removeprefix("d_")
+        # Stages 1 and 2 update a shard and gather the new weight, which the next step's forward needs whole.
         if tensor.role == "parameter":
             outputs |= sharded(tensor) if zero >= 3 else dict.fromkeys([p.value for p in tensor.pieces], REPLICATED)
         elif tensor.role == "gradient" and (zero >= 2 or (zero == 1 and weight in stateful)):
@@ -136,6 +141,8 @@ def megatron_axes(program: Program) -> Program:
     tokens are data.
     """
     types = program.types
+    # One walk in program order with the sharding so far. A weight that is already decided keeps its axis: a tied head
+    # finds the table sliced by vocabulary.
     undecided = set(program.values_of("parameter"))
     axes: dict[str, int] = {}
     spread: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
@@ -152,6 +159,7 @@ def megatron_axes(program: Program) -> Program:
                 axis = None if known_rows else axis
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
+        # Asked for one part, so that every axis divides: the axes are wanted before the degree is known.
         question = Question.of(i, types, [spread[n] for n in i.inputs], 1)
         spread.update(zip(i.outputs, OPS[i.op].spread(question).outputs, strict=True))
     return replace(
@@ -166,10 +174,13 @@ def _axis(i: Instruction, place: int, spread: list[Sharding], ranks: list[int]) 
     """Axis along which an instruction's operand is sliced, None for none."""
     if i.op == "embedding":
         return 0
+    # Columns first, rows next: after a column-sliced product the activation is sliced along what the next product
+    # sums over, so that one gets row slices and an all-reduce.
     if i.op == "matmul" and place == 1 and ranks[1] == 2:
         summed = ranks[0] - (2 if i.attribute("transpose_a") else 1)
         rows = 1 if i.attribute("transpose_b") else 0
         return rows if spread[0] == Sharded(summed) else 1 - rows
+    # A bias is sliced if what it is added to is sliced along the features.
     if i.op in ("add", "sub", "mul", "div") and ranks[place] == 1:
         return 0 if spread[1 - place] == Sharded(ranks[1 - place] - 1) else None
     return None
@@ -191,6 +202,8 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
         raise LayoutError("vocabularies are padded before a program is distributed")
     function, types = program.function, program.types
     weights = program.values_of("parameter", "state")
+    # Programs do not say which axis is a vocabulary; any axis of a table's size is taken for one, in shapes of
+    # weights and in stated shapes of ops.
     sizes = {types[i.inputs[0]].shape[0] for i in function.instructions if i.op == "embedding"}
     grown = {n: -(-n // multiple) * multiple for n in sizes if n % multiple}
 
@@ -200,6 +213,7 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
     instructions = []
     for i in function.instructions:
         shape = i.attribute("shape")
+        # Its contents for the added entries would have to be invented.
         if i.op == "constant" and padded(types[i.outputs[0]].shape) != types[i.outputs[0]].shape:
             raise LayoutError(f"%{i.outputs[0]} is a constant of the vocabulary's size, which cannot be padded")
         changed = attributes(**dict(i.attributes) | {"shape": padded(shape)}) if shape else i.attributes

@@ -1,5 +1,7 @@
-"""What a pipeline makes of a program: what happens to each value when the batch is cut into micro-batches, and the
-instructions as the passes that a schedule orders."""
+"""Preparation of a pipeline: how micro-batches share each value, and the instructions sorted into passes.
+
+A schedule orders passes (forward and backward of a stage, the latter possibly in two halves); `_pipeline` writes them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +48,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             sharding |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
     changed: list[Instruction] = []
     for instruction in function.instructions:
+        # Updates run once, on sums over all micro-batches.
         if parts == 1 or instruction.tag.phase == "update":
             sharding.update(dict.fromkeys(instruction.outputs, REPLICATED))
             changed.append(instruction)
@@ -54,12 +57,15 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         answer = OPS[instruction.op].spread(question)
         inputs: list[str] = []
         for name, want in zip(instruction.inputs, answer.inputs, strict=True):
+            # Equal cuts are written once per pass and layer; their name is their identity.
             if sharding[name] == REPLICATED and isinstance(want, Sharded):
                 cut = _cut(name, want.axis, types[name].shape[want.axis] // parts, instruction.tag)
                 if cut.outputs[0] not in sharding:
                     changed.append(cut)
                     sharding[cut.outputs[0]] = want
                 inputs.append(cut.outputs[0])
+            # Between devices a collective would convert. Between micro-batches, which run one after another, nothing
+            # can.
             elif sharding[name] != want:
                 raise LayoutError(f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}")
             else:
@@ -69,6 +75,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         changed.append(Instruction(instruction.op, tuple(inputs), instruction.outputs, values, instruction.tag))
     for tensor in program.outputs:
         for piece in tensor.pieces:
+            # Only sums are accumulated from micro-batch to micro-batch.
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
                 raise LayoutError(f"%{piece.value}: a maximum over the batch is not accumulated")
     return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
@@ -102,12 +109,15 @@ def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tupl
     What slices of a sequence add up one after another is part of the same sum, so that the function that goes with it
     adds nothing up by itself.
     """
+    # Partial sums inside a pass stay inside it; only those that leave the passes are accumulated over micro-batches.
     needed = set(function.outputs)
     for instruction in function.instructions:
         if instruction.tag.phase == "update":
             needed.update(instruction.inputs)
     total = {name: name for name, spread in sharding.items() if spread == Partial("sum") and name in needed}
     instructions: list[Instruction] = []
+    # Slices of a sequence already accumulate within the function. Their additions are dropped and their addends feed
+    # the one sum over all slices and micro-batches, in the schedule's order.
     for instruction in reversed(function.instructions):
         if instruction.op == "accumulate" and instruction.outputs[0] in total:
             total |= dict.fromkeys(instruction.inputs, total[instruction.outputs[0]])
@@ -176,6 +186,8 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
             inputs, weights = _halves(function, body)
             by_pass[Phase.BACKWARD_INPUT, stage, part], by_pass[Phase.BACKWARD_WEIGHT, stage, part] = inputs, weights
     maker, users = {}, {}
+    # A whole backward is both of its halves, so makers and users are noted by half, which serves schedules of either
+    # kind.
     for kind, body in by_pass.items():
         if kind[0] == Phase.BACKWARD:
             continue
@@ -191,6 +203,8 @@ def _halves(
     function: Function, body: tuple[Instruction, ...]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
     """A stage's backward pass as what other stages wait for (input gradients) and the rest (weight gradients)."""
+    # Zero-bubble schedules delay weight gradients: only input gradients are on the path to the stage
+    # before.
     own_values = set(chain.from_iterable(instruction.outputs for instruction in body))
     inside = {id(instruction) for instruction in body}
 
@@ -200,6 +214,7 @@ def _halves(
         if instruction.tag.phase == "backward" and id(instruction) not in inside:
             live.update(own_values.intersection(instruction.inputs))
     first: list[Instruction] = []
+    # Walking back from what other stages read collects the chain of input gradients; the rest is weight gradients.
     for instruction in reversed(body):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)

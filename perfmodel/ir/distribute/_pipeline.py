@@ -72,6 +72,7 @@ def pipeline(
         PerfModelError: the schedule is not valid.
     """
     _check(program, schedule)
+    # Stages follow the tags of layers, so a program whose layers are not tagged cannot be cut.
     layers = n_layers(program.function)
     stages = tuple(stage_of_layer or default_stages(layers, schedule.n_stages))
     if len(stages) != layers or set(stages) != set(range(schedule.n_stages)):
@@ -106,6 +107,7 @@ class _Pipeline:
         self._program, self._schedule = program, schedule
         self._weights = Versions(program, schedule, weights) if schedule.updates.any() else None
         self._stream: Stream = stream
+        # A schedule counts slices of sequences as micro-batches; values are cut by whole sequences.
         self._count = schedule.micro_batches // schedule.slices
         self._sharding, self._function = batch_shardings(program, self._count)
         self._total_of, self._function = summed_at_once(self._function, self._sharding)
@@ -119,6 +121,8 @@ class _Pipeline:
     def run(self) -> Program:
         """The pipelined program."""
         inputs = self._place_inputs()
+        # Program order is the schedule's order of slots: on each device the passes come as the schedule says, and
+        # instructions of different devices in one slot may run in parallel (DistIR, section 2.1).
         order = np.lexsort((self._schedule.device, self._schedule.slot))
         for _, indices in groupby(order.tolist(), key=lambda i: int(self._schedule.slot[i])):
             # Passes of one slot run at once, so what they make is sent only when all are written.
@@ -146,6 +150,8 @@ class _Pipeline:
 
     def _place_inputs(self) -> tuple[Whole, ...]:
         """A copy of every input on each device that uses it; data comes cut into micro-batches."""
+        # A weight used by two stages (tied embeddings) and a stage that two devices have (bidirectional schedules)
+        # need copies.
         devices = self._input_devices()
         placed: dict[str, list[Piece]] = {}
         for parameter in self._function.parameters:
@@ -167,6 +173,7 @@ class _Pipeline:
     def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
         """Parameters of a copy on a device: the whole of it, or one per micro-batch where these cut it."""
         tensor, spread = self._program.types[name].on(device), self._sharding[name]
+        # Only data are cut by micro-batch; weights, states and constants are shared by all.
         if not isinstance(spread, Sharded):
             self._parameters.append(Parameter(copy, tensor))
             self._at[name, -1][device] = copy
@@ -181,6 +188,7 @@ class _Pipeline:
     def _input_devices(self) -> dict[str, dict[int, None]]:
         """Devices that use each parameter of the function; states go with the weights they are updated with."""
         devices: dict[str, dict[int, None]] = {p.name: {} for p in self._function.parameters}
+        # Dictionaries of None are sets that keep their order, and with it the order of parameters and sends.
         for (phase, stage, m), device in self._place.items():
             for instruction in self._passes.body(phase, stage, m % self._schedule.slices):
                 for name in instruction.inputs:
@@ -200,6 +208,7 @@ class _Pipeline:
         """A pass, and the update of its device's weights that follows it where the schedule has one."""
         if self._weights is None:
             return self._pass(index)
+        # Which version of the weights a pass reads was decided when it entered the pipeline.
         self._weights.enter(index, self._at)
         values = self._pass(index)
         if self._schedule.updates[index]:
@@ -213,6 +222,7 @@ class _Pipeline:
         phase, first = Phase(schedule.phase[index]), int(schedule.micro_batch[index])
         stage, device = int(schedule.instruction_stage[index]), int(schedule.device[index])
         values: list[tuple[str, int]] = []
+        # A pass of a double (Chimera's forward doubling) covers several micro-batches at once.
         for m in range(first, first + int(schedule.span[index])):
             for instruction in self._passes.body(phase, stage, m % schedule.slices):
                 values += self._write(instruction, m, device)
@@ -222,6 +232,7 @@ class _Pipeline:
         """Write an instruction for micro-batch m of the schedule."""
         k = m // self._schedule.slices
         inputs = tuple([self._fetch(name, k, device) for name in instruction.inputs])
+        # Each micro-batch has values of its own; one micro-batch keeps the program's names.
         suffix = f".m{k}" if self._count > 1 else ""
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
         tag = Tag(instruction.tag.phase, instruction.tag.layer, m, instruction.tag.stream)
@@ -237,6 +248,7 @@ class _Pipeline:
         return [(name, k) for name in instruction.outputs]
 
     def _accumulate(self, name: str, output: str, device: int, tag: Tag) -> None:
+        # One running sum per device, extended as soon as a micro-batch's share is there: the share is not kept alive.
         sofar = self._at[name, -1].get(device)
         if sofar is not None:
             total = f"{name}.sum{tag.micro_batch}"
@@ -246,6 +258,8 @@ class _Pipeline:
 
     def _send(self, name: str, k: int) -> None:
         """Send a value to every device whose passes use it."""
+        # Written right after the pass that makes the value, not before the one that uses it: on the `send` stream the
+        # transfer then runs beside what the receiver does in between.
         for phase, stage, part in self._passes.users.get(name, ()):
             self._fetch(name, k, self._place[phase, stage, k * self._schedule.slices + part])
 
@@ -257,6 +271,7 @@ class _Pipeline:
 
     def _held(self, name: str, k: int, holders: dict[int, str], device: int) -> str:
         if device not in holders:
+            # A second reader on the same device finds the copy of the first.
             value = next(iter(holders.values()))
             self._out.append(self._transfer(name, k, device, value))
             holders[device] = self._out[-1].outputs[0]
@@ -264,6 +279,7 @@ class _Pipeline:
 
     def _transfer(self, name: str, k: int, device: int, value: str) -> Instruction:
         maker = self._passes.maker.get(name)
+        # A transfer belongs to the phase and layer of what it carries, which is how timelines account for it.
         forward = maker is None or maker[0] == Phase.FORWARD
         layer = next((i.tag.layer for i in self._passes.body(*maker) if name in i.outputs), -1) if maker else -1
         m = k * self._schedule.slices + maker[2] if maker else k
@@ -272,6 +288,7 @@ class _Pipeline:
 
     def _total(self, name: str) -> dict[int, str]:
         """What updates use of a value: summed over devices where several hold partial sums."""
+        # What is neither summed nor shared exists only if there is a single micro-batch.
         key = (name, -1) if name in self._summed or (name, -1) in self._at else (name, 0)
         holders = self._at[key]
         # A stage on several devices (of a bidirectional schedule) has a sum on each.
@@ -287,6 +304,7 @@ class _Pipeline:
         """Run an update wherever the parameters that it updates are."""
         parameters = {p.name for p in self._function.parameters}
         holders = {name: self._total(name) for name in instruction.inputs}
+        # Gradients of a replicated stage are all-reduced above, so every copy of the weight gets the same update.
         anchors = [h for name, h in holders.items() if name in parameters] or list(holders.values())[:1]
         devices = list(dict.fromkeys(chain.from_iterable(anchors)))
         for device in devices:

@@ -63,6 +63,7 @@ class _Slicing:
         self._wanted: set[str] = set()
         """Values that are needed whole, after the last slice."""
 
+        # Updates, losses and returned gradients need sums over all slices; other values may stay cut.
         for instruction in program.function.instructions:
             if instruction.tag.phase == "update":
                 self._wanted.update(instruction.inputs)
@@ -81,6 +82,8 @@ class _Slicing:
                 inputs = tuple([self._whole(name, instruction.tag) for name in instruction.inputs])
                 self._update.append(replace(instruction, inputs=inputs))
                 self._define(instruction.outputs, [REPLICATED] * len(instruction.outputs), written=False)
+            # Attention is the only op that looks at other positions; the rules of parallel devices cover everything
+            # else.
             elif instruction.op in ("attention", "attention_grad"):
                 self._attention(instruction)
             else:
@@ -135,11 +138,15 @@ class _Slicing:
         have = self._spread[name]
         if have == want:
             return self._names[name]
+        # What is the same for all slices can be cut; what is cut cannot be joined while later slices are still to
+        # come.
         if have != REPLICATED or not isinstance(want, Sharded):
             raise LayoutError(
                 f"%{user.outputs[0]}: {user.op} mixes positions of the sequence in %{name}; only the fused causal "
                 "attention of a program can be sliced"
             )
+        # One cut per pass and layer: passes may run on different devices, and a cut that is shared would have to be
+        # sent.
         key = (name, user.tag.phase, user.tag.layer)
         if key not in self._cuts:
             size = self._types[name].shape[want.axis] // self._count
@@ -162,6 +169,8 @@ class _Slicing:
             if i.op == "attention":
                 self._write(j, replace(i, inputs=tuple(keys[: j + 1]), outputs=(gradients[j],)))
                 continue
+            # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last slice first, so
+            # when it is slice k's turn, all that later slices owe it is in `later[k]`.
             made = [f"{gradients[k]}of{j}" if k < j or later[j] else gradients[j] for k in range(j + 1)]
             self._write(j, replace(i, inputs=(*keys[: j + 1], self._names[i.inputs[1]][j]), outputs=tuple(made)))
             for k, part in enumerate(made):
@@ -173,6 +182,7 @@ class _Slicing:
 
     def _accumulate(self, name: str, part: str, j: int, tag: Tag) -> None:
         """Add a slice's share of a sum that is needed whole; the last total has the name of the sum."""
+        # The running total has the sum's own name only at the end, where updates and outputs look for it.
         order = list(self._slices(tag))
         if j != order[0]:
             before = order[order.index(j) - 1]

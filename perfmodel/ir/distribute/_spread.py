@@ -104,6 +104,7 @@ class _Spreading:
             parameters += self._parameter(parameter.name)
         for instruction in function.instructions:
             self._instruction(instruction)
+        # A result may be returned in several places; it is completed once.
         final = {name: self._returned(name) for name in dict.fromkeys(function.outputs)}
         returned: list[str] = []
         for name in function.outputs:
@@ -123,6 +124,7 @@ class _Spreading:
         )
 
     def _device(self, device: int, part: int) -> int:
+        # Mixed-radix numbering: the new coordinate goes in just above the dimensions inside this one.
         outer, inner = divmod(device, self._plan.stride)
         return (outer * self._plan.parts + part) * self._plan.stride + inner
 
@@ -149,6 +151,8 @@ class _Spreading:
 
     def _instruction(self, instruction: Instruction) -> None:
         answer = self._answer(instruction)
+        # The rule says how it wants its operands; converting them is where all communication of a dimension comes
+        # from.
         operands = [
             self._convert(name, sharding, instruction.tag)
             for name, sharding in zip(instruction.inputs, answer.inputs, strict=True)
@@ -157,6 +161,7 @@ class _Spreading:
         # An instruction without operands has to be told where it runs.
         device = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
         key = (instruction.attributes, answer.attributes, answer.offset_step, device)
+        # Layers repeat the same attributes; each distinct set is rewritten for the parts once.
         by_part = self._attributes.get(key)
         if by_part is None:
             by_part = self._attributes[key] = self._by_part(*key)
@@ -173,6 +178,7 @@ class _Spreading:
         for j in range(self._plan.written):
             values = dict(stated) | dict(changed)
             if offset_step:
+                # Part j of a sharded table begins at row j * step of the whole.
                 values |= {"offset": values.get("offset", 0) + j * offset_step}
             if not values.keys().isdisjoint(("to", "device")):
                 values = dict(self._moved(tuple(values.items()), j))
@@ -212,6 +218,7 @@ class _Spreading:
 
     def _convert(self, name: str, target: Sharding, tag: Tag) -> Names:
         """The parts of a value, spread as `target` says."""
+        # A conversion is shared by all its users, as frameworks all-reduce an activation once.
         current = self._sharding[name]
         if current == target:
             return self._names[name]
@@ -231,6 +238,8 @@ class _Spreading:
 
     def _returned(self, name: str) -> tuple[Names, Sharding]:
         current = self._sharding[name]
+        # Partial sums would not be the tensor that the program promises, so they are completed; slices may stay
+        # slices.
         target = self._plan.outputs.get(name, REPLICATED if isinstance(current, Partial) else current)
         return self._convert(name, target, replace(UNTAGGED, phase="update")), target
 
@@ -273,6 +282,8 @@ def conversion(
         values |= {"replicas": replicas} if replicas else {}
         return [Instruction(collective, tuple(parts), names, attributes(**values), tag)], names
 
+    # One collective per change of sharding (GSPMD, section 4.2); only a partial maximum needs two steps, because
+    # reduce-scatter sums. Cutting a replicated value is a local slice on the compute stream.
     match current, target:
         case Partial(op), Replicated():
             return together("all_reduce", op=op)

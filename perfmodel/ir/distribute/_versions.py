@@ -39,6 +39,7 @@ class Versions:
         Raises:
             LayoutError: a weight that sits on several devices.
         """
+        # The first pass fixes where weights are: by then every input has been placed.
         for name in () if self._held else self._names:
             holders = at[name, -1]
             if len(holders) != 1:
@@ -46,6 +47,7 @@ class Versions:
             ((self._device[name], value),) = holders.items()
             self._held[name] = [value]
         self._index = index
+        # A micro-batch counts towards a mean once its whole backward is done, not its first half.
         if self._schedule.ends_backward[index]:
             self._backwards[int(self._schedule.device[index])] += int(self._schedule.span[index])
 
@@ -55,12 +57,16 @@ class Versions:
 
     def update(self, updates: Sequence[Instruction], device: int, at: Holders) -> list[Instruction]:
         """Update the weights of a device with the mean gradient since its last update, which is then forgotten."""
+        # The loss averages over all micro-batches of the program; a mean over those since the last update is larger
+        # by this.
         share = self._schedule.micro_batches / self._backwards.pop(device)
         written: list[Instruction] = []
         for instruction in updates:
             weight = next((name for name in instruction.inputs if name in self._names), None)
             if weight is None or self._device[weight] != device:
                 continue
+            # The new version is a new value. Old ones stay in the list for passes that still compute with them, and
+            # live analysis frees each after its last use.
             number = len(self._held[weight])
             inputs = [self._operand(name, weight, device, at) for name in instruction.inputs]
             gradient = next(k for k, name in enumerate(instruction.inputs) if name not in self._names | self._states)
@@ -73,8 +79,10 @@ class Versions:
             self._held[weight].append(outputs[0])
             for name, output in zip(instruction.outputs, outputs, strict=True):
                 at[name, -1][device] = output
+            # Moments advance with their weight: the next update reads the new ones.
             for name, output in zip((n for n in instruction.inputs if n in self._states), outputs[1:], strict=True):
                 at[name, -1][device] = output
+            # The next gradient starts from nothing.
             del at[instruction.inputs[gradient], -1][device]
         return written
 

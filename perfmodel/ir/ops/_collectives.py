@@ -29,7 +29,8 @@ Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]
 
 
 def _group(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
-    """Size of the group; raises `RuleError` unless the operands are alike and on different devices."""
+    """Return the size of the group; raise `RuleError` unless the operands are alike and on different devices."""
+    # A representative program writes one device of a group down, so the size is stated, not counted.
     if "replicas" in attributes:
         expect(1, inputs)
         return int(attributes["replicas"][0])
@@ -38,6 +39,7 @@ def _group(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
     devices = [tensor.device for tensor in inputs]
     if len(set(devices)) < len(devices):
         raise RuleError(f"operands must be on different devices, got devices {devices}")
+    # Libraries of collectives take equal buffers from every rank.
     kinds = {(tensor.dtype, tensor.shape) for tensor in inputs}
     if len(kinds) > 1:
         kinds_text = " and ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
@@ -45,6 +47,7 @@ def _group(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
     return len(inputs)
 
 
+# Gathering multiplies an axis by the size of the group, scattering divides it, an all-to-all does one of each.
 def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
     if tensor.shape[axis] * factor % over:
         raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} do not split over {over} devices")
@@ -52,12 +55,13 @@ def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
 
 
 def _reduction(attributes: Mapping[str, Any]) -> None:
+    # Partial sums and partial maxima are all that sharding rules leave behind.
     if attributes.get("op", "sum") not in ("sum", "max"):
         raise RuleError(f"op must be sum or max, got {attributes['op']!r}")
 
 
 def _on_all(rule: Rule) -> InferRule:
-    """A collective that leaves a result on every device of the group."""
+    """Return the type rule of a collective that leaves a result on every device of the group."""
 
     def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         n = _group(inputs, attributes)
@@ -68,7 +72,7 @@ def _on_all(rule: Rule) -> InferRule:
 
 
 def _onto_one(rule: Rule) -> InferRule:
-    """A collective that leaves one result, on a device of the group."""
+    """Return the type rule of a collective that leaves one result, on a device of the group."""
 
     def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         n = _group(inputs, attributes)
@@ -81,7 +85,7 @@ def _onto_one(rule: Rule) -> InferRule:
 
 
 def _from_one(rule: Rule) -> InferRule:
-    """A collective whose one operand reaches the devices `to`."""
+    """Return the type rule of a collective whose one operand reaches the devices `to`."""
 
     def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         expect(1, inputs)
@@ -131,6 +135,7 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor
 
 def _shard_collective(question: Question) -> Answer:
     """Slices of all operands alike go through, unless cut along the op's own axis."""
+    # A slice along the axis that the collective itself cuts or joins would reorder elements.
     own_axes = {question.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
     return question.alike(lambda axis: axis not in own_axes)
 
@@ -143,6 +148,8 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
     """Work of one collective, its bytes counted as `spec.Collective` does."""
 
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        # Nodes are filled in when the program meets a cluster (`execution._structure.placed`); until then one node
+        # holds all.
         n, _ = attributes.get("replicas") or (len({tensor.device for tensor in (*inputs, *outputs)}), 0)
         moved = (outputs if gathered else inputs)[0]
         collective = Collective(

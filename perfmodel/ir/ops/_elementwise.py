@@ -71,6 +71,8 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
 
 def shard_elementwise(question: Question) -> Answer:
     """Slice all operands alike, where they are not broadcast."""
+    # The first operand that is sharded, along an axis that it does not broadcast, decides the axis of the result.
+    # Axes are counted from the right, as broadcasting aligns them.
     out = question.outputs[0]
     for tensor, spread in zip(question.operands, question.shardings, strict=True):
         if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:
@@ -82,6 +84,7 @@ def shard_elementwise(question: Question) -> Answer:
 
 def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
     """Sharding of an operand that is broadcast to `out` sharded along `axis`."""
+    # An operand that is broadcast along the axis has nothing to cut there: each part needs all of it.
     own_axis = axis - (out.rank - tensor.rank)
     return Sharded(own_axis) if own_axis >= 0 and tensor.shape[own_axis] > 1 else REPLICATED
 
@@ -105,6 +108,8 @@ def _linear_in(*places: int) -> PartialRule:
 
 def unbroadcast(b: Emitter, gradient: str, operand: str) -> str:
     """Sums a gradient over the axes along which its operand was broadcast."""
+    # Broadcasting repeats an operand, so the gradient is the sum over the repetitions: over leading axes that the
+    # operand lacks, and over those in which it has size 1.
     have, want = b.types[gradient].shape, b.types[operand].shape
     lead = len(have) - len(want)
     if lead:
@@ -126,6 +131,7 @@ def _mul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 def _div_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     numerator, denominator = i.inputs
+    # d(n / d) = dn / d - (n / d) / d dd: the second term reuses the first and the forward result.
     d_numerator = b.op("div", dy, denominator)
     d_denominator = b.op("scale", b.op("mul", d_numerator, i.outputs[0]), factor=-1.0)
     return unbroadcast(b, d_numerator, numerator), unbroadcast(b, d_denominator, denominator)
@@ -179,6 +185,7 @@ def _sum(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
     operands(1, inputs)
     (x,) = inputs
     axes = required(attributes, "axes", tuple)
+    # Negative axes are resolved by importers, so that rules may compare axes as they are.
     if any(not isinstance(a, int) or not 0 <= a < x.rank for a in axes) or len(set(axes)) < len(axes):
         raise RuleError(f"axes={axes} are not distinct axes of a tensor of {x.rank} dimensions")
     shape = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
@@ -199,8 +206,10 @@ def _shard_sum(question: Question) -> Answer:
     axes, axis = question.attributes["axes"], question.sharded_axis(0)
     if axis is None:
         return question.replicated()
+    # A sum over the sharded axis is left partial: its parts' sums add up to it.
     if axis in axes:
         return Answer((Sharded(axis),), (Partial("sum"),))
+    # Axes that the sum removes move the sharded one to the left.
     shift = 0 if question.attributes.get("keep") else sum(a < axis for a in axes)
     return Answer((Sharded(axis),), (Sharded(axis - shift),))
 
@@ -215,10 +224,13 @@ def _broadcast_like(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -
 
 def _lends_shape(question: Question) -> Answer | None:
     """`like` only lends its shape, so that a partial one serves as it is."""
+    # Only its shape matters, so its values need not be completed.
     template = question.shardings[1]
     return Answer((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
 
 
+# Exponentials, roots and activations are not linear: they have no `partial` rule, so that a partial sum is completed
+# before them. Gradients of named kernels (`relu_grad`) are ops of their own, since frameworks fuse them.
 ELEMENTWISE = table(
     OpDefinition(
         name="add",

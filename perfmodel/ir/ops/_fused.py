@@ -55,6 +55,7 @@ def _layer_norm_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) 
 
 def _row_axis(question: Question, *candidates: int) -> int | None:
     """An axis other than the last along which one of the operands is sharded."""
+    # Mean and variance are taken along the last axis, which therefore cannot be sharded; rows are independent.
     rank = question.operands[0].rank
     axes = [question.sharded_axis(i) for i in candidates]
     return next((a for a in axes if a is not None and a < rank - 1), None)
@@ -71,6 +72,7 @@ def _shard_layer_norm_grad(question: Question) -> Answer:
     axis = _row_axis(question, 0, 2)
     if axis is None:
         return question.replicated()
+    # Gain and bias are shared by all rows, so each part has a partial sum of their gradients.
     rows = Sharded(axis)
     return Answer((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
 
@@ -87,6 +89,7 @@ def _softmax_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> 
 
 
 def _shard_rows(question: Question) -> Answer:
+    # Each row of a softmax needs its own maximum and sum; a sharded last axis is gathered first.
     last = question.operands[0].rank - 1
     return question.alike(lambda axis: axis < last)
 
@@ -95,6 +98,8 @@ def _attention(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
     operands(max(1, len(inputs)), inputs)
     same_dtype(inputs)
     *_, qkv = inputs
+    # Heads hold query, key and value side by side ([..., head, (q, k, v), size]), so that a slice of the width by
+    # heads is a smaller attention (Megatron-LM, Shoeybi et al. 2019, section 3).
     heads = required(attributes, "heads", int)
     if qkv.rank != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
         raise RuleError(f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}")
@@ -112,6 +117,7 @@ def _shard_attention(question: Question) -> Answer:
     """Spread attention by sequences, or by heads."""
     axes = [question.sharded_axis(i) for i in range(len(question.operands))]
     heads = question.attributes["heads"]
+    # A slice of the width that cuts through a head would split a dot product.
     if 2 in axes and heads % question.parts == 0:
         spread, change = Sharded(2), (("heads", heads // question.parts),)
     elif 0 in axes:
@@ -123,6 +129,7 @@ def _shard_attention(question: Question) -> Answer:
 
 def _attention_work(backward: bool) -> WorkRule:
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        # The backward's last operand is the gradient of the result.
         parts = inputs[: len(inputs) - backward]
         batch, seq, width = parts[-1].shape
         heads = attributes["heads"]
@@ -214,6 +221,8 @@ FUSED = table(
         work=_attention_work(backward=True),
         shard=_shard_attention,
     ),
+    # `sgd` streams weight and gradient in and the weight out; `adam` streams weight, gradient and two moments in and
+    # weight and moments out.
     # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
     OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=Question.alike),
     OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=Question.alike),

@@ -40,6 +40,7 @@ def _pair(attributes: Mapping[str, Any], name: str, least: int) -> Pair:
 def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Mapping[str, Any]) -> Pair:
     """Height and width of what a window gives that slides over an image."""
     stride, padding = _pair(attributes, "stride", 1), _pair(attributes, "padding", 0)
+    # Positions at which the window lies inside the padded image; the rest of a stride is cut off.
     out = [(n + 2 * pad - k) // step + 1 for n, k, step, pad in zip(image, window, stride, padding, strict=True)]
     if min(out) < 1:
         raise RuleError(f"a window of {window} is larger than an image of {image} padded by {padding}")
@@ -59,6 +60,7 @@ def _conv2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
 def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, w = i.inputs
     values = dict(i.attributes)
+    # Strides round down, so several sizes of image give the same result; the gradients state the size they need.
     image, kernel = b.types[x].shape[2:], b.types[w].shape[2:]
     return b.op("conv2d_input_grad", w, dy, image=image, **values), b.op(
         "conv2d_weight_grad", x, dy, kernel=kernel, **values
@@ -69,6 +71,7 @@ def _input_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tu
     operands(2, inputs)
     w, dy = inputs
     groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
+    # The forward rule, run on the operands as they would be, checks everything that the gradient could get wrong.
     x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
     return (x,)
@@ -87,6 +90,7 @@ def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> t
 
 def _conv2d_work(pass_: Any) -> WorkRule:
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        # Kernels of all three passes are described by the forward's image and filter; only their place differs.
         x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]
         (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
         kernel = Convolution(
@@ -117,6 +121,8 @@ def _shard_conv2d(*roles: str) -> ShardRule:
         roles: of the operands and the result: `x` image, `w` kernel, `y` result, each along two axes that it shares
             with another.
     """
+    # A convolution is a product over samples, input and output channels: whichever is cut is cut in the two tensors
+    # that have it, and if the result lacks it, its parts are partial sums.
     axis_of = {"x": {"sample": 0, "in": 1}, "w": {"out": 0, "in": 1}, "y": {"sample": 0, "out": 1}}
     *inputs, made = roles
 
@@ -149,6 +155,7 @@ def _pool2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
 
 def _shard_pool2d(question: Question) -> Answer:
     """Spread a pooling by samples or channels."""
+    # Windows overlap along height and width; samples and channels are independent.
     return question.alike(lambda axis: axis < 2)
 
 

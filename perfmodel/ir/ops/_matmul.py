@@ -27,6 +27,8 @@ Labels = tuple[str, ...]
 
 def _labels(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
     """Einstein-summation labels of both operands and the output: `0`, `1`, .. for batch axes, m, n, k."""
+    # Labels turn sharding into bookkeeping: a label of the result is cut there too, a label that is summed over
+    # leaves partial sums. A matrix on the right is shared by the batch.
     a, b = inputs
     batch = tuple(map(str, range(a.rank - 2)))
     labels_a = ("k", "m") if attributes.get("transpose_a") else ("m", "k")
@@ -41,6 +43,7 @@ def _matmul(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
     if a.rank < 2 or b.rank not in (2, a.rank):
         raise RuleError(f"a matrix or equally batched matrices are needed, got shapes {a.shape} and {b.shape}")
     labels_a, labels_b, out = _labels(inputs, attributes)
+    # Equal labels must have equal sizes.
     size = dict(zip(labels_a, a.shape, strict=True))
     for label, n in zip(labels_b, b.shape, strict=True):
         if size.setdefault(label, n) != n:
@@ -56,6 +59,8 @@ def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
         dx = b.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
     else:
         dx = b.op("matmul", dy, w, transpose_b=not transpose_b)
+    # A weight shared by a batch sums its gradient over all leading axes as well; frameworks run that as one GEMM over
+    # flattened rows, hence an op of its own.
     if b.types[w].rank == 2 and b.types[x].rank > 2:
         if transpose_a:
             raise RuleError("the gradient of a transposed batched operand times a matrix has no op")
@@ -90,6 +95,7 @@ def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> A
             choices.append((names[axis] in out, index, names[axis]))
     if not choices:
         return question.replicated()
+    # Tuples compare by (in the result, second operand): `max` picks the preferred choice.
     label = max(choices)[2]
 
     def along(names: Labels) -> Sharding:
@@ -111,6 +117,8 @@ def _matmul_work(
     inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
 ) -> tuple[Op, ...]:
     a, b = inputs
+    # A batch times one matrix is a single GEMM over all rows; equally batched matrices are a batched one. The pass
+    # selects the layout of operands: a transposed weight is what input gradients multiply with.
     m, n = outputs[0].shape[-2:]
     k = a.shape[-2] if attributes.get("transpose_a") else a.shape[-1]
     batch = prod(a.shape[:-2])

@@ -41,10 +41,12 @@ def _constant(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
 def _shape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     operands(1, inputs)
     (x,) = inputs
+    # Known contents from unknown operands: this is where shape arithmetic starts (DistIR, figure 4).
     return (Tensor("int64", (x.rank,), x.device, x.shape),)
 
 
 def _reshape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    # ONNX computes the shape to reshape to (DistIR, figure 4); its contents must have been folded by now.
     if len(inputs) == 2:
         wanted = inputs[1].value
         if wanted is None:
@@ -57,6 +59,7 @@ def _reshape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple
 
 def _resolved(shape: Shape, wanted: Any) -> Shape:
     """`wanted` with its one -1 replaced by what is left over."""
+    # ONNX and PyTorch let one size be inferred, written -1.
     known = prod(n for n in wanted if n != -1)
     if list(wanted).count(-1) == 1 and known and prod(shape) % known == 0:
         wanted = tuple(prod(shape) // known if n == -1 else n for n in wanted)
@@ -76,6 +79,8 @@ def _shard_reshape(question: Question) -> Answer:
     x, *dynamic = question.operands
     if axis is None or dynamic:
         return question.replicated()
+    # Reshaping keeps the order of elements. Slices of the sharded axis stay slices only if the same elements stand
+    # before it and its outermost factor divides, as when heads and head size are merged or split.
     new, parts = question.outputs[0].shape, question.parts
     before = prod(x.shape[:axis])
     # The sharded axis is found again where as many elements stand before it.
@@ -117,6 +122,8 @@ def _split(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
 
 
 def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names:
+    # Results that nothing uses have no gradient; zeros (scaled, so that they lie on the same device) take their
+    # place.
     known = next(dy for dy in gradients if dy)
     filled = [dy or b.op("scale", known, factor=0.0) for dy in gradients]
     return (b.op("concat", *filled, axis=i.attribute("axis")),)
@@ -138,6 +145,7 @@ def _concat(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
 def _concat_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     axis = axis_of(dict(i.attributes), "axis", b.types[dy].rank)
     pieces: list[str | None] = []
+    # The gradient of joined tensors is cut where they were joined.
     start = 0
     for name in i.inputs:
         stop = start + b.types[name].shape[axis]
@@ -160,6 +168,7 @@ def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """Zeros beside the slice."""
     (x,) = i.inputs
     axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
+    # Elements that the slice left out do not influence the result.
     before, after = i.attribute("start"), b.types[x].shape[axis] - i.attribute("stop")
     return (b.op("pad", dy, axis=axis, before=before, after=after) if before or after else dy,)
 
@@ -209,10 +218,12 @@ def _unsqueeze(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
     rank = x.rank + len(axes)
     if any(not 0 <= a < rank for a in axes):
         raise RuleError(f"axes={axes} are not axes of a tensor of {rank} dimensions")
+    # New axes of size 1 stand at `axes` of the result; the operand's own fill the others in order.
     rest = iter(x.shape)
     return (x.with_shape([1 if i in axes else next(rest) for i in range(rank)]),)
 
 
+# `free` ops are views in frameworks: they change strides, not memory. Those that move elements are timed as copies.
 SHAPE = table(
     OpDefinition(name="constant", infer=_constant, work=free),
     OpDefinition(name="shape", infer=_shape, work=free),

@@ -56,12 +56,15 @@ def _embedding(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
 
 
 def _of_first(op: str) -> GradientRule:
-    """The first operand's gradient by an op of its own; token numbers have none."""
+    """Return the gradient rule of a look-up: op `op` gives the first operand's gradient; token numbers have none."""
     return lambda b, i, dy: (*b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes), None)
 
 
 def _first_grad(forward: InferRule) -> InferRule:
-    """Type of that op: the first operand's, where the last has the shape of what `forward` gives."""
+    """Return the type rule of a look-up's gradient: the type of the first operand.
+
+    The last operand must have the shape of what `forward` gives.
+    """
 
     def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         operands(3, inputs)
@@ -79,6 +82,7 @@ def _shard_embedding(question: Question) -> Answer:
     if by_row == 0:
         local = rows.shape[0] // question.parts
         return Answer((Sharded(0), REPLICATED), (Partial("sum"),), offset_step=local)
+    # A table sharded by columns gives every token a slice of its embedding.
     if by_row == 1:
         return Answer((Sharded(1), REPLICATED), (Sharded(question.outputs[0].rank - 1),))
     if by_token is not None:
@@ -88,6 +92,7 @@ def _shard_embedding(question: Question) -> Answer:
 
 def _gradients_pass(question: Question) -> Answer | None:
     """A gradient of a table is linear in what reaches its rows."""
+    # Partial gradients of the looked-up rows may be scattered into the table before they are summed.
     table, ids, dy = question.shardings
     if (table, ids, dy) != (REPLICATED, REPLICATED, Partial("sum")):
         return None
@@ -100,8 +105,10 @@ def _shard_embedding_grad(question: Question) -> Answer:
     if by_row == 0:
         local = rows.shape[0] // question.parts
         return Answer((Sharded(0), REPLICATED, REPLICATED), (Sharded(0),), offset_step=local)
+    # Columns are independent, so a gradient sharded along the hidden axis gives a table sharded by columns.
     if by_row == 1 or by_gradient == dy.rank - 1:
         return Answer((Sharded(1), REPLICATED, Sharded(dy.rank - 1)), (Sharded(1),))
+    # Each part has seen some tokens only: its gradient of the table is a partial sum.
     axis = by_token if by_token is not None else by_gradient
     if axis is not None:
         return Answer((REPLICATED, Sharded(axis), Sharded(axis)), (Partial("sum"),))
@@ -119,6 +126,7 @@ def _shard_row_max(question: Question) -> Answer:
     axis = question.sharded_axis(0)
     if axis is None:
         return question.replicated()
+    # Parts that have slices of a row know its maximum among theirs: a partial maximum, completed by an all-reduce.
     if axis == question.operands[0].rank - 1:
         return Answer((Sharded(axis),), (Partial("max"),))
     return Answer((Sharded(axis),), (Sharded(axis),))
@@ -135,12 +143,15 @@ def _pick(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
 
 def _shard_pick(question: Question) -> Answer:
     x = question.operands[0]
+    # Serves `pick` (labels) and `pick_grad` (labels and gradient).
     further = len(question.operands) - 1
     axis = next((a for a in map(question.sharded_axis, range(further + 1)) if a is not None), None)
     if axis is None:
         return question.replicated()
     if axis < x.rank - 1:
         return Answer((Sharded(axis),) * (further + 1), (Sharded(axis),))
+    # Vocabulary-parallel loss: the part that has the label's entry gives it, the others give zeros. The gradient has
+    # the sharding of the row.
     local = x.shape[-1] // question.parts
     out = Partial("sum") if further == 1 else Sharded(axis)
     return Answer((Sharded(axis), *((REPLICATED,) * further)), (out,), offset_step=local)
@@ -184,6 +195,8 @@ def _dispatch(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
 
 
 def _shard_dispatch(question: Question) -> Answer:
+    # Parts fill a share of every expert's buffer with their own tokens, so sharded tokens become a sharded capacity;
+    # an all-to-all then brings whole buffers to the experts' devices.
     tokens = [a for a in map(question.sharded_axis, (0, 1)) if a is not None and a < question.operands[1].rank]
     capacity = question.attributes["capacity"]
     if not tokens:
@@ -209,6 +222,7 @@ def _collect_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _shard_collect(question: Question) -> Answer:
+    # The way back: tokens find their results in the share of the capacity that they filled themselves.
     axis = question.sharded_axis(1)
     if axis is None:
         return question.replicated()
