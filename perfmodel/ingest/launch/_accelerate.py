@@ -167,6 +167,7 @@ ACCELERATE: Final = LaunchFormat(
     framework=_framework,
     table=(
         *_WORLD,
+        # What is sharded, and where states lie: the answer of one of four engines.
         Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
         Rule(keys=_OFFLOADS, read=_offload),
         key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}), default="fp32"),

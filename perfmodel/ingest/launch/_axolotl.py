@@ -131,6 +131,7 @@ AXOLOTL: Final = LaunchFormat(
     marks=("sequence_len", "sample_packing", "base_model"),
     table=(
         WORLD_RULE,
+        # What is trained on what (src/axolotl/utils/schemas/config.py).
         read_only("base_model", "model", TEXT),
         key("sequence_len", "seq_len", default=512, write=lambda fields: {}),
         Rule(
@@ -138,6 +139,7 @@ AXOLOTL: Final = LaunchFormat(
             fields=("micro_batch",),
             read=lambda settings: accumulation_fields(settings, "micro_batch_size", "gradient_accumulation_steps", 1),
         ),
+        # Sharding, precision, and what the optimizer keeps, which depends on both.
         Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",)),
         Rule(
             keys=_HALVES,
@@ -153,6 +155,7 @@ AXOLOTL: Final = LaunchFormat(
             fields=("adapter_rank",),
         ),
         Rule(keys=(_PACKING, "pretraining_dataset", "sequence_len"), read=_filled),
+        # Recompute and kernels.
         RECOMPUTE_RULE,
         Rule(keys=tuple(_KERNELS), read=_attention, fields=("flash_attention",)),
         read_only("attn_implementation", "flash_attention", ATTENTION),

@@ -87,8 +87,8 @@ def _overlap(settings: Mapping[str, Any]) -> Fields:
     """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
     stage = WHOLE_OR_NONE.read(settings.get("zero_optimization.stage", 0))
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
-    # Below stage 3 the default of overlap_comm is False, which is the framework's default here too, and no field.
     fields = stage_as_it_runs(stage, dtype)
+    # `overlap_comm_valid` of deepspeed/runtime/zero/config.py: the default is True under stage 3 alone.
     if stage == 3 or "zero_optimization.overlap_comm" in settings:
         fields["overlap_grad_reduce"] = FLAG.read(settings.get("zero_optimization.overlap_comm", True))
     if stage == 3:
@@ -252,11 +252,14 @@ DEEPSPEED: Final = LaunchFormat(
     frameworks=("deepspeed",),
     marks=("zero_optimization.*", "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
     table=(
+        # Of batch, micro-batch and accumulation any two give the third
+        # (deepspeed/runtime/config.py, `_set_batch_related_parameters`).
         key("train_batch_size", "global_batch"),
         key("train_micro_batch_size_per_gpu", "micro_batch"),
         key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
         Rule(keys=(_SEQUENCE,), read=_sequence, fields=("cp",)),
+        # ZeRO (deepspeed/runtime/zero/config.py): stage and overlap, states off the device, ZeRO++, buffers, MiCS.
         Rule(keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)),
         Rule(keys=_OLD_OFFLOADS, read=_old_offload),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
@@ -266,6 +269,7 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(
             keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}, auto_keys=tuple(_HALVES)
         ),
+        # Gradients are added up in the type of the weights unless `data_types` says another.
         key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
         Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
     ),

@@ -32,6 +32,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     kind = settings.get("model.name", "mpt_causal_lm")
     if kind != "mpt_causal_lm" and "model.pretrained_model_name_or_path" in settings:
         return {"model": TEXT.read(settings["model.pretrained_model_name_or_path"])}
+    # Without its three sizes a model of MPT has none of the others either.
     names = ("model.n_layers", "model.d_model", "model.n_heads")
     if not all(name in settings for name in names):
         return {}
@@ -149,6 +150,7 @@ def strategy(fields: Fields) -> str:
     Raises:
         LaunchFileError: the layout has none.
     """
+    # Torch makes hybrid groups of one node unless a script gives it others.
     hybrid = fields["replicate"] > 1
     if hybrid and fields["dp"] // fields["replicate"] != fields["devices_per_node"]:
         raise LaunchFileError("replicate: the file shards over all replicas or over those of a node")
@@ -169,7 +171,9 @@ LLM_FOUNDRY: Final = LaunchFormat(
     frameworks=("llm-foundry",),
     marks=("global_train_batch_size", "device_train_microbatch_size", "parameters.global_train_batch_size"),
     table=(
+        # `compute` is the block of MosaicML's platform; a file for Composer's own launcher does not have it.
         key("compute.gpus", "devices"),
+        # Composer divides the global batch by the ranks and accumulates what exceeds the micro-batch.
         key("global_train_batch_size", "global_batch"),
         key("device_train_microbatch_size", "micro_batch"),
         read_only("device_train_grad_accum", "grad_accum"),
@@ -180,6 +184,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
             words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}),
             default="bf16",
         ),
+        # FSDP settings (composer/distributed/mosaic_parallelism.py, earlier composer/trainer/mosaic_fsdp_utils.py).
         Rule(keys=("fsdp_config.device_mesh",), read=_mesh, fields=("replicate",)),
         Rule(
             keys=("fsdp_config.sharding_strategy",), write=_zero, read=lambda settings: sharding(stated_value(settings))
@@ -189,11 +194,14 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"}), default="none"),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
         key(
+            # `get_mixed_precision`: DEFAULT casts weights and reduces in fp32, PURE reduces in the type of the
+            # products, and FULL casts nothing by itself.
             "fsdp_config.mixed_precision",
             "grad_dtype",
             words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"}),
             default="fp32",
         ),
+        # The model: MPT's own sizes, or one of Hugging Face by name.
         key("tp_config.tensor_parallel_degree", "tp", default=1),
         key("model.attn_config.attn_impl", "flash_attention", words(_ATTENTION)),
         Rule(

@@ -87,6 +87,8 @@ _KEPT_BY_CHOICE: Final = (
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     if "remat_policy" not in settings:
         return {}
+    # Policies name what is kept for backward (`get_remat_policy` of MaxText/layers/decoders.py); kinds of recompute say
+    # what is run again. Where a policy lies between two kinds, the nearer one is taken and said.
     name = TEXT.read(settings["remat_policy"]).lower()
     # Most of a layer's memory is what the feed-forward's products give: whether these are kept decides.
     if name == "custom":
@@ -273,9 +275,11 @@ MAXTEXT: Final = LaunchFormat(
     defaults_file="base.yml",
     marks=("per_device_batch_size", "ici_*_parallelism", "max_target_length", "base_emb_dim"),
     table=(
+        # Mesh and batches. The batch is stated per device of all axes, so that it may be a fraction.
         Rule(keys=(*_NAMES, "shard_optimizer_over_data"), read=_mesh, write=_write_mesh),
         Rule(keys=_BATCH, read=_batch, write=_write_batch, defaults={"device_batch": 12.0}),
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
+        # Lengths and element types: of products, of weights (and so of optimizer states), of gradients.
         key("max_target_length", "seq_len", default=2048),
         Rule(keys=("dtype", "quantization"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
         read_only("opt_type", "optimizer", OPTIMIZER),
@@ -288,6 +292,7 @@ MAXTEXT: Final = LaunchFormat(
             write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])},
         ),
         key(
+            # Kernels of attention (MaxText/layers/attentions.py): only dot_product writes the scores to memory.
             "attention",
             "flash_attention",
             words(

@@ -36,6 +36,7 @@ def _named(settings: Mapping[str, Any]) -> Fields:
 
 
 def _activations(settings: Mapping[str, Any]) -> Fields:
+    # The first name is the gate's function, a second one (`linear`) the value that it multiplies.
     names = stated_value(settings)
     if not isinstance(names, list) or not names:
         raise BadValue(f"must be a list like [silu, linear], got {names!r}")
@@ -88,6 +89,7 @@ def _block(settings: Mapping[str, Any]) -> Fields:
     if kind in _PLAIN_BLOCKS:
         window = _size(settings, _WINDOW, 0)
         return {"model.window": window} if window and settings.get("attention_type") == "local_sliding" else {}
+    # Norms before and after each sub-layer, and a window in every second or in five of six layers.
     if kind == "gemma2":
         return {
             "model.window": _size(settings, _WINDOW, 4096),
@@ -101,6 +103,7 @@ def _block(settings: Mapping[str, Any]) -> Fields:
             "model.norm_at": "both",
             "model.qk_norm": True,
         }
+    # MaxText/layers/gpt3.py: the only block with layer norms, learned positions and biases.
     if kind == "gpt3":
         return {"model.norm": "layer_norm", "model.positions": "learned", "model.bias": True}
     if kind == "gpt_oss":
@@ -112,6 +115,7 @@ def _block(settings: Mapping[str, Any]) -> Fields:
             "model.bias": True,
             "experts.router_bias": True,
         }
+    # Chunks of attention but for every n-th layer, which has no rotary positions either.
     if kind == "llama4":
         fields: Fields = {}
         chunk = _size(settings, "chunk_attn_window_size", 0)
@@ -184,6 +188,7 @@ def _experts(settings: Mapping[str, Any]) -> Fields:
         fields["experts.shared_ffn_hidden"] = shared * width
     fields["experts.first_dense_layers"] = _size(settings, "first_num_dense_layers", 0)
     fields["experts.every"] = _size(settings, "interleave_moe_layer_step", 1)
+    # Only experts of the best groups are routed to (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     groups = _size(settings, "n_routing_groups", 1)
     if groups > 1:
         fields |= {"experts.groups": groups, "experts.groups_kept": _size(settings, "topk_routing_group", groups)}

@@ -64,6 +64,8 @@ NANOTRON: Final = LaunchFormat(
     frameworks=("nanotron",),
     marks=("parallelism.pp_engine", "parallelism.tp_mode", "tokens.batch_accumulation_per_replica"),
     table=(
+        # Degrees and schedule (src/nanotron/config/parallelism_config.py). dp
+        # is stated, so that no file needs --devices.
         key("parallelism.tp", "tp"),
         key("parallelism.pp", "pp"),
         key("parallelism.context_parallel_size", "cp", default=1),
@@ -75,11 +77,14 @@ NANOTRON: Final = LaunchFormat(
             read=_replicas,
             write=_write_replicas,
         ),
+        # Overlap of tensor parallelism with its products, and recompute of whole layers.
         key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG),
         key("parallelism.recompute_layer", "recompute", words({True: "full", False: "none"})),
+        # Batches: the global batch follows from micro-batch, accumulation and dp.
         key("tokens.micro_batch_size", "micro_batch"),
         key("tokens.batch_accumulation_per_replica", "grad_accum", default=1, write=_accumulation),
         key("tokens.sequence_length", "seq_len"),
+        # What the optimizer keeps and shards.
         key("optimizer.zero_stage", "zero", WHOLE_OR_NONE, write=_zero),
         read_only("optimizer.optimizer_factory.name", "optimizer", OPTIMIZER),
         key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
@@ -89,6 +94,7 @@ NANOTRON: Final = LaunchFormat(
             words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
             default="bf16",
         ),
+        # LLaMA's sizes under Hugging Face's names (src/nanotron/config/models_config.py).
         key(f"{_CONFIG}num_hidden_layers", "model.layers"),
         key(f"{_CONFIG}hidden_size", "model.hidden"),
         key(f"{_CONFIG}intermediate_size", "model.ffn_hidden"),

@@ -89,12 +89,14 @@ def _name(field: str) -> str:
 
 
 _MODEL: Final = (
+    # Degrees (megatron/core/model_parallel_config.py). All of them are stated per job, and dp is what is left.
     key("model.tensor_model_parallel_size", "tp", default=1),
     key("model.pipeline_model_parallel_size", "pp", default=1),
     key("model.context_parallel_size", "cp", default=1),
     key("model.expert_model_parallel_size", "ep", default=1),
     key("model.expert_tensor_parallel_size", "etp"),
     context_rule("model.cp_comm_type"),
+    # Settings of Megatron-Core that its command line has too: one rule for both notations.
     *dispatch_rules(_name),
     graph_rule(_name),
     offloaded_layers_rule(_name, switch=True),
@@ -104,6 +106,7 @@ _MODEL: Final = (
         "model.num_layers",
         "model.pipeline_model_parallel_size",
     ),
+    # Sizes (megatron/core/transformer/transformer_config.py).
     key("model.num_layers", "model.layers"),
     key("model.hidden_size", "model.hidden"),
     key("model.num_attention_heads", "model.heads"),
@@ -187,16 +190,21 @@ NEMO: Final = LaunchFormat(
     framework=_generation,
     marks=("model.encoder_seq_length", "trainer.num_nodes", "model.megatron_amp_O2"),
     table=(
+        # NeMo 1 runs on Lightning, whose trainer states the devices; everything of Megatron's stands under `model`.
         Rule(keys=("trainer.devices", "trainer.num_nodes"), read=_nemo_world, write=_write_nemo_world),
         *_MODEL,
+        # Batches and lengths. The pipeline's chunks are a number here, not
+        # layers per chunk as on Megatron's command line.
         key("model.virtual_pipeline_model_parallel_size", "vpp", default=1),
         key("model.micro_batch_size", "micro_batch"),
         key("model.global_batch_size", "global_batch"),
         key("model.encoder_seq_length", "seq_len", also=("model.seq_length", "model.data.seq_length")),
+        # Data parallelism and overlap. Apex's distributed Adam and Megatron-Core's both shard optimizer states.
         Rule(keys=("model.optim.name", "model.fsdp"), read=_nemo_zero, write=_write_nemo_zero),
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
         key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
         key("model.ub_tp_comm_overlap", "tp_overlap", FLAG),
+        # Recompute kept the names that Megatron-LM had before Core.
         recompute_rule(
             (
                 "model.activations_checkpoint_granularity",
@@ -204,8 +212,10 @@ NEMO: Final = LaunchFormat(
                 "model.activations_checkpoint_num_layers",
             )
         ),
+        # Precision and kernels.
         Rule(keys=("trainer.precision", "model.fp8"), read=_nemo_dtype, write=_write_nemo_dtype),
         key("model.use_flash_attention", "flash_attention", FLAG),
+        # The model, as far as NeMo calls it otherwise than Megatron-Core does.
         Rule(keys=("model.activation",), read=_activation, write=_write_activation),
         key(
             "model.normalization",
@@ -321,6 +331,7 @@ BRIDGE: Final = LaunchFormat(
     marks=("train.global_batch_size", "train.micro_batch_size", "train.train_iters", "ddp.*", "dist.use_megatron_fsdp"),
     table=(
         *_MODEL,
+        # `train` holds the batches, `dataset` may repeat the length of the sequences.
         key("model.virtual_pipeline_model_parallel_size", "vpp", default=1, write=_bridge_chunks),
         key("train.micro_batch_size", "micro_batch"),
         key("train.global_batch_size", "global_batch"),
@@ -337,6 +348,8 @@ BRIDGE: Final = LaunchFormat(
             read=_bridge_zero,
             write=_write_bridge_zero,
         ),
+        # Overlap is asked of the data parallelism (`ddp`), or of `comm_overlap`, which sets it there and in the model
+        # (src/megatron/bridge/training/comm_overlap.py).
         key("ddp.overlap_grad_reduce", "overlap_grad_reduce", FLAG),
         key("ddp.overlap_param_gather", "overlap_param_gather", FLAG, also=("comm_overlap.overlap_param_gather",)),
         degree("ddp.num_distributed_optimizer_instances", "replicate"),
@@ -347,9 +360,12 @@ BRIDGE: Final = LaunchFormat(
             SWITCH,
             also=("model.overlap_moe_expert_parallel_comm",),
         ),
+        # Recompute as in Megatron-Core's configuration.
         recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         modules_rule("model.recompute_modules", list),
         key("optimizer.optimizer", "optimizer", OPTIMIZER),
+        # The name of a recipe (src/megatron/bridge/training/mixed_precision.py),
+        # which sets the switches of model and ddp.
         key("mixed_precision", "dtype", words(_PRECISIONS)),
         key(
             "ddp.grad_reduce_in_fp32",
@@ -362,6 +378,7 @@ BRIDGE: Final = LaunchFormat(
             "flash_attention",
             words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False}),
         ),
+        # The model: functions are named where Megatron's command line has a flag for each kind.
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
         key("model.activation_func", "model.activation", _FUNCTION),
         key("model.activation_func_fp8_input_store", "fp8_activation_inputs", FLAG),

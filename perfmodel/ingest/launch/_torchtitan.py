@@ -84,6 +84,7 @@ def _data(settings: Mapping[str, Any]) -> Fields:
     # Until August 2024 there was one degree, that of FSDP.
     shards = _stated(settings, "data_parallel_shard_degree", settings.get(_ONE_DEGREE, -1))
     copies = _stated(settings, "data_parallel_replicate_degree", 1)
+    # -1 takes the ranks that the other degrees leave over: dp then follows from the number of devices.
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
@@ -301,6 +302,7 @@ TORCHTITAN: Final = LaunchFormat(
     framework=_generation,
     marks=("model.flavor", "parallelism.*", "training.local_batch_size", "activation_checkpoint.mode"),
     table=(
+        # torchtitan/config/job_config.py has all of these with a docstring each; `also` are their names before it.
         Rule(keys=("model.name", "model.flavor"), read=_model, write=_write_model),
         key(f"{_TITAN}tensor_parallel_degree", "tp", default=1, also=("training.tensor_parallel_degree",)),
         key(
@@ -366,6 +368,7 @@ TORCHTITAN: Final = LaunchFormat(
             write=_write_dtype,
             defaults={"dtype": "bf16"},
         ),
+        # fully_shard reduces gradients in this type, whatever the type of the products.
         read_only("training.mixed_precision_reduce", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
         Rule(
             keys=("lora.rank", "lora.alpha"),
@@ -374,6 +377,7 @@ TORCHTITAN: Final = LaunchFormat(
         ),
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
+        # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a class.
         read_only("loss.chunked", "chunked_loss", FLAG),
         key(
             f"{_TITAN}enable_async_tensor_parallel",

@@ -164,13 +164,17 @@ def precision_rule(default: str) -> Rule:
 
 SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
 _SHARED: Final = (
+    # How many processes run, and what each of them keeps.
     WORLD_RULE,
     SHARDING_RULE,
     optimizer_rule("optim"),
+    # Kernels.
     Rule(keys=_LIGER, read=_fused),
     Rule(keys=("auto_find_batch_size",), read=_searched),
+    # States no field, but chooses the framework (`torch_framework`).
     Rule(keys=("torch_compile",), read=lambda settings: {}),
     read_only("attn_implementation", "flash_attention", ATTENTION),
+    # Files that are read before the table is (`with_named_files`).
     Rule(keys=("deepspeed", "config_file"), read=lambda settings: {}),
 )
 """Rules of the Trainer's own arguments."""
@@ -251,6 +255,7 @@ TRAINER: Final = LaunchFormat(
 
 
 def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
+    # Defaults of `FinetuningArguments` (llamafactory/hparams/finetuning_args.py): LoRA of rank 8 on all linear layers.
     kind = settings.get("finetuning_type", "lora")
     adapters = Adapters(
         rank=settings.get("lora_rank", 8),
@@ -262,6 +267,7 @@ def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
 
 
 def _factory_stage(settings: Mapping[str, Any]) -> Fields:
+    # Reward models, DPO and PPO run a reference model or a critic beside the one that is trained.
     stage = str(settings["stage"])
     if stage in ("pt", "sft"):
         return {}
@@ -290,6 +296,7 @@ LLAMA_FACTORY: Final = LaunchFormat(
         precision_rule("fp32"),
         Rule(keys=(MICRO, ACCUMULATION), read=_batches),
         Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
+        # `cutoff_len` (llamafactory/hparams/data_args.py) cuts text, and packing fills it.
         # llamafactory/hparams/data_args.py
         key("cutoff_len", "seq_len", default=2048, write=lambda fields: {}),
         Rule(
@@ -322,6 +329,7 @@ LLAMA_FACTORY: Final = LaunchFormat(
 
 
 def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
+    # The argument was renamed twice; all three names are still taken.
     key = next((name for name in _SWIFT_KINDS if name in settings), _SWIFT_KINDS[0])
     adapters = Adapters(
         rank=settings.get("lora_rank", settings.get("lora_r", 8)),

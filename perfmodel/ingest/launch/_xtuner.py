@@ -214,6 +214,8 @@ XTUNER: Final = LaunchFormat(
         WORLD_RULE,
         Rule(keys=_NAMES, read=lambda settings: {"model": TEXT.read(_first_of(settings, _NAMES))}, fields=("model",)),
         Rule(keys=_BATCHES, read=_batches, fields=("micro_batch",)),
+        # Configurations assign their numbers to names at the top and use these
+        # in nested dictionaries below: either place says them.
         read_only("max_length", "seq_len"),
         Rule(
             keys=("pack_to_max_length", "max_length"),
