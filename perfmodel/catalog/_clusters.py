@@ -81,6 +81,7 @@ class KindEntry(Stated):
         place = f"{place} kind {self.name}"
         if (self.cluster is None) == (self.device is None):
             raise PerfModelError(f"{place}: give either a cluster, or a device and its levels")
+        # A kind is a cluster of its own: read as one, it has all the checks of one.
         if self.cluster is None:
             entry = ClusterEntry(
                 device=self.device,
@@ -124,6 +125,8 @@ class ClusterEntry(Stated):
     def cluster(self, name: str, place: str) -> Cluster:
         """The cluster of this entry, its device looked up and its figures in SI units."""
         if self.kinds:
+            # A cluster states devices in one of three ways: kinds of nodes, links in words, or levels in figures. What
+            # belongs to another way is refused, since it would be passed over in silence.
             of_one_kind = ("device", "levels", "max_devices", "price_per_device_hour")
             misplaced = [key for key in of_one_kind if getattr(self, key)]
             if misplaced:
@@ -174,6 +177,7 @@ class ClusterEntry(Stated):
             )
         except PerfModelError as error:
             raise PerfModelError(f"{place}: {error}") from None
+        # In a table of published runs words that nobody understands are left; in a user's own file they are mistakes.
         unread = (*network.not_understood, *unread_link_words(self.intra_link))
         if unread:
             raise PerfModelError(f"{place}: {', '.join(map(repr, unread))} not understood in links; {NETWORK_WORDS}")
@@ -273,6 +277,7 @@ def cluster(name_or_path: str | Path | Cluster) -> Cluster:
     path = Path(name_or_path)
     if path.suffix == ".toml":
         return cluster_from_toml(read_toml(path), str(path), path.stem)
+    # A cluster's name goes before a device's: that of a device stands for servers with it.
     entries, names = _catalog()
     try:
         entry_name, place, entry = resolve("cluster", str(name_or_path), names, entries)
@@ -301,6 +306,7 @@ def reference_system(device_name: str) -> Cluster | None:
         accelerator = device(device_name)
     except UnknownNameError:
         return None
+    # The machine at hand is no cluster of which a maker would have a reference system.
     if key(device_name) in CPU_NAMES:
         return None
     system = cluster_for(accelerator.name, None, "", "")

@@ -33,8 +33,10 @@ def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
                 )
             )
             c_in = width
+        # Every group ends with a pool that halves the image, and the next one is twice as wide until 512.
         stack.append(_pool(f"conv_{group}.pool", "max_pool", c_in, size, kernel=2, stride=2))
         size //= 2
+    # The first dense layer reads the whole last image: 25,088 inputs, three quarters of all parameters.
     for i, (width, k, s) in enumerate(((4096, c_in, size), (4096, 4096, 1), (classes, 4096, 1)), start=1):
         stack.append(
             ConvLayer(
@@ -104,6 +106,7 @@ def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> 
 
 def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, project: bool) -> Iterator[ConvLayer]:
     """1x1, 3x3, 1x1; with a projected shortcut where the shape changes. The last adds the shortcut."""
+    # Version 1 had the stride in the first 1x1: moving it to the 3x3 gains accuracy and costs some more arithmetic.
     out = size // stride
     yield ConvLayer(
         name=f"{name}.a",
@@ -126,6 +129,7 @@ def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, pro
         batch_norm=True,
         relu=True,
     )
+    # The shortcut is projected once per group, where width (and image) change.
     if project:
         yield ConvLayer(
             name=f"{name}.shortcut",

@@ -163,6 +163,7 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
     if len(fitting) <= 1:
         return fitting[0] if fitting else None
     bare = DeviceWords(stated.chip)
+    # The chip's bare name (`H100`) is an alias of its usual part.
     usual = next((name for name, part in parts.items() if bare in part.names), None)
     if usual in fitting:
         return usual

@@ -191,6 +191,7 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
     clock_hz = _clock_hz(root, info)
     # The flags are in the order from the widest vector on; 4 lanes are SSE's.
     lanes = next((w for flag, w in _FMA_LANES.items() if flag in info.get("flags", "").split()), 4)
+    # A fused multiply-add is two operations.
     fp32 = count * clock_hz * lanes * _FMA_UNITS * 2
     bf16 = fp32 * 2 if "avx512_bf16" in info.get("flags", "").split() else None
     return Device(
@@ -249,6 +250,7 @@ def _memory_bytes(root: Path) -> float:
 
 def _cache_bytes(root: Path) -> float:
     """Largest cache of the first core."""
+    # Index 0 and 1 are the first level, for data and instructions; the levels above follow as far as there are any.
     sizes = []
     for number in range(5):
         text = _text(root / f"sys/devices/system/cpu/cpu0/cache/index{number}/size").strip()

@@ -31,6 +31,7 @@ def framework(name: str | Framework) -> Framework:
     """
     if isinstance(name, Framework):
         return name
+    # From the right, as the path of a file may have an @ too.
     plain, at, year_text = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
     if at and not (year_text.isdecimal() and len(year_text) == 4):
         raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {plain}@2024")
@@ -119,6 +120,7 @@ def _facts(
         values = {f.name: getattr(base, f.name) for f in fields(Framework)}
         sources = base.sources
     for fact, stated in entry.items():
+        # No fact without its source: what a framework does by default is known from its code alone.
         if not isinstance(stated, dict) or set(stated) != {"value", "source"} or not isinstance(stated["source"], str):
             raise PerfModelError(f'{place}: {fact}: must be {{ value = ..., source = "where it is from" }}')
         values[fact] = stated["value"]

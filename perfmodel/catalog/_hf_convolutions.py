@@ -41,6 +41,7 @@ class Lfm2(Llama):
         """Two thirds of the stated size, rounded up (`Lfm2MLP`), unless the configuration turns that off."""
         if not self.block_auto_adjust_ff_dim:
             return self.intermediate_size
+        # The arithmetic of LLaMA's reference code: a gated feed-forward with as many weights as an ungated one has.
         size = int(self.block_ffn_dim_multiplier * int(2 * self.intermediate_size / 3))
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
@@ -48,6 +49,7 @@ class Lfm2(Llama):
         """What each layer is."""
         if self.layer_types:
             return self.layer_types
+        # The older notation numbers the layers that attend.
         attending = range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
         return tuple("full_attention" if i in attending else "conv" for i in range(self.num_hidden_layers))
 

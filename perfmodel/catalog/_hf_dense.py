@@ -23,6 +23,7 @@ class Opt(Stack):
     dropout: Share = 0.1
 
     def fields(self) -> Fields:
+        # Positions and norms are GPT-2's, the defaults of `Transformer`.
         return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
             "activation": activation(self.activation_function),
             "tied_embeddings": self.tie_word_embeddings,
@@ -53,6 +54,7 @@ class Gemma2(Gemma):
 
     def fields(self) -> Fields:
         return super().fields() | {
+            # Layers alternate (transformers models/gemma2/modeling_gemma2.py): the configuration has no key for it.
             "full_attention_every": 2,
             "norm_at": "both",
             "attention_softcap": self.attn_logit_softcapping > 0,
@@ -90,6 +92,7 @@ class Olmo2(Llama):
     """OLMo 2: what sub-layers give is normalised instead of what they get, and queries and keys of all heads."""
 
     def fields(self) -> Fields:
+        # Queries are normalised before they are divided into heads, with a scale for every element.
         return super().fields() | {"norm_at": "output", "qk_norm": True, "qk_norm_of_all_heads": True}
 
 
@@ -140,6 +143,7 @@ class Starcoder2(Stack):
             "activation": activation(self.hidden_act),
             "positions": "rope",
             "bias": self.use_bias,
+            # Its layer norms keep their shifts also where `use_bias` is off.
             "norm_bias": None if self.use_bias else True,
             "tied_embeddings": self.tie_word_embeddings,
             "window": self.sliding_window,
@@ -162,6 +166,7 @@ class GptNeoX(Stack):
         return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
             "activation": activation(self.hidden_act),
             "positions": "rope",
+            # Attention and feed-forward read norms of their own, though from the same input.
             "parallel_blocks": "two_norms" if self.use_parallel_residual else "none",
             "tied_embeddings": self.tie_word_embeddings,
             "dropout": self.hidden_dropout > 0,
@@ -298,6 +303,7 @@ class ChatGlm:
         )
         return sizes | {
             "kv_heads": self.multi_query_group_num if self.multi_query_attention else heads,
+            # Its own modelling code takes Megatron-LM's names of sizes.
             "head_dim": self.kv_channels,
             "activation": "silu",
             "gated_ffn": True,
@@ -318,6 +324,7 @@ class FirstQwen(Llama):
 
     def fields(self) -> Fields:
         return super().fields() | {
+            # modeling_qwen.py makes two projections of half of `intermediate_size` each.
             "ffn_hidden": self.intermediate_size // 2,
             "qkv_bias": True,
             "seq_len": self.seq_length,

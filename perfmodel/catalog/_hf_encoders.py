@@ -43,6 +43,7 @@ class Electra(Roberta):
 
     def fields(self) -> Fields:
         if self.embedding_size != self.hidden_size:
+            # The small models have narrow embeddings and a projection behind them.
             raise PerfModelError(
                 f"embedding_size {self.embedding_size} is projected to hidden_size {self.hidden_size}, which is not "
                 "described here; give a TOML file of its layers with --model"
@@ -61,6 +62,7 @@ class ModernBert(Stack):
     local_attention: Count = 128
 
     def fields(self) -> Fields:
+        # The first layer of each period attends in full.
         period = ["*-"] + ["W-"] * (self.global_attn_every_n_layers - 1)
         return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
             "activation": activation(self.hidden_activation),
@@ -100,11 +102,13 @@ class T5:
             "decoder_layers": self.num_decoder_layers or self.num_layers,
             "hidden": self.d_model,
             "heads": self.num_heads,
+            # Heads of T5 need not share the hidden size out (11B: 128 heads of 128 beside 1,024).
             "kv_heads": self.num_heads,
             "head_dim": self.d_kv,
             "ffn_hidden": self.d_ff,
             "vocab": self.vocab_size,
             "seq_len": self.n_positions,
+            # T5 1.1 and later say `gated-gelu`, the first T5 plain `relu`.
             "gated_ffn": self.feed_forward_proj.startswith("gated"),
             "activation": activation(self.feed_forward_proj.removeprefix("gated-")),
             "norm": "rms_norm",
@@ -141,6 +145,7 @@ class EncoderDecoder:
         # `Transformer` has one set of sizes for both stacks, as nearly all of these models do.
         if (self.decoder_attention_heads or heads, self.decoder_ffn_dim or inner) != (heads, inner):
             raise PerfModelError("decoder_attention_heads and decoder_ffn_dim must be those of the encoder")
+        # The length comes with `lengths`, which differs where the encoder is not given text.
         sizes = plain_sizes(self.encoder_layers, self.d_model, heads, inner, self.vocab_size, 1)
         return (
             sizes

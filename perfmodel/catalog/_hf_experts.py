@@ -113,6 +113,8 @@ class GptOss(LlamaWithExperts):
 
     def fields(self) -> Fields:
         return super().fields() | {
+            # Every layer has biases, and heads have sinks, whatever the configuration says
+            # (transformers models/gpt_oss/modeling_gpt_oss.py).
             "bias": True,
             "full_attention_every": 2,
             "attention_sinks": True,
@@ -127,6 +129,7 @@ class Qwen2Moe(LlamaWithExperts):
     use_sliding_window: bool = False
 
     def experts(self) -> Experts:
+        # A sigmoid of the token weighs what the shared expert adds.
         return replace(super().experts(), shared_gate=self.shared_expert_intermediate_size > 0)
 
     def fields(self) -> Fields:
@@ -161,6 +164,7 @@ class Llama4(LlamaWithExperts):
 
     def fields(self) -> Fields:
         return super().fields() | {
+            # `intermediate_size` is that of an expert; dense layers are wider.
             "ffn_hidden": self.intermediate_size_mlp,
             "window": self.attention_chunk_size,
             "chunked_window": True,
@@ -200,6 +204,7 @@ class Dbrx:
     resid_pdrop: Share = 0.0
 
     def fields(self) -> Fields:
+        # Each expert has a gate, and no layer is dense.
         inner = self.ffn_config.ffn_hidden_size
         sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, inner, self.vocab_size, self.max_seq_len)
         return sizes | {

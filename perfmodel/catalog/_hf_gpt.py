@@ -81,6 +81,8 @@ class GptNeo:
     resid_dropout: Share = 0.0
 
     def fields(self) -> Fields:
+        # The original `attention_types` is written out layer by layer in most
+        # files; without either the two kinds alternate.
         kinds = self.attention_layers or ("global", "local")
         layers = ["*-" if kind == "global" else "W-" for kind in kinds]
         sizes = plain_sizes(
@@ -113,6 +115,7 @@ class Bloom(Stack):
     hidden_dropout: Share = 0.0
 
     def fields(self) -> Fields:
+        # BLOOM has no key for its inner size: it is always four hidden sizes.
         return self.sizes(None, self.seq_length) | {"positions": "alibi", "dropout": self.hidden_dropout > 0}
 
 

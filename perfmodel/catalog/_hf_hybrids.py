@@ -158,6 +158,7 @@ class Jamba(LlamaWithExperts):
 
     def sublayers(self, layer: int) -> str:
         """Sub-layers of a layer, letters of `MIXERS`."""
+        # A period and an offset each for attention and for experts (transformers models/jamba/modeling_jamba.py).
         attends = layer % self.attn_layer_period == self.attn_layer_offset
         has_experts = self.num_experts > 1 and layer % self.expert_layer_period == self.expert_layer_offset
         return ("*" if attends else "S") + ("E" if has_experts else "-")
@@ -234,6 +235,7 @@ class FalconH1(Llama, MambaKeys):
     mixers end without a norm unless `mamba_rms_norm` says so."""
 
     def fields(self) -> Fields:
+        # One pattern for all layers; the blank at its end makes it a word.
         return super().fields() | {"mixers": "*M- ", "mamba": self.mamba()}
 
 
@@ -277,6 +279,7 @@ class NemotronH(Stack):
 
     def letters(self) -> str:
         """A letter of `MIXERS` per layer."""
+        # NVIDIA's own files give letters, those of transformers a list of words.
         if self.hybrid_override_pattern is not None:
             return self.hybrid_override_pattern
         if self.layers_block_type is None:
@@ -323,6 +326,7 @@ class NemotronH(Stack):
                     conv_kernel=self.conv_kernel,
                     chunk=self.chunk_size,
                 ),
+                # Configurations of dense models keep sizes of experts that they do not have.
                 "experts": self.experts() if "E" in letters else None,
             }
         )

@@ -21,6 +21,7 @@ Fields = dict[str, Any]
 
 def plain_sizes(layers: int, hidden: int, heads: int, ffn: int | None, vocab: int, seq_len: int) -> Fields:
     """Sizes of a stack whose heads share the hidden size evenly; four times as wide inside unless `ffn` says."""
+    # What is left out here is GPT-2's, as `Transformer` has it by default: layer norms, learned positions, biases.
     return {
         "layers": layers,
         "hidden": hidden,
@@ -84,6 +85,7 @@ class Llama(Stack):
 
     def head_size(self) -> int:
         """Elements of a head."""
+        # Newer models have heads that do not share the hidden size out evenly, and state their size.
         return self.head_dim or per_head(self.hidden_size, self.num_attention_heads)
 
     def fields(self) -> Fields:
@@ -104,6 +106,7 @@ class Llama(Stack):
             "qkv_bias": self.attention_bias,
             "dropout": False,
             "tied_embeddings": self.tie_word_embeddings,
+            # Qwen's configurations state a window and turn it off beside it.
             "window": self.sliding_window if self.use_sliding_window else 0,
         }
 
@@ -139,6 +142,7 @@ class LatentLlama(Llama):
     q_lora_rank: CountOrNone = 0
 
     def head_size(self) -> int:
+        # Queries and keys have other sizes than values: those are stated in the latent attention itself.
         return self.v_head_dim
 
     def fields(self) -> Fields:

@@ -45,6 +45,7 @@ def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, 
         # Qwen-Omni's thinker is itself a model of several parts
         inner, inner_family, more = language_model(part, place)
         return inner, inner_family, [*left_out, *more]
+    # Parts of older files leave their family to the class of the whole model.
     part_family = part.get("model_type")
     if not isinstance(part_family, str):
         part_family = DEFAULT_FAMILIES.get(family, family)
@@ -75,6 +76,7 @@ def _is_tower(key: str, part: Any) -> bool:
 
 def _tower(key: str, part: Mapping[str, Any]) -> str:
     """A sentence on a part that is left out, with about how many parameters it has where its sizes are told."""
+    # The size tells a reader whether what is left out matters beside the language model.
     what = key.removesuffix("_config").replace("_", " ")
     parameters = encoder_parameters(part)
     size = f"of about {parameters / 1e9:.2f} B parameters " if parameters else ""

@@ -72,6 +72,7 @@ _VARIANT: Final = re.compile(
 
 def hub_names(name: str) -> tuple[str, ...]:
     """Names that the catalog may have for a model that a hub or a framework calls so, the likeliest first."""
+    # An id has its owner in front, and at its end how the model was trained on.
     tries = [name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")]
     # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
     shorter = _VARIANT.sub("", tries[-1])
@@ -126,6 +127,7 @@ def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
     """Fill in what follows from the rest: all heads have keys, heads split the hidden size, 4x inner size."""
+    # The same rules as Megatron-Core's arguments and Hugging Face's classes have; a file may state each of them.
     hidden, heads = data.get("hidden"), data.get("heads")
     out = dict(data)
     if isinstance(heads, int):
@@ -205,6 +207,7 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:
+    # Positions say what a model can read, not on what it was trained: both are kept.
     longest = fields["seq_len"]
     if longest <= LONGEST_ASSUMED:
         return fields

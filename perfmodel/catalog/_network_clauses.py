@@ -105,6 +105,7 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
     for_computing = bool(_COMPUTE.search(purpose))
     for_others = bool(_OTHERS.search(purpose)) and not for_computing
     tokens = [(kind, match) for kind, match in tokens_of(body) if kind != "filler"]
+    # PCIe is the way from a device to its host, whatever else the clause says.
     if any(kind == "host" for kind, _ in tokens):
         for_others = True
     adapters = AdapterSet(for_computing=for_computing, for_others=for_others)
@@ -115,6 +116,7 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
                 unknown.append(match[0])
         elif kind == "number":
             before = adapters
+            # What a bare number means depends on the word behind it.
             adapters = _with_bare_number(adapters, match[0], tokens[place + 1 :])
             if adapters is before:
                 unknown.append(match[0])
@@ -146,6 +148,7 @@ def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> Adapte
     """A set of adapters with what one more token says of it."""
     if kind == "count":
         groups = match.groupdict()
+        # Counts multiply: `2x dual-port` are four.
         count = groups.get("count") or groups.get("times") or NUMBER_WORDS[str(groups.get("word")).lower()]
         return replace(adapters, count=max(1, int(count)) * (adapters.count or 1))
     if kind == "rate":
@@ -163,6 +166,7 @@ def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> Adapte
         return replace(adapters, gbit_per_s=adapters.gbit_per_s / 2)
     if kind == "adapter":
         return replace(adapters, link_gbit_per_s=_adapter_gbit_per_s(match))
+    # "Gigabit Ethernet" without a number is the network for administrators.
     if kind == "bare":
         adapters = replace(adapters, only_management=True)
     family = _FAMILY_OF_TOKEN.get(kind)
@@ -188,6 +192,7 @@ def _gbit_per_s(match: re.Match[str]) -> float:
 
 def _adapter_gbit_per_s(match: re.Match[str]) -> float | None:
     """The fastest port of a generation of adapters, None for one that is not known."""
+    # Lx cards are the narrow ones of a generation.
     if match["lx"]:
         return _CONNECTX_LX_GBIT
     if match["connectx"]:

@@ -141,6 +141,7 @@ def without_brackets(text: str) -> str:
     """The text with bracketed figures and names in the open, and bracketed remarks left out."""
 
     def opened(match: re.Match[str]) -> str:
+        # `(4x 400 Gb/s per node)` tells figures, `(see appendix)` does not. Commas inside divide no clauses.
         inside = match[1]
         says_something = {kind for kind, _ in tokens_of(inside)} - REMARKS
         return f" {inside.replace(',', ' ')} " if says_something else " "
@@ -177,5 +178,6 @@ def rack_size(text: str) -> int:
 
 def unread_link_words(text: str) -> tuple[str, ...]:
     """Words for links within a node that are not understood."""
+    # Words for links inside a node share the grammar of networks, with some words of their own.
     unknown = [match[0] for kind, match in tokens_of(without_brackets(text)) if kind == "unknown"]
     return tuple(dict.fromkeys(word for word in unknown if not _LINK_FILLER.fullmatch(word)))

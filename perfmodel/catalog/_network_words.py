@@ -60,10 +60,12 @@ def read_network(text: str) -> Network:
     if absent:
         return Network(absent=True, domain=rack_size(text))
     for clause in clauses:
+        # `NVL72, none`: a rack without a network beyond it.
         if re.search(r"(?i)\bnone\b", clause) and len(clauses) > 1:
             absent = True
             continue
         adapters, unknown = read_clause(clause)
+        # What is not understood of a management network changes nothing.
         if not adapters.for_others:
             not_understood += unknown
         described.append(adapters)

@@ -100,6 +100,7 @@ def _figure(key: str, value: Any, limits: Plausible, place: str) -> Any:
             value = parse_quantity(value, limits.kind) / limits.inside
         except PerfModelError as error:
             raise PerfModelError(f"{place}: {key}: {error}") from None
+    # Values of another type, and zeros, are refused where the figure is used, with a message about that.
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or limits.holds(value):
         return value
     # The remedy is the same figure in the units that would have made it plausible.

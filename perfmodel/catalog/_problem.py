@@ -103,10 +103,12 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
             raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
             raise PerfModelError(f"{place}: {key} must be a name or the path of a file, got {value!r}")
+    # A row of a table comes from a stranger and has no folder: no schedule of it may name a file.
     if folder is None and "layout" in data:
         _with_schedule_below(data["layout"], None, place)
     stated = {key: _beside(folder or Path(), data[key]) for key in NAMED if key in data}
     stem = Path(place).stem
+    # Tables become the same records that names stand for, so that nothing behind this knows where they came from.
     if isinstance(stated.get("model"), dict):
         stated["model"] = _model_table(stated["model"], f"{place} [model]", stem)
     if isinstance(stated.get("cluster"), dict):
@@ -115,6 +117,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
         changes = dict(stated["framework"])
         base = named_framework(str(changes.pop("name", "generic")))
         stated["framework"] = framework_with(changes, base, f"{place} [framework]")
+    # The network changes a cluster that is named; a cluster in full has a network of its own.
     if "network" in data:
         if "cluster" not in stated:
             raise PerfModelError(f"{place} [network]: it changes the network of a cluster; name one")
@@ -313,6 +316,7 @@ def problem_and_layout(
         raise PerfModelError(f"the layout is given twice: as layout= and as {', '.join(layout_fields)}; leave one out")
     layout = layout_in_words(layout_fields or layout)
     stated = {name: value for name, value in stated.items() if value is not None}
+    # A whole problem leaves nothing to fill in, and what is said beside it would contradict it.
     if isinstance(model, Problem):
         beside = list(stated) if cluster is None else ["cluster", *stated]
         if beside:
@@ -333,12 +337,14 @@ def problem_and_layout(
         stated = of_file | stated
         if named is None:
             raise PerfModelError(f"{file.place}: it names no model; give model = 'NAME' (perfmodel catalog models)")
+    # Misspelled keywords must not pass as settings that happen to have no effect.
     unknown_name = next((name for name in stated if name not in PROBLEM_WORDS), None)
     if unknown_name:
         raise UnknownNameError("argument", unknown_name, (*PROBLEM_WORDS, *LAYOUT_WORDS))
     if cluster is None:
         raise PerfModelError("a cluster is needed: catalog name, TOML or Cluster")
     model, cluster = named_model(named), named_cluster(cluster)
+    # The framework comes before the job, whose open fields are as it has them.
     framework = named_framework(stated.pop("framework", "generic"))
     devices = stated.pop("devices", None)
     job = stated.pop("job", None)

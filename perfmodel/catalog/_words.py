@@ -257,6 +257,7 @@ def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: 
     Raises:
         PerfModelError: naming the words and what the device has.
     """
+    # A row that says NVLink of an MI300X has a wrong device or a wrong link; either way its figures mean nothing.
     makers = makers_of_links(intra_link) - {accelerator.vendor}
     if makers:
         maker = min(makers)
@@ -307,6 +308,7 @@ def _host_link_gb_per_s(accelerator: Device, text: str) -> float:
 
 def _largest_slice(accelerator: Device) -> int:
     """Devices of the largest slice of such devices that the catalog has; 0 where it has none."""
+    # The catalog's pods of this chip: a slice can be as large as these.
     sizes = [0]
     for tables in package_tables("clusters").values():
         for entry in tables.values():
@@ -368,6 +370,7 @@ def _check_adapters(accelerator: Device, network: Network, gbit: float) -> None:
     Raises:
         PerfModelError: naming both rates.
     """
+    # Adapters reach a device over PCIe; a rate far above it was stated in another unit.
     host = accelerator.host_bandwidth_bytes_per_s
     has_own_ports = accelerator.architecture.startswith("Gaudi")
     if host is None or has_own_ports or gbit * 1e9 / 8 <= host * _MOST_ADAPTERS_PER_HOST_LINK:
