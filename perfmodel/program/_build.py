@@ -200,8 +200,9 @@ def binary_joins(
         child = 2 * node + 1 + side
         is_leaf = child >= joins
         edge = leaf[leaf_start[op] + np.where(is_leaf, child - joins, 0)]
-        pred[position[op] - node, side] = np.where(is_leaf, position[edges.source[edge]], position[op] - child)
-        lag_code[position[op] - node, side] = np.where(is_leaf, edges.lag_code[edge], 0)
+        row = position[op] - node
+        pred[row, side] = np.where(is_leaf, position[edges.source[edge]], position[op] - child)
+        lag_code[row, side] = np.where(is_leaf, edges.lag_code[edge], 0)
     return position, pred, lag_code
 
 

@@ -175,17 +175,22 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     devices its reduction starts when all of them are ready.
     """
     s = passes.schedule
-    during = spec.grad_reduce in ("overlap", "eager_opt") or spec.reduce_every_micro_batch or s.updates.any()
-    if spec.grad_reduce == "none" or not during:
+    overlapped = spec.grad_reduce in ("overlap", "eager_opt")
+    during_passes = overlapped or spec.reduce_every_micro_batch or s.updates.any()
+    if spec.grad_reduce == "none" or not during_passes:
         return
     # Each reduction follows the op of its own segment, or without overlap the whole pass.
     after = np.flatnonzero(reduced_after(spec, s)[passes.instruction])
     instruction = passes.instruction[after]
-    follows = passes.end[instruction] if spec.grad_reduce == "end" and not spec.gathers_by_layer else after
+    follows = after
+    if spec.grad_reduce == "end" and not spec.gathers_by_layer:
+        follows = passes.end[instruction]
     device, stage, slot = s.device[instruction], s.instruction_stage[instruction], s.slot[instruction]
 
     # Replicas of a stage on several devices reduce together, as late as the last of them is ready.
-    meeting = _meetings(stage, passes.segment[after], s.replicas) if not spec.reduce_every_micro_batch else None
+    meeting = None
+    if not spec.reduce_every_micro_batch:
+        meeting = _meetings(stage, passes.segment[after], s.replicas)
     if meeting is not None:
         slot[meeting] = slot[meeting].max(axis=1, keepdims=True)
     reductions = builder.add(
@@ -208,7 +213,8 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     # And each replica's reduction waits for the backwards of all other replicas.
     if meeting is not None:
         for shift in range(1, s.replicas):
-            builder.connect(after[meeting].ravel(), reductions[np.roll(meeting, shift, axis=1)].ravel())
+            other_replica = np.roll(meeting, shift, axis=1)
+            builder.connect(after[meeting].ravel(), reductions[other_replica].ravel())
 
 
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:

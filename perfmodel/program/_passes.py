@@ -46,8 +46,12 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
 
     # Of these the ones that occur, decoded again, are the table.
     codes = np.unique(np.concatenate([[plain], of_pass, of_transfer]))
-    table = np.stack([codes // per_span, codes % per_span // ways, codes % ways], axis=1).astype(np.int32)
-    return Variants(table, np.searchsorted(codes, of_pass), np.searchsorted(codes, of_transfer))
+    table = np.stack([codes // per_span, codes % per_span // ways, codes % ways], axis=1)
+    return Variants(
+        table.astype(np.int32),
+        of_pass=np.searchsorted(codes, of_pass),
+        of_transfer=np.searchsorted(codes, of_transfer),
+    )
 
 
 def _between_others(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
@@ -161,7 +165,8 @@ def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"])
 
 def _chunk_of_step(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
     """A number for every chunk of every device between two updates of its weights."""
-    return (schedule.all_updates_before * schedule.devices + schedule.device) * schedule.chunks + schedule.chunk
+    device_of_step = schedule.all_updates_before * schedule.devices + schedule.device
+    return device_of_step * schedule.chunks + schedule.chunk
 
 
 def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:

@@ -56,7 +56,8 @@ def _work(schedule: Schedule) -> list[Problem]:
     # How often each piece of work is done, by phase, stage and micro-batch.
     m, n_stages = schedule.micro_batches, schedule.n_stages
     index, batch = schedule.covers
-    work = (schedule.phase[index].astype(np.int64) * n_stages + schedule.instruction_stage[index]) * m + batch
+    phase, stage = schedule.phase[index].astype(np.int64), schedule.instruction_stage[index]
+    work = (phase * n_stages + stage) * m + batch
     count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(-1, n_stages, m)
 
     # How often it should be, by phase; a backward that is both whole and split shows as a whole one too many.

@@ -68,12 +68,13 @@ def chimera_model(
     path = _critical_path(schedule, start, end)
     forwards = int((schedule.phase[path] == Phase.FORWARD).sum())
     backwards = len(path) - forwards
+    unoverlapped_s = [_unoverlapped_s(schedule, start, end, device, all_reduce_s) for device in range(devices)]
     return ChimeraModel(
         forwards=forwards,
         backwards=backwards,
         compute_s=forwards * forward_s + backwards * backward_s,
         transfers_s=(forwards + backwards) * transfer_s,
-        unoverlapped_s=max(_unoverlapped_s(schedule, start, end, d, all_reduce_s) for d in range(devices)),
+        unoverlapped_s=max(unoverlapped_s),
     )
 
 

@@ -88,7 +88,8 @@ def from_keys(
         )
     shape = next(iter(shapes.values()))
     devices, _, micro_batches = shape
-    key = np.stack([np.broadcast_to(phase_keys, shape) for phase_keys in keys.values()]).transpose(1, 0, 2, 3)
+    by_phase = np.stack([np.broadcast_to(phase_keys, shape) for phase_keys in keys.values()])
+    key = by_phase.transpose(1, 0, 2, 3)
     flat = key.reshape(devices, -1)
 
     # Sort each device's work. What a device does not do sorts last and is cut off.
@@ -209,7 +210,8 @@ def arrange(
         # The next instruction of every queue; it is ready if its device is free, its inputs are there and
         # its activations fit.
         has_next = place < count
-        head = np.where(has_next, items[every_device, every_queue, np.minimum(place, items.shape[2] - 1)], n)
+        following = items[every_device, every_queue, np.minimum(place, items.shape[2] - 1)]
+        head = np.where(has_next, following, n)
         ready = has_next & (end[needs[:, head]] <= now).all(axis=0) & (free_from <= now)[:, None]
         ready &= alive[:, None] <= most_alive[head]
 

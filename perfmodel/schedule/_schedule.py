@@ -113,7 +113,8 @@ class Schedule:
             "micro_batch": self.micro_batches + 1 - self.span,
             "span": self.micro_batches + 1,
         }
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.phase) or (np.diff(self.offsets) < 0).any():
+        rises = (np.diff(self.offsets) >= 0).all()
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.phase) or not rises:
             raise PerfModelError(f"schedule {self.name}: offsets must rise from 0 to {len(self.phase)}")
         for field, limit in limits.items():
             values = getattr(self, field)
@@ -227,12 +228,14 @@ class Schedule:
         doer[work] = index[latest_first]
 
         # A backward needs its own stage's forward, a weight gradient its input gradient: the role before.
-        same_stage = np.where(role == _FORWARD, NEVER, doer[np.maximum(role - 1, 0), stage + 1, micro_batch])
+        is_forward = role == _FORWARD
+        role_before = doer[np.maximum(role - 1, 0), stage + 1, micro_batch]
+        same_stage = np.where(is_forward, NEVER, role_before)
 
         # Slices of a sequence share keys and values; a weight gradient is made of its own slice alone.
         neighbouring_slice = np.full_like(same_stage, NEVER)
         if self.slices > 1:
-            neighbour = micro_batch + np.where(role == _FORWARD, -1, 1)
+            neighbour = micro_batch + np.where(is_forward, -1, 1)
             same_sequence = neighbour // self.slices == micro_batch // self.slices
             shares = same_sequence & (role != _WEIGHT_GRADIENT)
             neighbouring_slice[shares] = doer[role[shares], stage[shares] + 1, neighbour[shares]]
@@ -240,7 +243,7 @@ class Schedule:
         # Forwards take the output of the stage before (row s), input gradients that of the stage after (row
         # s + 2). Weight gradients are of use to no other stage and wait for none.
         doer[_WEIGHT_GRADIENT] = NEVER
-        upstream = doer[role, np.where(role == _FORWARD, stage, stage + 2), micro_batch]
+        upstream = doer[role, np.where(is_forward, stage, stage + 2), micro_batch]
         return Dependencies(
             self._last_of_cover(upstream),
             self._last_of_cover(same_stage),

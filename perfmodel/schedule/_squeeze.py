@@ -17,6 +17,8 @@ from perfmodel.schedule._schedule import Phase, Schedule
 
 Slots = Int[np.ndarray, "devices chunks micro_batches"]
 """Slot of every pass of one kind."""
+DeviceSlots = Int[np.ndarray, "chunks micro_batches"]
+"""Slots of one device's passes of one kind."""
 _FIRST, _BACK = 0, 1
 """Chunks of a V: the way to the last device, and the way back."""
 
@@ -70,7 +72,7 @@ def _free(forward: Slots, backward: Slots) -> Int[np.ndarray, " slots"]:
     return np.flatnonzero(idle)
 
 
-def _weights(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) -> Int[np.ndarray, "2 m"]:
+def _weights(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
     """Weight gradients of a device: each in the first free slot after its input gradient and the one before it."""
     # Number the free slots. The k-th weight gradient takes number max(first after its input gradient, number
     # of the one before + 1); less k, that recurrence is a running maximum.
@@ -81,14 +83,14 @@ def _weights(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) 
     return _in_order_of_inputs(backward, free[number])
 
 
-def _in_order_of_inputs(backward: Int[np.ndarray, "2 m"], weight: Int[np.ndarray, " 2m"]) -> Int[np.ndarray, "2 m"]:
+def _in_order_of_inputs(backward: DeviceSlots, weight: Int[np.ndarray, " passes"]) -> DeviceSlots:
     """Ascending slots of weight gradients, assigned in the order of the input gradients."""
     assigned = np.empty(backward.size, np.int64)
     assigned[np.argsort(backward.ravel(), kind="stable")] = weight
     return assigned.reshape(backward.shape)
 
 
-def _back_first(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) -> Int[np.ndarray, "2 m"]:
+def _back_first(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
     """Weight gradients of a device in the slots of `_weights`, those of the way back first."""
     assigned, inputs = np.empty_like(backward), np.sort(backward, axis=1)
     n_assigned = [0, 0]
@@ -105,7 +107,7 @@ def _back_first(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"
     return assigned
 
 
-def _alive(forward: Int[np.ndarray, "2 m"], backward: Int[np.ndarray, "2 m"]) -> Int[np.ndarray, " slots"]:
+def _alive(forward: DeviceSlots, backward: DeviceSlots) -> Int[np.ndarray, " slots"]:
     """Micro-batches (of one chunk) that a device holds in every slot."""
     weight = _weights(forward, backward)
     change = np.zeros(int(weight.max()) + 1, np.int64)
@@ -177,9 +179,10 @@ def _earlier(
         _Queue.INPUT_UP: backward[:, _FIRST].copy(),
         _Queue.WEIGHT: weight,
     }
-    moving = list(_Queue) if with_weights else [queue for queue in _Queue if queue is not _Queue.WEIGHT]
     passes = []
-    for queue in moving:
+    for queue in _Queue:
+        if queue is _Queue.WEIGHT and not with_weights:
+            continue
         for (d, i), source in np.ndenumerate(slot[queue]):
             passes.append((int(source), d, queue, i))
 
@@ -212,7 +215,9 @@ def _earlier(
     return forward, backward, np.stack(weights)
 
 
-def _device(forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, with_weights: bool) -> _Device:
+def _device(
+    forward: DeviceSlots, backward: DeviceSlots, weight: Int[np.ndarray, " passes"], with_weights: bool
+) -> _Device:
     """A device whose slots are taken by its passes, by weight gradients only if they have slots of their own."""
     alive = _alive(forward, backward)
     idle = np.ones(max(len(alive), int(weight.max()) + 1), bool)

@@ -16,13 +16,16 @@ from perfmodel.schedule._construct import from_keys, looped_stages
 from perfmodel.schedule._registry import DEFAULT_SLICES, register
 from perfmodel.schedule._schedule import Phase, Schedule
 
+Grid = Int[np.ndarray, "..."]
+"""Whole numbers that broadcast to [devices, chunks, micro_batches]."""
 
-def _grid(p: int, m: int, v: int) -> tuple[Int[np.ndarray, "..."], ...]:
-    """Device, chunk and micro-batch numbers that broadcast to [devices, chunks, micro_batches]."""
+
+def _grid(p: int, m: int, v: int) -> tuple[Grid, ...]:
+    """Device, chunk and micro-batch numbers."""
     return tuple(np.ogrid[:p, :v, :m])
 
 
-def _rounds(p: int, v: int, chunk: Int[np.ndarray, "..."], i: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
+def _rounds(p: int, v: int, chunk: Grid, i: Grid) -> Grid:
     """Place in Megatron's sequence: groups of p micro-batches, each through all chunks in turn.
 
     A last group of fewer than p leaves gaps, as if the missing micro-batches had been struck out.
@@ -47,7 +50,8 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     # Backwards mirror the forwards, from the slot in which the last forward has ended.
     forwards_end = (v - 1) * lap + m + p - 1
     backward = forwards_end + (p - 1 - d) + (v - 1 - c) * lap + i
-    return from_keys("gpipe", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
+    keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
+    return from_keys("gpipe", looped_stages(p, v), keys)
 
 
 @register("breadth-first", looped=True)
@@ -67,7 +71,8 @@ def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> S
     d, _, i = _grid(devices, micro_batches, 1)
     forward = d + 2 * i
     backward = 2 * devices - 1 - d + 2 * i
-    return from_keys("1f1b", looped_stages(devices, 1), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
+    keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
+    return from_keys("1f1b", looped_stages(devices, 1), keys)
 
 
 @register("interleaved", looped=True)
@@ -87,7 +92,8 @@ def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
     d, c, i = _grid(p, m, v)
     forward = 2 * (d + _rounds(p, v, c, i))
     backward = 2 * (_rounds(p, v, v - 1 - c, i) + (p - 1 - d) + v * p - 1) + 1
-    return from_keys("interleaved", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
+    keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
+    return from_keys("interleaved", looped_stages(p, v), keys)
 
 
 @register("forward")

@@ -151,7 +151,11 @@ def zb_h1(devices: int, micro_batches: int, chunks: int) -> Schedule:
     forward = 2 * (d + 2 * i)
     backward_input = 2 * (2 * devices - 1 - d + 2 * i)
     backward_weight = backward_input + 4 * d + 1
-    keys = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: backward_input, Phase.BACKWARD_WEIGHT: backward_weight}
+    keys = {
+        Phase.FORWARD: forward,
+        Phase.BACKWARD_INPUT: backward_input,
+        Phase.BACKWARD_WEIGHT: backward_weight,
+    }
     return from_keys("zb-h1", looped_stages(devices, 1), keys)
 
 

@@ -131,15 +131,19 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
     """Write one line of JSON, then the arrays in the narrowest integers that hold them."""
     arrays = {f"structure.{name}": array for name, array in _arrays(compiled.structure).items()}
     arrays |= _arrays(compiled)
-    stored = {name: _narrowed(array) for name, array in arrays.items()}
-    body = b"".join(np.ascontiguousarray(array).tobytes() for array in stored.values())
+    entries, contents = [], []
+    for name, array in arrays.items():
+        narrowed = np.ascontiguousarray(_narrowed(array))
+        entries.append([name, array.shape, narrowed.dtype.str, array.dtype.str])
+        contents.append(narrowed.tobytes())
+    body = b"".join(contents)
     header = {
         "key": _keyed(key),
         "checksum": zlib.adler32(body),
         "bytes": len(body),
         "devices": compiled.structure.devices,
         "n_slots": compiled.n_slots,
-        "arrays": [[name, array.shape, stored[name].dtype.str, array.dtype.str] for name, array in arrays.items()],
+        "arrays": entries,
     }
     content = _MAGIC + json.dumps(header).encode() + b"\n" + body
 

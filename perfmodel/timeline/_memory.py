@@ -39,7 +39,9 @@ class MemoryTimeline:
         """One row per change: device, time_s, in_use_bytes."""
         import pandas as pd
 
-        parts = [pd.DataFrame({"device": i, **vars(device_steps)}) for i, device_steps in enumerate(self.steps)]
+        parts = []
+        for device, device_steps in enumerate(self.steps):
+            parts.append(pd.DataFrame({"device": device, **vars(device_steps)}))
         return pd.concat(parts, ignore_index=True)
 
     def _repr_html_(self) -> str:

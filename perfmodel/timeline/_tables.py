@@ -191,8 +191,9 @@ def _lags_first(program: UInt[np.ndarray, "ops columns"]) -> UInt[np.ndarray, "o
 
     # Where the lag is the second predecessor's, the predecessors change places.
     lag_is_second = program[:, LAG_B] > 0
+    exchanged = [SOURCE_B, SOURCE_A, DESTINATION, DURATION, LAG_B]
     reordered = program[:, :LAG_B].copy()
-    reordered[lag_is_second] = program[lag_is_second][:, [SOURCE_B, SOURCE_A, DESTINATION, DURATION, LAG_B]]
+    reordered[lag_is_second] = program[lag_is_second][:, exchanged]
     return reordered
 
 

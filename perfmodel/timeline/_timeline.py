@@ -135,8 +135,9 @@ def timeline_frame(
     timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None
 ) -> str:
     """The timeline's page inside another one; for a timeline too long for a notebook, a line that says what to do."""
-    if timeline.structure.n_ops > _INLINE_UP_TO:
-        facts = f"{timeline.structure.n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
+    n_ops = timeline.structure.n_ops
+    if n_ops > _INLINE_UP_TO:
+        facts = f"{n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
         return (
             f"<p>{html.escape(facts)}; too long to show here: write <code>to_html()</code> to a file and open it.</p>"
         )
