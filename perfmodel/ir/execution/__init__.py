@@ -21,5 +21,6 @@ if TYPE_CHECKING:
     )
     from perfmodel.ir.execution._structure import ProgramStructure, program_structure
 
-# on first use: a rank of an emulated world, whose memory and start are the script's, needs no JAX
+# Imported on first use: a rank of an emulated world runs the user's script, and importing JAX there would add to its
+# memory and start-up, which are what is measured.
 __getattr__, __dir__ = lazy_names(__name__)

@@ -51,6 +51,8 @@ def conv2d_weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs
 
 def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
     """Largest or mean element of each window."""
+    # Padding counts as zeros of a mean (divided by the whole window), as the op is defined; for a maximum it never
+    # wins.
     window = partial(
         jax.lax.reduce_window,
         window_dimensions=(1, 1, *attributes["kernel"]),
@@ -63,6 +65,7 @@ def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
 
 
 def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
+    # Only methods of arrays, so that NumPy's arrays can be multiplied too (`PLAIN`).
     a = a.swapaxes(-1, -2) if attributes.get("transpose_a") else a
     b = b.swapaxes(-1, -2) if attributes.get("transpose_b") else b
     return a @ b
@@ -93,6 +96,8 @@ def _softmax_grad(y: Array, dy: Array, attributes: Values, outputs: Outputs) -> 
 
 def _local_rows(ids: Array, rows: int, attributes: Values) -> tuple[Array, Array]:
     """Row numbers within this shard, and which of them are here."""
+    # Megatron-LM's vocabulary-parallel look-up: rows of other shards read row 0 and are masked, so shapes stay
+    # static.
     local = ids - attributes.get("offset", 0)
     here = (local >= 0) & (local < rows)
     return jnp.where(here, local, 0), here
@@ -105,6 +110,7 @@ def _embedding(table: Array, ids: Array, attributes: Values, outputs: Outputs) -
 
 def _embedding_grad(table: Array, ids: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
     local, here = _local_rows(ids, table.shape[0], attributes)
+    # PyTorch's `padding_idx`: its row is looked up and never trained.
     if "padding" in attributes:
         here &= ids != attributes["padding"]
     return jnp.zeros_like(table).at[local].add(jnp.where(here[..., None], dy, 0))
@@ -123,6 +129,7 @@ def _pick_grad(x: Array, labels: Array, dy: Array, attributes: Values, outputs: 
 
 def _places(chosen: Array, experts: int) -> Array:
     """Place of each token among those of its expert, in order of tokens."""
+    # A running count over tokens, the way GShard assigns positions in buffers; no sort is needed.
     one_hot = chosen.reshape(-1)[:, None] == jnp.arange(experts)
     return (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
 
@@ -143,6 +150,7 @@ def _collect(buffers: Array, chosen: Array, attributes: Values, outputs: Outputs
 
 def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
     beta1, beta2, step = attributes["beta1"], attributes["beta2"], attributes["step"]
+    # Kingma and Ba 2015, algorithm 1; the root comes from the array's own library, so NumPy and JAX share the code.
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * (g * g)
     root = w.__array_namespace__().sqrt(v / (1 - beta2**step))
@@ -257,6 +265,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
     }
 )
 """Kernels by name of the op."""
+# For arrays that are touched once, dispatch to NumPy takes less time than compiling.
 PLAIN: Final = frozenset(
     {
         *("add", "accumulate", "sub", "mul", "div", "scale", "sum", "matmul"),
@@ -292,6 +301,7 @@ def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Call
 
 
 def _compiled(op: str, attributes: dict[str, Any], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
+    # Attributes and output shapes are closed over, so they are static to the compiler.
     kernel = KERNELS[op]
 
     def run(*arrays: Array) -> tuple[Array, ...]:

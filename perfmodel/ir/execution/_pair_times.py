@@ -26,7 +26,7 @@ from perfmodel.timeline import Timeline
 
 
 class Messages(NamedTuple):
-    """Of one rank in one call."""
+    """Messages that one rank sends in one call."""
 
     count: int
     share: float
@@ -34,7 +34,7 @@ class Messages(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """All of them together, as a share of the operand."""
+        """Bytes of all messages together, as a share of the operand."""
         return self.count * self.share
 
 
@@ -54,6 +54,7 @@ def messages(kind: str, ranks: int) -> Messages:
     return _ALGORITHMS[kind](ranks)
 
 
+# A send carries its whole operand in one message; the others follow the ring or pairwise exchange of gloo.
 _ALGORITHMS: Final = {
     "send": lambda n: Messages(1, 1.0),
     "all_reduce": lambda n: Messages(2 * (n - 1), 1 / n),
@@ -80,9 +81,9 @@ class Curve:
 
     bytes: Float[np.ndarray, " points"]
     time_s: Float[np.ndarray, " points"]
-    """After a pause."""
+    """Times of calls that follow a pause."""
     steady_s: Float[np.ndarray, " points"]
-    """In a row of calls."""
+    """Times of calls in a row of calls."""
 
     def at(self, operand_bytes: float) -> float:
         """Seconds of a call in a row of calls, linear between the points and on beyond the last."""
@@ -92,18 +93,21 @@ class Curve:
     @property
     def s_per_byte(self) -> float:
         """Seconds per byte of operand: the median over the larger half of the sizes."""
+        # The larger sizes, because in small messages the latency hides the slope.
         half = len(self.bytes) // 2
         return float(np.median(self.steady_s[half:] / self.bytes[half:]))
 
     @property
     def credit_s(self) -> float:
         """What a call gains by the pause before it: the median over the larger half of the sizes."""
+        # A token bucket fills while the link is idle and then lets a burst through: a fixed number of seconds per
+        # call, clearest at the larger sizes. Noise may make it negative.
         half = len(self.bytes) // 2
         return max(0.0, float(np.median((self.steady_s - self.time_s)[half:])))
 
 
 class EventTime(NamedTuple):
-    """Of one rank."""
+    """Time of an event on one rank."""
 
     core_s: float
     """Seconds in which it needs its core."""
@@ -115,7 +119,7 @@ class EventTime(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PairTimes:
-    """What two ranks measured."""
+    """Times of kernels and transfers that two ranks measured."""
 
     kernels_s: Mapping[Kernel, float]
     transfers: Mapping[Link, Curve]
@@ -141,13 +145,15 @@ class PairTimes:
 
         # Latency grows with the messages in a row, the rest with the bytes sent (as two ranks do, and as all do).
         # Concurrent transfers share the links.
-        curve, two, all_ranks = self.transfers[link], messages(event.kind, PAIR), messages(event.kind, event.ranks)
+        curve, pair, group = self.transfers[link], messages(event.kind, PAIR), messages(event.kind, event.ranks)
+        # On two ranks the measured curve is the answer; for more, its latency and slope are scaled by gloo's
+        # algorithm.
         operand_bytes = event.bytes * event.concurrent
         if event.ranks == PAIR:
             network_s = max(0.0, curve.at(operand_bytes) - self.call_s)
         else:
-            latency_s = max(0.0, curve.time_s[0] - self.call_s) / two.count
-            network_s = all_ranks.count * latency_s + operand_bytes * all_ranks.sent / two.sent * curve.s_per_byte
+            latency_s = max(0.0, curve.time_s[0] - self.call_s) / pair.count
+            network_s = group.count * latency_s + operand_bytes * group.sent / pair.sent * curve.s_per_byte
         return EventTime(self.core_factor * self.call_s, network_s, curve.credit_s)
 
 
@@ -172,6 +178,7 @@ def measure_pair(
         PerfModelError: transfers between hosts without two hosts.
         CalibrationError: a rank failed.
     """
+    # DistSim's economy: events are few however large the program, and two ranks suffice to measure all of them.
     kernels = list(dict.fromkeys(e for e in events if isinstance(e, Kernel)))
     transfers = [e for e in events if isinstance(e, Transfer)]
     across = any(e.across_hosts for e in transfers)
@@ -181,12 +188,14 @@ def measure_pair(
     curves: dict[Link, Curve] = {}
     kernels_s: dict[Kernel, float] = {}
     call_s = 0.0
+    # A group of ranks per reach: both on one host, or one on each of two. Kernels are timed where the program would
+    # run.
     for between in dict.fromkeys((across, *(e.across_hosts for e in transfers))):
-        of_reach = [e for e in transfers if e.across_hosts == between]
+        reach_transfers = [e for e in transfers if e.across_hosts == between]
         with RankGroup(PAIR, session, hosts[:PAIR] if between else hosts[:1]) as group:
-            for kind in sorted({e.kind for e in of_reach}):
+            for kind in sorted({e.kind for e in reach_transfers}):
                 progress(f"{kind} {'between hosts' if between else 'within a host'}", 0, 0)
-                curves[kind, between] = _curve(group, [e for e in of_reach if e.kind == kind])
+                curves[kind, between] = _curve(group, [e for e in reach_transfers if e.kind == kind])
             if between == across:
                 progress("kernels", 0, len(kernels))
                 kernels_s = _kernels_s(group, kernels)
@@ -197,6 +206,8 @@ def measure_pair(
 def _kernels_s(group: RankGroup, kernels: Sequence[Kernel]) -> dict[Kernel, float]:
     """Median over the rounds of the mean of both ranks."""
     group.ask("load_kernels", kernels)
+    # The mean over ranks that compute at the same time, as they do in a program; the median drops rounds disturbed by
+    # others.
     rounds = [group.ask("time_round") for _ in range(_KERNEL_ROUNDS)]
     return dict(zip(kernels, np.median(np.mean(rounds, axis=1), axis=0).tolist(), strict=True))
 
@@ -205,9 +216,13 @@ def _curve(group: RankGroup, events: Sequence[Transfer]) -> Curve:
     """Times from a tiny message to the largest of the events, a few sizes to every factor of ten."""
     largest = max(TINY_BYTES, *(event.bytes * event.concurrent for event in events))
     points = 2 + int(np.ceil(_POINTS_PER_DECADE * np.log10(largest / TINY_BYTES)))
+    # Multiples of eight bytes, so that elements of every type fill each size. Transfers that share a link are as if
+    # their bytes were one message, hence sizes up to their sum.
     grid = np.unique(np.ceil(np.geomspace(TINY_BYTES, largest, points) / 8) * 8)
     example = events[0]
     times_s = np.array([_transfer_s(group, example.kind, example.dtype, size) for size in grid.tolist()])
+    # The first call of a row follows the pause between rounds and spends the link's credit; the later ones are
+    # steady.
     return Curve(grid, times_s[:, 0], times_s[:, 1:].mean(axis=1))
 
 
@@ -234,6 +249,8 @@ def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: 
     Raises:
         NoDataError: the program has an event that the two ranks did not measure.
     """
+    # The structure says what waits for what; cores and links are contended for in time, which only a simulation
+    # shows.
     prepared = program_structure(function, cluster)
     structure, instruction = prepared.structure, prepared.instruction
     # Joins are instruction -1, the last of these times, and take none.

@@ -73,12 +73,14 @@ def _event(instruction: Instruction, group: tuple[int, ...], function: Function,
     types = function.types
     # known contents do not change how long a kernel takes
     inputs = tuple(replace(types[name], device=0, value=None) for name in instruction.inputs)
+    # Ranks of one node and of several differ in reach, and groups beside it share each host's link.
     if OPS[instruction.op].collective and len(group) > 1:
         operand, place = inputs[0], cluster.reach(group, function.n_devices)
         across_hosts = place.ranks_per_node < len(group)
         kind = _CARRIED_BY.get(instruction.op, instruction.op)
         return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
     outputs = tuple(replace(types[name], device=0, value=None) for name in instruction.outputs)
+    # Values are named by position, so that equal kernels of different layers compare equal.
     named = tuple(f"x{i}" for i in range(len(inputs))), tuple(f"y{i}" for i in range(len(outputs)))
     return Kernel(Instruction(instruction.op, *named, instruction.attributes), inputs, outputs)
 
@@ -89,6 +91,7 @@ class EventSession(ProgramSession):
     def load_kernels(self, kernels: Sequence[Kernel]) -> None:
         """Prepare kernels on every rank."""
         self._calls = [self._prepared_call(*_kernel(kernel, self.rank)) for kernel in kernels]
+        # The first round compiles and warms up.
         self.time_round()
 
     def load_transfer(self, transfer: Transfer, calls: int) -> None:
@@ -98,6 +101,7 @@ class EventSession(ProgramSession):
 
     def time_round(self) -> list[float]:
         """Call everything loaded once, one after the other; seconds of each."""
+        # Ranks start together, as a rank that waits for another would have that wait in its time.
         self._line_up()
         wall_s = []
         for call in self._calls:
@@ -111,6 +115,7 @@ class EventSession(ProgramSession):
         operand = Tensor("fp32", (1,))
         call = self.communicator(Instruction("all_reduce", ("x",), ("y",)), (self.rank,), operand)
         value = self.place("x", operand, {"x": np.zeros(1)})
+        # The first call compiles.
         self.finished(call(value))
         start_s = time.perf_counter()
         self.finished(call(value))
@@ -119,6 +124,7 @@ class EventSession(ProgramSession):
     def _prepared_call(
         self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]
     ) -> Callable[[], Any]:
+        # A one-instruction program goes the same way as a whole one, so its call carries the same overhead.
         local_types = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
         arguments = {name: _some_values(tensor) for name, tensor in local_types.items()}
         groups = (group,) if len(group) > 1 else ()
@@ -143,6 +149,7 @@ def _kernel(event: Kernel, rank: int) -> Called:
 def _transfer(event: Transfer) -> Called:
     """The transfer's own call between its ranks, with its operand in one dimension."""
     ranks = event.ranks
+    # A multiple of the ranks, so that an all-to-all can cut it.
     elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks
     received = elements * ranks if event.kind == "all_gather" else elements
     one_way = event.kind == "send"
@@ -164,6 +171,7 @@ _ATTRIBUTES: Final = {
 
 def _some_values(tensor: Tensor) -> np.ndarray:
     """Ordinary positive numbers, or indices that are valid everywhere."""
+    # Positive, because kernels take roots and logarithms; denormals and NaN would change their speed.
     if tensor.dtype in INTEGER_DTYPES:
         return np.zeros(tensor.shape, np.int32)
     return np.random.default_rng(0).uniform(0.5, 1.0, tensor.shape)

@@ -22,9 +22,9 @@ from perfmodel.timeline import double_precision
 from perfmodel.units import require_seed
 
 Arrays = Sequence[Any]
-"""JAX arrays from compiled kernels, NumPy arrays from collectives and plain kernels; either serves the other."""
+"""Arrays of JAX (from compiled kernels) or NumPy (from collectives and plain kernels); each takes the other's."""
 _OF_NUMPY: Final = ("fp64", "fp32")
-"""What NumPy adds up as JAX does; sums of shorter numbers round at every step."""
+"""Dtypes that NumPy adds up as JAX does; in shorter ones NumPy rounds at every step."""
 
 
 def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -91,6 +91,7 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     """
     require_seed(seed)
     rng = np.random.default_rng(seed)
+    # Token numbers must be rows of every table that they may reach.
     limit = _smallest_table(program.function)
     moments = {i.inputs[3] for i in program.function.instructions if i.op == "adam"}
     arrays: dict[str, np.ndarray] = {}
@@ -130,6 +131,7 @@ def _smallest_table(function: Function) -> int:
 
 
 def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]) -> Arrays:
+    # In one process a collective is a function of all its operands, so no communication can go wrong here.
     if OPS[instruction.op].collective:
         return _COLLECTIVES[instruction.op]([*map(np.asarray, arrays)], dict(instruction.attributes), len(outputs))
     if instruction.op in PLAIN and all(tensor.dtype in _OF_NUMPY for tensor in outputs):
@@ -146,6 +148,7 @@ def _reduced(arrays: Arrays, attributes: Mapping[str, Any]) -> np.ndarray:
 
 
 def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Arrays:
+    # Receiver j joins the j-th block of every sender.
     blocks = [np.split(array, count, attributes["split_axis"]) for array in arrays]
     results = []
     for received in zip(*blocks, strict=True):

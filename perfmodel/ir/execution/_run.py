@@ -25,7 +25,7 @@ _CLOCK_ROUNDS: Final = 7
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What real processes computed, and when."""
+    """Results and measured times of a program on real processes."""
 
     outputs: Mapping[str, np.ndarray]
     """Whole results by name."""
@@ -61,7 +61,7 @@ def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host
 
 
 def session_class(backend: Backend, *, events: bool = False) -> type[ProgramSession]:
-    """What runs a rank, or times its events.
+    """Return the class that runs a rank (or times its events) on a backend.
 
     Raises:
         PerfModelError: torch is wanted and not installed.
@@ -101,6 +101,7 @@ def run(
     """
     if repeats < 1:
         raise PerfModelError(f"repeats must be at least 1, got {repeats}")
+    # Lowering projects the program to ranks (DistIR, section 3.2); the structure is kept to file measured times in.
     codes = rank_codes(program, inputs)
     prepared = program_structure(program.function)
     if ranks is not None and ranks.num_ranks != len(codes):
@@ -111,11 +112,12 @@ def run(
         group.ask("run")
         recorded, interference = zip(*(_watched_run(group) for _ in range(repeats)), strict=True)
         values = group.ask("values")
+        # Clocks are compared right after the runs that they date.
         offset_s = _clock_offsets(group)
     timelines = tuple(_timeline(prepared, record, offset_s) for record in recorded)
     values_by_name = {}
-    for of_rank in values:
-        values_by_name |= of_rank
+    for rank_values in values:
+        values_by_name |= rank_values
     outputs = program.join(values_by_name)
     return Run(outputs, timelines, prepared, np.array(interference), offset_s)
 
@@ -123,6 +125,8 @@ def run(
 def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]], float]:
     """What the ranks noted, and the share of the processor time that others took meanwhile."""
     meter = machine_meter()
+    # Processor time of this process and its ranks is ours; whatever else the machine spent meanwhile disturbed the
+    # run.
     before = meter.read(time.process_time() + sum(group.ask("own_s")))
     noted = group.ask("run")
     after = meter.read(time.process_time() + sum(group.ask("own_s")))
@@ -133,6 +137,8 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
     """What each rank of a program runs, with its share of the inputs."""
     function, types = program.function, program.types
     arguments = program.split(inputs)
+    # Outputs identify an instruction: every value is assigned once. Process groups must be made by all ranks in one
+    # order, members or not, hence the list of all groups.
     groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
     all_groups = tuple(dict.fromkeys(group for group in groups.values() if len(group) > 1))
     codes = []
@@ -179,6 +185,7 @@ def _timeline(
     offset_s: Float[np.ndarray, " ranks"],
 ) -> Timeline:
     """A run's times as a timeline that begins when the first rank does."""
+    # All times on rank 0's clock, counted from the first instruction that any rank reaches.
     structure = prepared.structure
     start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
     origin_s = min(reached[0] - offset_s[rank] for rank, (reached, _) in enumerate(record) if reached)
@@ -200,6 +207,7 @@ def _fill_joins(
     pred: Int[np.ndarray, "ops 2"], joins: Int[np.ndarray, " joins"], start_s: np.ndarray, end_s: np.ndarray
 ) -> None:
     """Joins take no time: they are when the later of their predecessors ends."""
+    # Joins are numbered after what they join, so one pass in order fills them all.
     for join in joins.tolist():
         ends = [end_s[p] for p in pred[join].tolist() if p >= 0]
         start_s[join] = end_s[join] = max(ends, default=0.0)

@@ -31,6 +31,7 @@ Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]
 
 
 def _reduced(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
+    # Inside `shard_map` a collective names the mesh's axis, of which this group is the whole.
     reduce = lax.pmax if values.get("op", "sum") == "max" else lax.psum
     return reduce(x, _AXIS)
 
@@ -63,6 +64,7 @@ def _broadcast(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) 
 
 
 def _scatter(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
+    # The others add zeros, so the sum brings the whole operand to everybody; each receiver keeps its part.
     receivers = values["to"]
     # A rank that receives nothing takes the first part, which it does not use.
     places = [receivers.index(member) if member in receivers else 0 for member in group]
@@ -92,7 +94,7 @@ _BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RankCode:
-    """What one rank runs."""
+    """Instructions that one rank runs, with the types, groups and arguments that they need."""
 
     instructions: tuple[Instruction, ...]
     groups: tuple[tuple[int, ...], ...]
@@ -129,6 +131,7 @@ class ProgramSession(RankSession):
 
     def run(self) -> tuple[list[float], list[float]]:
         """Execute once; seconds on this process's clock at which each instruction was reached and done."""
+        # Values die after their last use, so that memory in use is that of the program's live analysis.
         values = dict(self._arguments)
         reached_s, done_s = [], []
         self._line_up()
@@ -153,13 +156,15 @@ class ProgramSession(RankSession):
         return time.perf_counter()
 
     def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
-        """What this rank calls to take part in a collective.
+        """Return the function that this rank calls to take part in a collective.
 
         Args:
             instruction: the collective.
             group: its devices, in the order of its operands and results.
             operand: type of one.
         """
+        # One process holds one device. Every member contributes a slice of one global array along the group's axis;
+        # the mesh has the group's order, so slices are joined as the program says.
         devices = jax.devices()
         mesh = Mesh(np.array([devices[member] for member in group]), (_AXIS,))
         sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
@@ -178,6 +183,7 @@ class ProgramSession(RankSession):
         own_device = devices[self.rank]
 
         def call(operand: jax.Array | None) -> tuple[jax.Array, ...]:
+            # A member without an operand (of a broadcast, say) takes part with zeros.
             local = jax.device_put((nothing if operand is None else operand)[None], own_device)
             results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
             return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
@@ -189,7 +195,7 @@ class ProgramSession(RankSession):
         return argument(name, tensor, arguments)
 
     def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
-        """What runs an instruction of this rank alone."""
+        """Return the function that runs an instruction of this rank alone."""
         return compiled_kernel(instruction, outputs)
 
     def finished(self, results: Sequence[Any]) -> Sequence[Any]:
@@ -204,6 +210,7 @@ class ProgramSession(RankSession):
         multihost_utils.sync_global_devices("start")
 
     def _prepared(self, code: RankCode) -> list[_Step]:
+        # Backwards, since a value is dead after the last instruction that reads it.
         needed = set(code.outputs)
         steps: list[_Step] = []
         for instruction, group in zip(reversed(code.instructions), reversed(code.groups), strict=True):
@@ -216,6 +223,7 @@ class ProgramSession(RankSession):
         return steps[::-1]
 
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
+        # A collective of one device runs like a kernel.
         if not OPS[instruction.op].collective or len(group) == 1:
             return self.kernel(instruction, [code.types[n] for n in instruction.outputs])
         local = self.communicator(instruction, group, code.types[instruction.inputs[0]])

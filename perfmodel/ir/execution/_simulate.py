@@ -1,5 +1,8 @@
-"""Predicted timelines of programs: their structure with durations from cost models, or with what ranks that share
-processor cores need of them; and timelines as Chrome traces."""
+"""Predicted timelines of programs, and timelines as Chrome traces.
+
+`simulate` puts durations from cost models on a program's structure; `simulate_on_cores` lets ranks contend for
+processor cores and links, as real ranks on a small machine do.
+"""
 
 import heapq
 from collections import defaultdict, deque
@@ -26,7 +29,11 @@ Timer = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
 
 
 def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
-    """Times on a cluster by the cost models (raises `CalibrationError` for weights that cannot be read)."""
+    """Return a timer that asks the cost models for times on a cluster.
+
+    Raises:
+        CalibrationError: weights that cannot be read.
+    """
     weights = weight_files(calibration)
     kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
 
@@ -38,6 +45,7 @@ def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
 
 def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " classes"]:
     """Seconds of each class: its kernels and collectives one after another."""
+    # Classes share kernels; cost models are asked once, for the distinct ones.
     ops = list(dict.fromkeys(chain.from_iterable(work for _, work in events)))
     time_s = dict(zip(ops, timer(ops).tolist(), strict=True)) if ops else {}
     class_s = []
@@ -53,6 +61,7 @@ def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
         program: a structure made for the timer's cluster, or a function (whose devices then share one node).
         timer: as from `cluster_timer`.
     """
+    # DistIR fixes the order of execution, so simulation is a longest path over the structure: no scheduling is left.
     prepared = program_structure(program) if isinstance(program, Function) else program
     return times(prepared.structure, durations(prepared.events, timer))
 
@@ -64,7 +73,7 @@ def simulate_on_cores(
     credit_s: Float[np.ndarray, " ops"],
     cores: Sequence[int],
 ) -> Timeline:
-    """The timeline if a core runs the work of its ranks one at a time, in the order in which it comes.
+    """Simulate ranks that share cores: each core runs the work of its ranks one at a time, first come, first served.
 
     An op's span begins when its rank calls it, as it does in a real run, though it may wait for its core. With a core
     for every rank this is the critical path.
@@ -76,6 +85,7 @@ def simulate_on_cores(
         credit_s: seconds that this may take less, as far as the rank's link was idle before.
         cores: core of each rank.
     """
+    # An event queue, because who gets a core first depends on when work arrives; the critical path cannot say that.
     followers: dict[int, list[int]] = defaultdict(list)
     for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
         followers[int(structure.pred[op, place])].append(int(op))
@@ -102,6 +112,7 @@ def simulate_on_cores(
         # What is ready queues for its core; the first of a queue is on it.
         for op in ready:
             start_s[op] = now_s
+            # Joins and pure waits need no core.
             if work_s[op] == 0:
                 await_messages(op)
                 continue
@@ -131,6 +142,7 @@ def simulate_on_cores(
 
 def class_means_s(structure: Structure, spans_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, " classes"]:
     """Mean seconds of the ops of each class, 0 for those that take none."""
+    # A timeline carries durations by class; measured ops of a class differ, so their mean stands for it.
     count = np.bincount(structure.duration, minlength=structure.n_classes)
     total_s = np.bincount(structure.duration, spans_s, minlength=structure.n_classes)
     return np.where(structure.class_kind == Kind.ZERO, 0.0, total_s / np.maximum(count, 1))
@@ -141,6 +153,7 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
     a thread per stream, an event per instruction."""
     structure = program.structure
     events = [ingest.name_event("process_name", device, 0, f"device {device}") for device in range(structure.devices)]
+    # Joins and ops that take no time would only clutter the picture.
     shown = np.flatnonzero((program.instruction >= 0) & (timeline.end_s > timeline.start_s))
     columns = (shown, structure.device[shown], structure.stream[shown] % N_STREAMS, program.instruction[shown])
     for op, device, stream, index in zip(*(c.tolist() for c in columns), strict=True):

@@ -28,7 +28,7 @@ _NOTHING: Final[Event] = (Kind.ZERO, ())
 
 @dataclass(frozen=True, eq=False)
 class ProgramStructure:
-    """A structure, and what of the program its ops and classes are."""
+    """A structure, with the instruction of each of its ops and the event of each of its classes."""
 
     function: Function
     structure: Structure
@@ -52,6 +52,8 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
         raise PerfModelError(f"@{function.name} has no instructions to run")
     if cluster is not None:
         cluster.require(function.n_devices, f"@{function.name}")
+    # Arrays throughout: programs of a search have millions of instructions, and Python objects per edge would
+    # dominate.
     nodes = _Nodes(function, cluster)
     source, destination = nodes.edges()
     edges = Edges(source, destination, np.zeros_like(source))
@@ -68,6 +70,8 @@ class _Nodes:
         instructions = function.instructions
         groups = instruction_devices(function)
         events = _Events(function, cluster)
+        # Node numbers: an instruction of one device is one node; one of g devices is a meeting node followed by g
+        # nodes, so that 2 g edges replace the g x g "everybody waits for everybody".
         size = np.array([len(group) for group in groups], np.int64)
         several = size > 1
         width = size + several
@@ -92,12 +96,16 @@ class _Nodes:
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
         """Who waits for whom, as node numbers; the last node is the end of the program."""
         entry, n = self.entry, len(self.device)
+        # A stable sort by stream keeps program order inside each stream, so neighbours are consecutive work of one
+        # stream.
         order = np.argsort(self.stream, kind="stable")
         order = order[self.stream[order] >= 0]
         follows = self.stream[order[1:]] == self.stream[order[:-1]]
         last = order[np.append(~follows, True)]
         meeting = np.flatnonzero(entry != np.arange(n))
         makers, users = self._across_streams()
+        # Four kinds of edges: next of a stream, from a meeting to its members, between streams by data, and from
+        # every stream's last node to the end.
         sources = [order[:-1][follows], entry[meeting], makers, last]
         destinations = [entry[order[1:][follows]], meeting, entry[users], np.full(len(last), n)]
         return np.concatenate(sources), np.concatenate(destinations)
@@ -105,6 +113,7 @@ class _Nodes:
     def _across_streams(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
         """Producer and user nodes of values used on another stream than the one that makes them."""
         instructions = self._function.instructions
+        # On a single stream program order implies data order.
         if len({i.tag.stream for i in instructions}) < 2:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         types = self._function.types
@@ -152,10 +161,12 @@ class _Events:
 
     def __init__(self, function: Function, cluster: Cluster | None) -> None:
         self.numbers: dict[Event, int] = {_NOTHING: 0}
-        """In order."""
+        """Class of each event, in the order in which they were met."""
         self._types, self._cluster = function.types, cluster
         # Ranks that are not written down are there nevertheless.
+        # How far a group reaches over nodes depends on how many devices there are in all.
         replicas = {i.attribute("replicas") for i in function.instructions} - {None}
+        # Each dimension adds (n - 1) * stride to the highest device number.
         self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
         self._known: dict[tuple[object, ...], int] = {}
 
@@ -163,6 +174,7 @@ class _Events:
         """Class of an instruction on a group of devices."""
         inputs = [self._types[name] for name in instruction.inputs]
         outputs = [self._types[name] for name in instruction.outputs]
+        # A kernel takes as long on any device; a collective's time depends on where its group lies.
         members = group if len(group) > 1 or instruction.attribute("replicas") else ()
         what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, members)
         key = (*what, tuple([(t.dtype, t.shape) for t in inputs]), tuple([(t.dtype, t.shape) for t in outputs]))
@@ -174,7 +186,8 @@ class _Events:
     def _new(
         self, instruction: Instruction, group: tuple[int, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
     ) -> int:
-        """Class of what was not seen yet."""
+        """Return the class of an instruction not met before; different instructions may still share one."""
+        # The devices that the written one stands for: its group as it would be written out.
         n, stride = instruction.attribute("replicas", (1, 1))
         group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
         work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))

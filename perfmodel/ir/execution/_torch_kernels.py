@@ -54,6 +54,8 @@ def _gelu_grad(t: Any, x: Any, dy: Any, a: Values, out: Outputs) -> Any:
 
 def _layer_norm_grad(t: Any, x: Any, gain: Any, dy: Any, a: Values, out: Outputs) -> Any:
     shape, epsilon = list(gain.shape), a.get("epsilon", 1e-5)
+    # ATen's backward takes the statistics that its forward saves; the program's op has only operands, so they are
+    # made anew.
     _, mean, rstd = t.ops.aten.native_layer_norm(x, shape, gain, None, epsilon)
     return t.ops.aten.native_layer_norm_backward(
         dy.contiguous(), x, shape, mean, rstd, gain, t.zeros_like(gain), [True, True, True]
@@ -85,6 +87,8 @@ def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
 
 def _attention_grad(t: Any, *tensors: Any, a: Values, out: Outputs) -> Any:
     *parts, dy = tensors
+    # Autograd runs the backward of the kernel that torch picks, as a training script gets it; the forward is repeated
+    # to record it.
     with t.enable_grad():
         leaves = [part.detach().requires_grad_() for part in parts]
         out_of_forward = (Tensor(out[0].dtype, tuple(dy.shape)),)
@@ -150,6 +154,7 @@ def _places(t: Any, chosen: Any, experts: int) -> Any:
 
 def _dispatch(t: Any, x: Any, chosen: Any, a: Values, out: Outputs) -> Any:
     experts, capacity, hidden = out[0].shape
+    # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the mask.
     places, tokens = _places(t, chosen, experts), x.reshape(-1, hidden)
     fits = places < capacity
     buffers = t.zeros((experts, capacity, hidden), dtype=x.dtype, device=x.device)

@@ -29,9 +29,11 @@ class TorchProgramSession(ProgramSession):
 
     def __init__(self, place: Place) -> None:
         dist = _dist()
+        # JAX only holds arguments here; left alone it would reserve the GPU's memory.
         jax.config.update("jax_platforms", "cpu")
         torch = torch_module()
         torch.set_num_threads(len(usable_cores()))
+        # NCCL wants a GPU for each rank.
         alone = torch.cuda.device_count() >= place.num_ranks
         self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
         dist.init_process_group(
@@ -44,7 +46,7 @@ class TorchProgramSession(ProgramSession):
         self._groups: dict[tuple[int, ...], Any] = {tuple(range(place.num_ranks)): dist.group.WORLD}
 
     def load(self, code: RankCode) -> None:
-        """Make the process groups, which all ranks do in the same order, then as without torch."""
+        """Make the process groups (collectively, so all ranks make all of them in one order), then load the code."""
         dist = _dist()
         for group in code.all_groups:
             members = tuple(sorted(group))
@@ -53,7 +55,7 @@ class TorchProgramSession(ProgramSession):
         super().load(code)
 
     def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
-        """What this rank calls to take part in a collective."""
+        """Return the function that this rank calls to take part in a collective."""
         handle = self._groups.get(tuple(sorted(group)))  # none of a rank alone
         return _Collective(instruction, group, operand, self.rank, handle, self._device)
 
@@ -62,7 +64,7 @@ class TorchProgramSession(ProgramSession):
         return _to_torch(np.array(argument(name, tensor, arguments))).to(self._device)
 
     def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
-        """What runs an instruction of this rank alone."""
+        """Return the function that runs an instruction of this rank alone."""
         return torch_kernel(instruction, outputs, self._device)
 
     def finished(self, results: Sequence[Any]) -> Sequence[Any]:
@@ -129,7 +131,7 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
 
 
 def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
-    """Acknowledged, as without torch."""
+    """Send and acknowledge, so that the sender too ends when the message has arrived (as in `_session._send`)."""
     torch, dist = torch_module(), _dist()
     acknowledgement = torch.zeros(1, device=x.device)
     if c.place == 0:
@@ -161,13 +163,15 @@ def _gathered(c: _Collective, x: TorchTensor) -> TorchTensor:
 
 
 def _reduce_scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
-    """gloo has none of its own for every reduction."""
+    """Reduce everywhere and keep a part: gloo has no reduce-scatter for every reduction."""
     return _reduced(c, x).chunk(len(c.group), c.values["axis"])[c.place].contiguous()
 
 
 def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
     torch, dist = torch_module(), _dist()
     parts = dict(zip(c.group, x.chunk(len(c.group), c.values["split_axis"]), strict=True))
+    # torch numbers the members of a group by rank, the program by order of operands: sort on the way out, restore on
+    # the way back.
     sent = torch.stack([parts[member] for member in sorted(c.group)]).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=c.handle)

@@ -18,7 +18,7 @@ WIDTH: Final = 32
 DIGIT_SIZE: Final = 8
 """Height and width of a digit's image."""
 DIGIT_CHANNELS: Final = (1, 8, 8, 16, 16)
-"""Of a digit's image, and of the output of every convolution."""
+"""Channels of a digit's image, and of the output of every convolution."""
 _DIGITS: Final = 10
 _DARKEST: Final = 16
 _TEST_SHARE: Final = 0.2
@@ -49,11 +49,14 @@ def land_or_sea(seed: int) -> Places:
         ) from None
     with np.load(str(cbook.get_sample_data("topobathy.npz", asfileobj=False))) as data:
         height, east, north = (np.asarray(data[name], float) for name in ("topo", "longitude", "latitude"))
+    # Random Fourier features of the two coordinates. Their generator is fixed, so seeds differ in split and weights
+    # only.
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
     at = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
     rng = np.random.default_rng(0)
     features = np.sqrt(2) * np.sin(at @ rng.normal(scale=6, size=(2, WIDTH)) + rng.uniform(0, 2 * np.pi, WIDTH))
     labels = np.where(height.ravel() > 0, 1.0, -1.0)
+    # A test set drawn at random from the same map.
     order = np.random.default_rng(seed).permutation(len(at))
     tests, training = np.split(order, [int(_TEST_SHARE * len(order))])
     return Places(features[training], labels[training], features[tests], labels[tests])
@@ -66,7 +69,7 @@ class Task:
     model: LayeredModel
     inputs: Float[np.ndarray, "examples ..."]
     targets: Float[np.ndarray, "examples ..."]
-    """What the model's loss takes."""
+    """Targets in the form that the model's loss takes."""
     test_inputs: Float[np.ndarray, "tests ..."]
     is_right: Callable[[Float[np.ndarray, "tests ..."]], Bool[np.ndarray, " tests"]]
     """Which of the model's outputs for the tests say the right class."""
@@ -155,6 +158,7 @@ def accuracy_curve(
     """
     if mini_batch % micro_batches:
         raise PerfModelError(f"mini-batch {mini_batch} does not divide into {micro_batches} micro-batches")
+    # All schedules see the same examples in the same order, so curves differ by weight versions and time alone.
     stages, rng = len(passes.forward_s), np.random.default_rng(seed)
     learned = task(seed, stages)
     examples = len(learned.inputs)
@@ -177,6 +181,7 @@ def accuracy_curve(
         learning_rate=learning_rate,
         keep_every=steps,
     )
+    # The last update of each epoch.
     time_s = update_times(name, stages, per_step, epochs * steps, passes)[steps - 1 :: steps]
     return AccuracyCurve(name, time_s, np.array([_accuracy(learned, run.kept[k]) for k in sorted(run.kept)]))
 
@@ -195,11 +200,12 @@ class TimeToAccuracy:
     epochs: tuple[float, float] | None
     time_s: tuple[float, float] | None
     last_accuracy: tuple[float, float]
-    """After the last epoch, of all seeds."""
+    """Least and most accuracy after the last epoch, over all seeds."""
 
     @classmethod
     def of(cls, curves: Sequence[AccuracyCurve], target: float) -> "TimeToAccuracy":
         """The summary of one curve per seed."""
+        # Seeds that never reach the target are counted, not averaged.
         there = [curve.reaches(target) for curve in curves]
         there = [(epochs, time_s) for epochs, time_s in there if np.isfinite(epochs)]
         last = [float(curve.accuracy[-1]) for curve in curves]

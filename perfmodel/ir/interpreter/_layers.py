@@ -65,6 +65,7 @@ class LayeredModel:
         return [range(a, b) for a, b in pairwise(bounds)]
 
 
+# `apply` is static: a layer compiles once per shape, however many passes and versions of weights use it.
 @partial(jax.jit, static_argnums=0)
 def forward(apply: Apply, params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
     """Output of a layer, and what it leaves for later slices."""
@@ -104,11 +105,12 @@ def sequential_gradients(
         inputs, targets: arrays whose first axis counts micro-batches.
     """
 
+    # All micro-batches at once, by vmap and autodiff: nothing here knows of stages, so it can check what does.
     def mean_loss(parameters: list[Params]) -> Array:
-        def of_one(x: Array, target: Array) -> Array:
+        def micro_batch_loss(x: Array, target: Array) -> Array:
             return model.loss(model.output(parameters, x), target)
 
-        return jnp.mean(jax.vmap(of_one)(jnp.asarray(inputs), jnp.asarray(targets)))
+        return jnp.mean(jax.vmap(micro_batch_loss)(jnp.asarray(inputs), jnp.asarray(targets)))
 
     value, gradient = jax.value_and_grad(mean_loss)(params)
     return float(value), gradient
@@ -128,6 +130,7 @@ def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel
         size: of the square images [batch, size, size, channels].
         classes: columns of the output, and of the targets (one-hot).
     """
+    # Product, activation and pooling are layers of their own, so stages may be cut between them.
     layers: list[Layer] = []
     for i, (c_in, c_out) in enumerate(pairwise(channels)):
         layers += [Layer(f"conv {i}", _conv, partial(_conv_initial, c_in, c_out)), Layer("relu", _relu, _nothing)]
@@ -193,11 +196,13 @@ def _flatten(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array,
 
 def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
     # A slice of a sequence attends to the keys and values of the slices before it, and to its own.
+    # Keys and values are what a slice leaves for later ones; their gradient comes back as the context's cotangent.
     own_keys, own_values = x @ params["k"], x @ params["v"]
     earlier_keys, earlier_values = _columns(context)
     keys = jnp.concatenate([*earlier_keys, own_keys], axis=-2)
     values = jnp.concatenate([*earlier_values, own_values], axis=-2)
     scores = (x @ params["q"]) @ jnp.swapaxes(keys, -1, -2) / x.shape[-1] ** 0.5
+    # Queries are the last positions of the keys, so query i sees all keys of earlier slices and its own up to i.
     seen = jnp.arange(keys.shape[-2])[None, :] <= keys.shape[-2] - x.shape[-2] + jnp.arange(x.shape[-2])[:, None]
     return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, (own_keys, own_values)
 

@@ -23,7 +23,7 @@ from perfmodel.schedule import Phase, Schedule, WeightPolicy, require_valid, wei
 
 @dataclass(frozen=True, eq=False)
 class ScheduleRun:
-    """What a schedule computed."""
+    """Losses, gradients and weights that a schedule computed."""
 
     losses: Float[np.ndarray, " micro_batches"]
     """Loss of every micro-batch (of every slice), in order of micro-batches."""
@@ -39,7 +39,7 @@ class ScheduleRun:
 
 @dataclass
 class _Saved:
-    """What a forward leaves on its device for the backward, per layer of the stage."""
+    """Values that a forward pass leaves on its device for the backward, one entry per layer of the stage."""
 
     inputs: list[Array] = field(default_factory=list)
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
@@ -85,6 +85,8 @@ def run_schedule(
             f"schedule {schedule.name} takes {schedule.micro_batches} micro-batches, got {len(inputs)} inputs "
             f"and {len(targets)} targets"
         )
+    # Slot by slot. Devices of one slot run one after another here; messages are taken out of the mail when read, so a
+    # schedule that needs a value too early fails instead of reading an old one.
     machine = _Machine(schedule, model, params, policy, learning_rate, per_update, keep_every)
     for index in np.lexsort((schedule.device, schedule.slot)).tolist():
         machine.run(index, inputs, targets)
@@ -120,6 +122,7 @@ class _Machine:
         """Activations and gradients on their way to (stage, micro-batch)."""
         self.losses = np.zeros(schedule.micro_batches)
         self.held = np.ones(schedule.devices, np.int64)
+        # Last instruction that uses each version on each device; after it the version can go.
         self.last_use: dict[tuple[int, int], int] = {}
         for i, (device, version) in enumerate(zip(schedule.device.tolist(), self.used.tolist(), strict=True)):
             self.last_use[device, version] = i
@@ -129,7 +132,9 @@ class _Machine:
         s = self.schedule
         at, stage = s[index], int(s.instruction_stage[index])
         place = (at.device, at.chunk)
+        # The policy (PipeDream, 2BW, ...) has chosen the version for every instruction beforehand.
         weights = self.weights[place][int(self.used[index])]
+        # Whole backward passes are both halves, input gradient before weight gradient.
         for batch in range(at.micro_batch, at.micro_batch + at.span):
             if at.phase == Phase.FORWARD:
                 self._forward(place, stage, batch, weights, inputs, targets)
@@ -144,13 +149,14 @@ class _Machine:
     def _forward(
         self, place: tuple[int, int], stage: int, batch: int, weights: list[Params], inputs: Array, targets: Array
     ) -> None:
+        # The first stage reads data, the last one computes the loss and mails itself the gradient.
         x = inputs[batch] if stage == 0 else self.mail.pop((Phase.FORWARD, stage, batch))
         first = batch - batch % self.schedule.slices
         saved = _Saved()
         for number, layer in enumerate(self.layers[stage]):
             # Later slices of a sequence see what earlier ones carried: attention its keys and values.
             before = [self.saved[(*place, earlier)].carried[number] for earlier in range(first, batch)]
-            context = tuple(of_slice for of_slice in before if of_slice is not None)
+            context = tuple(left_by_slice for left_by_slice in before if left_by_slice is not None)
             saved.inputs.append(x)
             saved.contexts.append(context)
             x, carried = forward(self.model.layers[layer].apply, weights[number], x, context)
@@ -166,18 +172,21 @@ class _Machine:
 
     def _backward(self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]) -> None:
         saved = self.saved[(*place, batch)]
+        # Inputs and contexts are those of the forward; weights may be newer, as in frameworks that do not stash
+        # versions.
         g = self.mail.pop((Phase.BACKWARD, stage, batch))
         first = batch - batch % self.schedule.slices
         for number in reversed(range(len(saved.inputs))):
             apply = self.model.layers[self.layers[stage][number]].apply
             # What later slices ask of what this one carried.
-            of_carried = saved.cotangents[number][1]
-            if of_carried is None:
-                of_carried = jax.tree.map(jnp.zeros_like, saved.carried[number])
-            saved.cotangents[number] = (g, of_carried)
+            carried_gradient = saved.cotangents[number][1]
+            if carried_gradient is None:
+                carried_gradient = jax.tree.map(jnp.zeros_like, saved.carried[number])
+            saved.cotangents[number] = (g, carried_gradient)
             x, context = saved.inputs[number], saved.contexts[number]
-            g, of_context = input_gradient(apply, weights[number], x, context, (g, of_carried))
-            for earlier, part in zip(range(first, batch), of_context, strict=False):
+            g, context_gradients = input_gradient(apply, weights[number], x, context, (g, carried_gradient))
+            # Layers without context return none, hence the uneven lengths.
+            for earlier, part in zip(range(first, batch), context_gradients, strict=False):
                 self._ask(self.saved[(*place, earlier)], number, part)
         if stage:
             self.mail[Phase.BACKWARD, stage - 1, batch] = g
@@ -200,11 +209,13 @@ class _Machine:
             )
             for number, layer in enumerate(self.layers[stage])
         ]
+        # Gradients accumulate until an update of the device takes them.
         so_far = self.gradients.get(place)
         self.gradients[place] = new if so_far is None else jax.tree.map(jnp.add, so_far, new)
 
     def _update(self, device: int) -> None:
         self.newest[device] += 1
+        # Gradients are sums; an update applies their mean.
         step = self.rate / self.per_update
 
         def updated(weight: Array, gradient: Array) -> Array:
@@ -235,6 +246,7 @@ class _Machine:
         s = self.schedule
         if self.mail:
             raise PerfModelError(f"schedule {s.name}: {len(self.mail)} messages were never received")
+        # A stage that several devices hold (bidirectional schedules) has a share of the gradient on each.
         gradients: dict[int, list[Params]] = {}
         params: dict[int, Params] = {}
         for (device, chunk), versions in self.weights.items():

@@ -30,7 +30,7 @@ class TrainingCurve:
     loss: Float[np.ndarray, " updates"]
     """Mean loss over the micro-batches of the update, as its forward passes saw it."""
     version_difference: Int[np.ndarray, " updates"]
-    """Largest over the devices (1: no staleness)."""
+    """Version difference of the update, the largest over the devices (1: no staleness)."""
     held: Int[np.ndarray, " devices"]
     """Most weight versions held at once."""
 
@@ -67,6 +67,7 @@ def train(
         PerfModelError: inputs for less than one step.
     """
     scheduler, steps = get_schedule(name), _whole_steps(len(inputs), per_step)
+    # Without flushes steps run into one another, so all of them are one schedule.
     if scheduler.asynchronous:
         schedule = scheduler(stages, per_step, 1, steps)
         per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
@@ -81,12 +82,14 @@ def train(
             per_update=per_update,
             keep_every=keep_every,
         )
+    # With a flush every step starts from the same weights everywhere, so steps are separate runs and the update
+    # happens between them.
     schedule = scheduler(stages, per_step)
     runs: list[ScheduleRun] = []
     weights_after: dict[int, list[Params]] = {}
     for step in range(steps):
-        of_step = slice(step * per_step, (step + 1) * per_step)
-        runs.append(run_schedule(schedule, model, params, inputs[of_step], targets[of_step]))
+        step_batches = slice(step * per_step, (step + 1) * per_step)
+        runs.append(run_schedule(schedule, model, params, inputs[step_batches], targets[step_batches]))
         params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
         if keep_every and (step + 1) % keep_every == 0:
             weights_after[step + 1] = params
@@ -117,6 +120,7 @@ def training_curve(
     Raises:
         PerfModelError: inputs for less than one step.
     """
+    # Losses come from the interpreter and times from the predicted timeline: the two meet update by update.
     scheduler, stages = get_schedule(name), len(passes.forward_s)
     steps = _whole_steps(len(inputs), per_step)
     run = train(name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate)
@@ -138,21 +142,23 @@ def _whole_steps(micro_batches: int, per_step: int) -> int:
 
 
 def update_times(name: str, stages: int, per_step: int, steps: int, passes: PassTimes) -> Float[np.ndarray, " updates"]:
-    """Times at which the last device makes each update, which takes no time itself."""
+    """Return the time at which the last device makes each update; updates themselves take no time."""
     scheduler = get_schedule(name)
     flush = not scheduler.asynchronous
+    # Steps with a flush are all alike: one is timed and repeated.
     spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)
     structure = build(spec)
     durations = np.zeros(structure.n_classes)
-    for phase, of_stage in passes.by_phase.items():
-        of_phase = structure.class_kind == Kind[phase.name]
-        durations[of_phase] = of_stage[structure.class_stage[of_phase]] * structure.class_span[of_phase]
+    for phase, stage_s in passes.by_phase.items():
+        in_phase = structure.class_kind == Kind[phase.name]
+        durations[in_phase] = stage_s[structure.class_stage[in_phase]] * structure.class_span[in_phase]
     durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
     timeline = event_times(structure, durations)
     optimizer = structure.kind == Kind.OPTIMIZER
     ends, device = timeline.end_s[optimizer], structure.device[optimizer]
     if flush:
         return float(ends.max()) * np.arange(1, steps + 1)
+    # Devices update at different times; an update counts as made when the last of them has.
     by_device = [np.sort(ends[device == d]) for d in range(stages)]
     return np.max(by_device, axis=0)
 
@@ -163,17 +169,18 @@ def as_mini_batches(
     """The same mini-batches for a schedule that updates after every micro-batch (PipeDream): each becomes one, which
     takes as long as its micro-batches do. Other schedules keep what they are given."""
     scheduler = get_schedule(name)
+    # Asked on a small case (two steps of two micro-batches): does this schedule update after every micro-batch?
     if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
         return per_step, inputs, targets, passes
     inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
     inputs, targets = (a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets))
-    of_mini_batch = PassTimes(
+    mini_batch_passes = PassTimes(
         per_step * passes.forward_s,
         per_step * passes.backward_input_s,
         per_step * passes.backward_weight_s,
         transfer_s=per_step * passes.transfer_s,
     )
-    return 1, inputs, targets, of_mini_batch
+    return 1, inputs, targets, mini_batch_passes
 
 
 def teacher_data(
