@@ -35,7 +35,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value of the program; axes along which it was only broadcast have size 1 there."""
+    """A value of the program; axes along which it was only broadcast have size 1 there.
+
+    Broadcasts are not written: ops of the IR broadcast by themselves, and a stored copy would cost memory and traffic.
+    """
 
     name: str
     layer: int = -1
@@ -86,6 +89,7 @@ class Emitter:
         Raises:
             CannotMapError: a float that becomes an integer.
         """
+        # The IR has one integer type for indices, so casts between integers are names only.
         have = self.dtype(ref)
         if have == dtype or (have in INTEGER_DTYPES and dtype in INTEGER_DTYPES):
             return ref
@@ -97,6 +101,7 @@ class Emitter:
         """Emit an instruction whose layer is the last of its operands'."""
         if self.differentiable and any(ref.unstopped for ref in refs):
             raise CannotMapError("a maximum has no gradient in the IR; wrap it in stop_gradient")
+        # Data flow orders the layers: what needs layer 3 cannot come before it.
         layer = max((ref.layer for ref in refs), default=-1)
         with self.builder.tagged(phase="forward", layer=layer):
             return Ref(self.builder.op(op, *(ref.name for ref in refs), **attributes), layer)
@@ -104,6 +109,8 @@ class Emitter:
     def settle_layers(self) -> None:
         """Give every instruction a layer: those of no layer (before the first, or on weights without a number) join the
         first that needs what they compute. Layers are then numbered without gaps."""
+        # An embedding of positions or a mask depends on no numbered weight; on a pipeline it should sit where it is
+        # used.
         instructions, first_use = self.builder.instructions, dict[str, int]()
         # Backwards, so that the layers of all users are known before what they use.
         for place in reversed(range(len(instructions))):
@@ -115,6 +122,8 @@ class Emitter:
             for name in instruction.inputs:
                 first_use[name] = min(layer, first_use.get(name, layer))
 
+        # Stages are dealt out by layer number, so gaps (stacks that start at large offsets, unused layers) are
+        # closed.
         layers = sorted({instruction.tag.layer for instruction in instructions})
         renumbered = {layer: new_layer for new_layer, layer in enumerate(layers)}
         for place, instruction in enumerate(instructions):
@@ -136,6 +145,8 @@ class Emitter:
 
         Only ops that move elements are followed.
         """
+        # Shifted labels of a language model are data with a known end: how many of them count decides the mean of the
+        # loss.
         maker = next((i for i in reversed(self.builder.instructions) if ref.name in i.outputs), None)
         shape = self.shape(ref)
         unknown = np.ma.masked_all(shape)
@@ -166,11 +177,13 @@ class Emitter:
         """Another shape of as many elements."""
         if self.shape(ref) == tuple(shape):
             return ref
+        # A maximum stays a maximum in another shape; the mark is put aside for the moment and carried over.
         unstopped = replace(ref, unstopped=False)
         return replace(self.op("reshape", unstopped, shape=tuple(shape)), unstopped=ref.unstopped)
 
     def transpose(self, ref: Ref, order: Sequence[int]) -> Ref:
         """Axes in another order; of two transpositions in a row one or none is written."""
+        # Exported graphs transpose back and forth; each transposition that is written is a copy.
         if ref.name in self._transposed:
             ref, before = self._transposed[ref.name]
             order = [before[k] for k in order]
@@ -198,6 +211,7 @@ class Emitter:
 
 def collapsed(array: np.ndarray) -> np.ndarray:
     """The array with size 1 along axes on which it does not depend; a scalar if it is the same everywhere."""
+    # Masks and positions come broadcast over batch and heads; one copy of each distinct element suffices.
     for axis in range(array.ndim):
         first = array.take([0], axis)
         if array.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, array.shape), array):

@@ -22,6 +22,7 @@ from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS, Call
 from perfmodel.ir.models import ModelBuilder
 
+# `layers.3.attn`, `/encoder/block.3/`, `h_3.weight`; not `embedding_1` at the end of a name.
 _LAYER = re.compile(r"(?:^|[./])(\d+)(?=[._/]|$)|_(\d+)(?=[._/])")
 """A number between separators; one at the end after an underscore only tells names apart (`embedding_1`)."""
 _MOST_LAYERS = 1 << 16
@@ -34,6 +35,7 @@ class Graph:
     def __init__(self, name: str) -> None:
         self.name = re.sub(r"\W", "_", name) or "graph"
         self.builder = ModelBuilder(self.name, "fp32")
+        # Rules write their own losses and norms, so no JAX maximum with an unknown gradient turns up here.
         self.emitter = Emitter(self.builder, differentiable=False)
         self.values: dict[str, Any] = {}
         """Item of each value of the foreign graph, or a list of items."""
@@ -45,6 +47,7 @@ class Graph:
 
     def weight(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """A trained parameter; the first number in its name is its layer, of the stack named before it."""
+        # Weights of several types exist side by side; the builder's type is set for each.
         layer = self._layer(name)
         self.builder.dtype = Array.of(dtype, ()).dtype
         label = self.builder.weight(_label(name), tuple(shape))
@@ -54,6 +57,8 @@ class Graph:
         match = _LAYER.search(name)
         if match is None:
             return -1
+        # Encoder and decoder both count from 0: stacks are numbered in order of appearance, each in a range of its
+        # own.
         stack = name[: match.start()]
         if stack not in self._stacks:
             self._stacks.append(stack)
@@ -61,6 +66,7 @@ class Graph:
 
     def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """An input; the first axis of the first one, and of all that agree with it, are samples."""
+        # NumPy has no bfloat16; integers of every width become token numbers.
         kind = "int32" if np.dtype(dtype if dtype != "bfloat16" else "float32").kind in "iub" else ""
         self._batch = self._batch or (shape[0] if shape else 0)
         axis = 0 if shape and shape[0] == self._batch else None
@@ -84,6 +90,8 @@ class Graph:
             attributes: further plain values by name.
             compute: evaluates the node where no argument depends on weights or data.
         """
+        # Three cases: an operand that could not be mapped (so nor can this), all operands known (compute now), or
+        # data (a rule).
         flat = []
         for arg in args:
             flat += arg if isinstance(arg, list) else [arg]
@@ -106,6 +114,7 @@ class Graph:
 
     def _in_order(self, items: list[Any], before: int) -> list[Any]:
         """Number the layers in order where no name tells them: every product with a weight begins one."""
+        # Names with numbers say what the layers are; without any, each product with a weight starts a new one.
         if self._stacks:
             return items
         weights = {weight.name for weight in self.builder.inputs}
@@ -133,6 +142,7 @@ class Graph:
                 f"{self.name}: not in the IR: {listed}; give values that shapes or masks depend on (--input-value), "
                 "rewrite the model without these ops, or read its costs with import-model"
             )
+        # Results that are known beforehand are no outputs of a program.
         refs = [item for item in outputs if isinstance(item, Ref)]
         if not refs:
             raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer values beforehand")
@@ -150,6 +160,7 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
     Raises:
         PerfModelError: a value that does not fit the shape.
     """
+    # One number stands for a tensor full of it: `attention_mask=1`.
     array = np.asarray(text, np.dtype(dtype))
     if array.ndim == 0 and None not in shape:
         array = np.full(tuple(n for n in shape if n is not None), array)
@@ -162,6 +173,7 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
 def _without_dead(program: Program) -> Program:
     """The program without instructions and weights that no output depends on."""
     function = program.function
+    # Readers emit whatever the graph has; statistics, caches and unused heads go here, with their weights.
     live, instructions = set(function.outputs), []
     for instruction in reversed(function.instructions):
         if live.intersection(instruction.outputs):
@@ -186,6 +198,7 @@ def separate_projections(program: Program) -> Program:
     each rank takes its heads of each. The weight stays one tensor of several pieces.
     """
     function = program.function
+    # A product may be cut only if nothing but the split reads what lies between, hence the count of uses.
     maker: dict[str, Instruction] = {}
     uses = Counter(function.outputs)
     for instruction in function.instructions:
@@ -250,6 +263,7 @@ class _Chain:
 
     def part(self, suffix: str, output: str) -> list[Instruction]:
         """The steps for one part, ending in the split's output."""
+        # Values inside the chain and the cut weights get a suffix per part; all other operands are shared.
         renamed = set(self.cut)
         for step in self.steps:
             renamed.update(step.outputs)
@@ -278,6 +292,8 @@ def _chain(
     types = program.types
     if split.op != "split" or split.attribute("axis") != types[split.inputs[0]].rank - 1:
         return None
+    # Each step must act on columns independently: a bias is cut along with the weight, a reshape may only regroup
+    # rows.
     value, steps = split.inputs[0], list[Instruction]()
     cut: dict[str, int] = {}
     width = types[value].shape[-1]

@@ -65,6 +65,7 @@ class Array:
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...]) -> "Array":
         """The array of an element type that NumPy, HLO or ONNX names."""
+        # NumPy, HLO and ONNX name float8 types after their exponent and mantissa; all take one byte and one rate.
         if name.startswith(("float8", "f8")):
             return cls("fp8", shape, 1.0)
         known = _DTYPES.get(name)
@@ -148,6 +149,8 @@ def rows_of(region: Region) -> Rows:
     event lies between (loop fusion, as XLA does it): such a kernel reads every distinct tensor from outside
     once and writes what is used outside. Arithmetic on single numbers is no kernel: what uses it takes it in.
     """
+    # Three sources of rows: bodies of loops (counted), kernels and collectives one by one, and fused chains of the
+    # rest.
     nodes = _live(region)
     kernels: list[KernelRow] = []
     collectives: list[CollectiveRow] = []
@@ -170,6 +173,7 @@ def rows_of(region: Region) -> Rows:
                 if traffic is None:
                     traffic = sum(v.array.n_bytes for v in {*node.inputs, *node.outputs})
                 kernels.append(KernelRow(op, node.flops, traffic, node.name))
+    # Arithmetic on single numbers (steps, scales) launches no kernel of its own.
     for chain, (read, written) in _chains(nodes, region.outputs):
         if any(value.array.n_elements > 1 for value in (*read, *written)):
             kernels.append(_fused(chain, read, written))
@@ -199,6 +203,8 @@ class _Origins:
     def stored(self, value: Value) -> Value | None:
         """The tensor in memory that a use of `value` reads: of a broadcast its source, of a slice only the
         part; None for constants."""
+        # Views are read in place. A slice reads only its part, so the walk ends where the source is larger than the
+        # use.
         node = self._maker.get(value)
         while node is not None and node.role == "view":
             if not node.inputs:
@@ -222,6 +228,8 @@ Edges = tuple[set[Value], set[Value]]
 
 def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[Node], Edges]]:
     """Fused chains, each with the tensors that it reads from and writes to memory."""
+    # A node joins the chains of the element-wise nodes that feed it, unless an event lies between (other depth).
+    # Reductions end a chain: what follows needs the whole result.
     origins = _Origins(nodes)
     depth = _depths(nodes, origins)
     chain: dict[Node, int] = {}
@@ -273,6 +281,8 @@ def _depths(nodes: Sequence[Node], origins: _Origins) -> dict[Node, int]:
     Element-wise nodes are then moved to the depth of the first node that uses them, as what they compute is
     not wanted before (XLA fuses producers into consumers).
     """
+    # Depth counts the kernels that must have run before. Two nodes of a chain share a depth, or a kernel in between
+    # would have to run both after and before the fused one.
     depth: dict[Node, int] = {}
     users: dict[Node, list[Node]] = {}
     acting = [node for node in nodes if node.role != "view"]
@@ -295,6 +305,7 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
     # A second operand of about the widest tensor's size makes the kernel one of two inputs.
     widest = max(sizes, key=lambda array: array.n_bytes)
     n_inputs = 2 if sum(2 * value.array.n_bytes >= widest.n_bytes for value in read) > 1 else 1
+    # A readable label: the ops with most arithmetic, four at most.
     names = list(dict.fromkeys(node.name for node in sorted(nodes, key=lambda n: -n.flops)))
     source = "+".join(names[:4]) + ("+..." if len(names) > 4 else "")
     op = streamed("fusion" if len(nodes) > 1 else nodes[0].name, widest, traffic, n_inputs)
@@ -303,6 +314,8 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
 
 def streamed(name: str, array: Array, traffic_bytes: float, n_inputs: int = 1) -> MemoryBound:
     """A kernel over rows as long as those of a tensor, as many as make up the traffic."""
+    # The regressor of streaming kernels takes rows and row length; as many rows are stated as give the chain's
+    # traffic.
     hidden = max(1, array.shape[-1] if array.shape else 1)
     per_row = (n_inputs + 1) * hidden * dtype_bytes(array.dtype)
     rows = max(1, round(traffic_bytes / per_row))

@@ -43,6 +43,7 @@ def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: 
         PerfModelError: something else than such a program, text that is no HLO module, a dynamic dimension, or
             replica groups in an unknown notation.
     """
+    # A compiled module is the program of one device: sharding is done, collectives are explicit.
     text, memory_bytes = _module_text(program, args)
     module = parse_module(text)
     entry = module.computations[module.entry]
@@ -64,6 +65,7 @@ def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None
             f"{type(program).__name__} is no sharded program; pass a jitted function, its lowered or compiled form, "
             "or the text of the compiled module"
         )
+    # Donated arguments share memory with outputs, which the aliased size takes off.
     memory = compiled.memory_analysis()
     if memory is None:
         return compiled.as_text(), None
@@ -84,6 +86,7 @@ class _Walk:
         """Append the nodes of a computation whose parameters are known; returns what its root is."""
         known = dict(parameters)
         for instruction in computation.instructions:
+            # Parameters are bound before.
             if instruction.name not in known:
                 operands = [known[name] for name in instruction.operands]
                 known[instruction.name] = self._instruction(instruction, operands)
@@ -103,6 +106,7 @@ class _Walk:
                 return self._while(i, operands[0])
             case "conditional":
                 return self._conditional(i, operands)
+        # Asynchronous collectives are a start (counted) and a done (the same value).
         base = i.opcode.removesuffix("-start")
         if base in COLLECTIVES:
             return self._collective(i, base, operands)
@@ -121,6 +125,7 @@ class _Walk:
 
     def _while(self, i: Instruction, state: Operand) -> Operand:
         """A loop with its count, if the compiler found it."""
+        # XLA's loop analysis leaves the count in the backend's settings.
         match = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", ""))
         count = int(match.group(1)) if match else self.trip_count
         body = self._region(self._computation(i, "body"), [state], float(count if count is not None else 1))
@@ -135,6 +140,7 @@ class _Walk:
 
     def _conditional(self, i: Instruction, operands: list[Operand]) -> Operand:
         """A choice that data makes: unmapped, with its largest branch."""
+        # Two notations: a list of branches, or one for true and one for false.
         names = re.findall(r"%?([\w.\-]+)", i.attributes.get("branch_computations", "")) or [
             i.attributes[key].lstrip("%") for key in ("true_computation", "false_computation")
         ]
@@ -155,6 +161,7 @@ class _Walk:
         self, name: str, reason: str, bodies: Sequence[Region], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> None:
         """Name what does not run a known number of times, collectives included."""
+        # The largest branch, so that what is left out is not understated.
         flops = moved_bytes = 0.0
         for body in bodies:
             rows = rows_of(body)
@@ -171,6 +178,7 @@ class _Walk:
         kind = COLLECTIVES[base]
         groups = self._groups(i, kind)
         n_bytes = sum(value.array.n_bytes for value in values)
+        # HLO states the operand, a shard; `spec.Collective` sizes an all-gather by its result.
         if kind == "all_gather":
             n_bytes *= len(groups[0])
         dtype = max(values, key=lambda v: v.array.n_bytes).array.dtype if values else "fp32"
@@ -212,6 +220,7 @@ def _result_type(i: Instruction, base: str) -> Type:
 
 def _parameters(computation: Computation, operands: Sequence[Operand] | None = None) -> dict[str, Operand]:
     """Operands of a computation by the names of its parameters; fresh ones where none are given."""
+    # `parameter(2)`: the literal is the position.
     parameters = [i for i in computation.instructions if i.opcode == "parameter"]
     if operands is None:
         return {i.name: _values_of_type(i.type) for i in parameters}

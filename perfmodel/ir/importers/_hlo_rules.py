@@ -81,6 +81,8 @@ def widened(module: HloModule) -> bool:
     """Whether the compiler widened 16-bit arithmetic to 32 bits, as XLA does for CPUs: half types occur, but
     no product takes them."""
     # A program that multiplies in 16 bits does so somewhere, unless the compiler has replaced all of it.
+    # XLA's CPU backend has no bf16 arithmetic: it converts to fp32, computes, converts back. An accelerator would
+    # not.
     halves = products = False
     for computation in module.computations.values():
         types = {i.name: i.type for i in computation.instructions}
@@ -113,6 +115,7 @@ class Rules:
 
     def node(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         """The node of an instruction that neither calls nor communicates."""
+        # Order matters: products first, then the CPU compiler's own conversions, then classes of opcodes.
         opcode = i.opcode
         array = outputs[0].array if outputs else Array.of("token", ())
         if opcode == "dot":
@@ -132,6 +135,7 @@ class Rules:
             return Node(opcode, "view", inputs, outputs)
         if opcode in _CONSTANTS:
             return Node(opcode, "view", (), outputs)
+        # XLA counts transcendental functions apart from FLOPs, and moving elements is no arithmetic.
         if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
             return Node(opcode, "pointwise", inputs, outputs, float(array.n_elements) * (opcode in _ARITHMETIC))
         if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
@@ -154,6 +158,7 @@ class Rules:
 
     def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
         """The result in the type of the operands, where only the compiler made them wider."""
+        # With two narrow operands the 32-bit result is the compiler's own; anything else is in the program.
         first = inputs[0].array
         if not self.widened or any(v.array.dtype != first.dtype or v.array.dtype not in _HALF for v in inputs[:2]):
             return out
@@ -161,6 +166,7 @@ class Rules:
 
     def _reducer_flops(self, i: Instruction) -> float:
         """Arithmetic operations of a reducer, per pair that it joins."""
+        # A reducer is a small computation; its arithmetic runs once per element that is taken in.
         reducer = called(i, "to_apply", self.computations)
         return float(sum(step.opcode in _ARITHMETIC for step in reducer.instructions))
 
@@ -187,6 +193,7 @@ class Rules:
 
     def _foreign(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         """Calls into libraries: products are recognised, anything else is unmapped."""
+        # Sharding marks and placements are annotations; vendor calls to GEMM libraries state what they multiply.
         name = i.attributes.get("custom_call_target", i.opcode).strip('"')
         if name in _FREE_CUSTOM_CALLS:
             return Node(name, "view", inputs[:1], outputs)
@@ -197,6 +204,7 @@ class Rules:
 
 
 def _product_dtype(lhs: Array, i: Instruction) -> str:
+    # `jax.default_matmul_precision` shows here.
     full = "high" in i.attributes.get("operand_precision", "") or "F32_F32_F32" in i.attributes.get("algorithm", "")
     return product_dtype(lhs, full)
 
@@ -214,6 +222,7 @@ def _like(narrow: Array, out: Value) -> Value:
 
 def _lookup(i: Instruction, table: Array, updates: Array, out: Array) -> Embedding | None:
     """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else None."""
+    # Embeddings have a kernel family of their own; a gather of single elements is no look-up of rows.
     if len(table.shape) != 2 or table.shape[1] < 2 or i.opcode not in ("gather", "scatter"):
         return None
     vocab, hidden = table.shape
@@ -236,6 +245,7 @@ def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm |
         config = json.loads(instruction.attributes.get("backend_config", "{}"))
     except json.JSONDecodeError:
         return None
+    # The dimension numbers are those of `dot`; where they are missing the last axis is summed over.
     numbers = config.get("gemm_backend_config", config).get("dot_dimension_numbers", {})
     contracted = [int(i) for i in numbers.get("lhs_contracting_dimensions", (len(lhs.shape) - 1,))]
     batched = [int(i) for i in numbers.get("lhs_batch_dimensions", range(max(0, len(lhs.shape) - 2)))]
@@ -248,6 +258,7 @@ def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm |
 
 def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dtype: str) -> ConvShape:
     """Shape of a `convolution` from its window and dimension labels (`b01f_01io->b01f`)."""
+    # Letters say what an axis is (b batch, f feature, i and o of the kernel), digits number the axes of space.
     input_labels, kernel_labels, result_labels = re.split(r"_|->", instruction.attributes["dim_labels"])
     n_space = len(input_labels) - 2
     window = _window(instruction)

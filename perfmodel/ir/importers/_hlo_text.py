@@ -66,6 +66,7 @@ def parse_module(text: str) -> HloModule:
     Raises:
         PerfModelError: text that is not an HLO module, or that has a dynamic dimension (named with its line).
     """
+    # One pass: a line opens a computation, closes it, or is an instruction of the open one.
     lines = text.splitlines()
     header = next((line for line in lines if line.startswith("HloModule ")), None)
     if header is None or (match := _HEADER.match(header)) is None:
@@ -89,11 +90,13 @@ def parse_module(text: str) -> HloModule:
             root = match_instruction.group(2) if match_instruction.group(1) else root
     if entry not in computations:
         raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; the text is cut off")
+    # Absent counts mean 1.
     counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
     return HloModule(match.group(1), computations, entry, prod(map(int, counts)))
 
 
 def _instruction(name: str, rest: str) -> Instruction:
+    # Types, operands and attributes nest brackets, so none of them can be cut by a regular expression.
     kind, rest = _split_type(rest)
     opcode, _, rest = rest.partition("(")
     inside, rest = _until_closed(rest)
@@ -123,6 +126,7 @@ def _split_type(text: str) -> tuple[Type, str]:
             return Array.of("token", ()), rest
         raise ValueError(f"{head!r} is not a type")
     dtype, dims = match.groups()
+    # Bounded or unknown sizes have no fixed cost.
     if "<=" in dims or "?" in dims:
         raise ValueError(f"dynamic dimension in {match.group(0)}; compile for fixed shapes")
     return Array.of(dtype, tuple(int(n) for n in dims.split(",") if n)), rest
@@ -150,6 +154,7 @@ def _top_level(text: str) -> Iterator[str]:
 
 def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
     """Every character outside quotes: its index, itself, and how many brackets are open after it."""
+    # Backend settings are quoted JSON whose brackets and commas must not count.
     depth, quoted = 0, False
     for i, character in enumerate(text):
         if character == '"' and text[i - 1 : i] != "\\":

@@ -58,6 +58,7 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
     Raises:
         PerfModelError: a dimension that is not a number.
     """
+    # Tracing runs the function on shapes; nothing is computed.
     closed = jax.make_jaxpr(fn)(*args)
     for var in closed.jaxpr.invars:
         shape = getattr(var.aval, "shape", ())
@@ -69,6 +70,7 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
 def table_of(closed: ClosedJaxpr, trip_count: int | None, name: str) -> OpTable:
     """Op table of a jaxpr."""
     rows = rows_of(_Walk(trip_count).region(closed.jaxpr, {}))
+    # A jaxpr names no number of devices; its groups reach up to the last rank.
     highest_rank = 0
     for row in rows.collectives:
         highest_rank = max(highest_rank, *chain.from_iterable(row.groups), 0)
@@ -98,10 +100,12 @@ class _Walk:
             return values.setdefault(atom, Value(array_of(atom)))
 
         for eqn in jaxpr.eqns:
+            # Bodies that run once are inlined, so chains fuse across calls as XLA fuses them.
             name, parameters = eqn.primitive.name, eqn.params
             operands = [read(atom) for atom in eqn.invars]
             body = inlined_body(name, parameters, len(operands))
             if body is not None:
+                # Inside, values are what one device holds, and axis names of the mesh become known.
                 if name == "shard_map":
                     results = self._on_one_device(body, operands, eqn.outvars, {**mesh, **parameters["mesh"].shape})
                 else:
@@ -130,6 +134,7 @@ class _Walk:
         """A call whose body sees the parts of its operands that one device holds."""
 
         def as_seen(value: Value, var: Any) -> Value:
+            # A shard is a view: taking a part moves nothing.
             seen = Value(array_of(var))
             self.nodes.append(Node("shard_map", "view", (value,), (seen,)))
             return seen
@@ -203,6 +208,7 @@ def _collective(
     mesh: Mapping[str, int],
 ) -> list[Node]:
     """One collective per operand, or views where no mesh axis is involved (a group of one)."""
+    # Reductions call it `axes`, the others `axis_name`; a single name may stand alone.
     axes = parameters.get("axes", parameters.get("axis_name", ()))
     axes = (axes,) if isinstance(axes, str) else axes
     # Axes that are numbers are the operand's own: nothing moves along them.
@@ -211,6 +217,7 @@ def _collective(
     if prod(mesh.get(axis, 1) for axis in axes) == 1:
         return [Node(name, "view", (i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
     groups = axis_groups(mesh, axes)
+    # `ppermute` states (source, target) pairs within the axis; groups translate these to ranks.
     if kind == "send_recv":
         pairs = []
         for group in groups:
@@ -224,6 +231,7 @@ def _collective(
         groups = tuple(parts)
     nodes = []
     for i, o in zip(inputs, outputs, strict=True):
+        # `spec.Collective` sizes an all-gather by its result, everything else by its operand.
         n_bytes = o.array.n_bytes if kind == "all_gather" else i.array.n_bytes
         row = CollectiveRow(kind, n_bytes, groups, i.array.dtype, name)
         nodes.append(Node(name, "collective", (i,), (o,), work=row))
@@ -232,6 +240,7 @@ def _collective(
 
 def _pallas(parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
     """A hand-written kernel: what it costs is known only if its author states it."""
+    # Pallas lets authors state the cost, since the compiler cannot see into the kernel.
     stated = parameters.get("cost_estimate")
     flops = float(getattr(stated, "flops", 0)) or float(sum(o.array.n_elements for o in outputs))
     reason = "a hand-written kernel (FLOPs as its cost_estimate states, or one per output element)"

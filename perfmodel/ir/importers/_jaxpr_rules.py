@@ -71,6 +71,8 @@ _FULL_PRECISION: Final = ("HIGHEST", "HIGH", "F32_F32_F32", "float32")
 
 def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
     """The node of a primitive without a body."""
+    # Products and look-ups have kernel families; everything else is a view, an element-wise op, a reduction or a
+    # stream.
     out = outputs[0].array if outputs else Array.of("token", ())
     if name == "dot_general":
         return _dot(parameters, inputs, outputs)
@@ -86,6 +88,7 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name in _POINTWISE:
         return Node(name, "pointwise", inputs, outputs, _pointwise_flops(name, out.n_elements, parameters))
     if name in _RANDOM:
+        # Generators are element-wise and fuse with what uses the numbers.
         random_words = sum(value.array.n_bytes for value in outputs) / 4
         return Node(name, "pointwise", inputs, outputs, _THREEFRY_OPS * random_words)
     if name in _REDUCTIONS:
@@ -95,6 +98,7 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name in _ROW_WISE:
         return _row_wise(name, parameters, inputs, outputs)
     shapes = [value.array.shape for value in inputs]
+    # Prints and callbacks happen although nobody uses their result.
     acts = not outputs or name.endswith("callback")
     return unknown(name, inputs, outputs, _linear_algebra_flops(name, shapes), acts)
 
@@ -113,6 +117,7 @@ def _product_dtype(lhs: Array, precision: Any) -> str:
 
 def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Array) -> ConvShape:
     numbers = parameters["dimension_numbers"]
+    # JAX states axes in any order; the kernel's are (features out, features in, space).
     (batch_axis, in_feature, *in_space), (_, kernel_feature, *kernel_space), (_, out_feature, *out_space) = (
         numbers.lhs_spec,
         numbers.rhs_spec,
@@ -147,6 +152,7 @@ def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...],
         return None
     vocab, hidden = table.shape
     numbers = parameters["dimension_numbers"]
+    # Rows: one index per row, the whole width taken.
     if name == "gather":
         rows = tuple(parameters["slice_sizes"]) == (1, hidden)
         tokens = out.n_elements // max(1, hidden)
@@ -164,6 +170,7 @@ def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...
     """A kernel that streams over its operands; in-place updates touch what they write only."""
     arrays = [value.array for value in inputs]
     out = outputs[0].array
+    # A scatter's last operand is what it writes; the first is the (much larger) array that it writes into.
     updates = arrays[-1] if name.startswith("scatter") and arrays else out
     window = tuple(parameters.get("window_dimensions", ()))
     n_in = arrays[0].n_elements if arrays else 0
@@ -192,6 +199,7 @@ def _pointwise_flops(name: str, n_elements: int, parameters: Mapping[str, Any]) 
 
 def _power_products(exponent: int) -> int:
     """Products by which repeated squaring raises to a power, and a division for a negative one."""
+    # Binary exponentiation squares once per bit after the first, and multiplies once per further set bit.
     power = abs(exponent)
     return max(0, power.bit_length() + power.bit_count() - 2) + (exponent < 0)
 

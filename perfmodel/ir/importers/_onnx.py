@@ -94,6 +94,7 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
         PerfModelError: the extra is not installed, a file that cannot be read, or a dimension (named, with its
             tensor) whose size is not known.
     """
+    # Shapes are inferred anew on a copy, because the caller's model may be used again with other sizes.
     onnx, model = load_onnx(model)
     static = onnx.ModelProto()
     static.CopyFrom(model)
@@ -158,7 +159,7 @@ class _Reader:
     graph: Any
     values: dict[str, Value] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
-    """Values fixed beforehand: weights, shapes, and what is computed from these alone."""
+    """Values fixed beforehand: constants, shapes, and what is computed from these alone."""
 
     def region(self) -> Region:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
@@ -194,7 +195,7 @@ class _Reader:
         named = [name for name in node.input if name]
         inputs = tuple(self._value(name, node) for name in named)
         outputs = tuple(self._value(name, node) for name in node.output if name)
-        # What follows from weights and shapes alone is computed once, and costs a step nothing.
+        # What follows from constants and shapes alone is computed once, and costs a step nothing.
         if op in _CONSTANTS or (named and self.known.issuperset(named)):
             self.known.update(node.output)
             return Node(op, "view", (), outputs)
@@ -215,6 +216,7 @@ class _Reader:
         if op in _VIEWS:
             return Node(op, "view", inputs[:1], outputs)
         if op in _POINTWISE:
+            # These take any number of operands, joined pair by pair.
             terms = max(1, len(inputs) - 1) if op in ("Sum", "Mean", "Max", "Min") else 1
             return Node(op, "pointwise", inputs, outputs, float(out.n_elements * _POINTWISE[op] * terms))
         if op in _REDUCTIONS:
@@ -222,6 +224,7 @@ class _Reader:
         if op in _ROW_WISE:
             timed_as, per_element = _ROW_WISE[op]
             flops = per_element * out.n_elements
+            # A window of n elements is joined by n - 1 operations; a global pooling's window is the image.
             if op.endswith("Pool"):
                 window = prod(a["kernel_shape"]) if "kernel_shape" in a else arrays[0].n_elements // out.n_elements
                 flops = float(out.n_elements * (window - 1))
@@ -232,6 +235,7 @@ class _Reader:
 
 def _product(lhs: Array, rhs: Array, transpose_a: bool, transpose_b: bool) -> Any:
     """A matrix product; batch axes that only the left operand has count as rows."""
+    # Like NumPy's `matmul`: the last axis of the left operand meets the last but one of the right.
     contracted_lhs, contracted_rhs = len(lhs.shape) - 1 - transpose_a, max(0, len(rhs.shape) - 2 + transpose_b)
     batch = range(len(rhs.shape) - 2) if len(rhs.shape) == len(lhs.shape) > 2 else range(0)
     shared = tuple(i for i in batch if rhs.shape[i] == lhs.shape[i])
@@ -244,6 +248,7 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
     ones = (1,) * n_space
     stride, dilation = tuple(a.get("strides", ones)), tuple(a.get("dilations", ones))
     low = tuple(a.get("pads", (0,) * 2 * n_space))[:n_space]
+    # "Same" padding follows from the sizes; half of it (rounded down) lies before the image.
     if a.get("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER"):
         axes = zip(lhs.shape[2:], rhs.shape[2:], out.shape[2:], stride, dilation, strict=True)
         low = tuple(max(0, (o - 1) * s + (k - 1) * d + 1 - n) // 2 for n, k, o, s, d in axes)
@@ -267,6 +272,7 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
 def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
     """The fused operator: queries, keys, values as (batch, heads, sequence, size) or with heads merged."""
     q, k, v = arrays[:3]
+    # ONNX allows heads as an axis or merged into the width, with their numbers in attributes.
     if len(q.shape) == 4:
         (batch, heads, seq_q, size), (_, kv_heads, seq_kv, _), size_v = q.shape, k.shape, v.shape[-1]
     else:
@@ -295,6 +301,7 @@ def _gather(inputs: tuple[Value, ...], outputs: tuple[Value, ...], a: Mapping[st
         vocab, hidden = table.shape
         op = Embedding(dtype=table.dtype, tokens=out.n_elements // hidden, hidden=hidden, vocab=vocab)
         return Node("Gather", "kernel", inputs, outputs, 0.0, op, op.bytes)
+    # One element of an axis is a view.
     if len(inputs) > 1 and inputs[1].array.n_elements == 1:
         return Node("Gather", "view", inputs[:1], outputs)
     return Node("Gather", "kernel", inputs, outputs, 0.0, streamed("copy", out, 2 * out.n_bytes), 2 * out.n_bytes)

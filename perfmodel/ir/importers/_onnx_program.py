@@ -48,6 +48,8 @@ def onnx_program(
         PerfModelError: the extra is not installed, a file that cannot be read, a dimension whose size is not known,
             an unknown input, or operators that no op of the IR stands for, all named.
     """
+    # Initializers are weights or known tensors; inputs are data, or known where a value is given; nodes follow in
+    # order.
     onnx, model = load_onnx(model)
     graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
     values, dims = dict(values or {}), dims or {}
@@ -60,6 +62,7 @@ def onnx_program(
     operands = _operands(graph)
     for tensor in graph.initializer:
         kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
+        # Integers and single numbers are shapes, indices and scales.
         is_float = kind.startswith(("float", "bfloat")) and np.prod(shape) > 1
         if is_float and tensor.name not in statistics and _trained(tensor.name, operands):
             reader.weight(tensor.name, kind, shape)
@@ -72,6 +75,7 @@ def onnx_program(
         shape = [_size(tensor.name, dim, dims, tensor.name in values) for dim in tensor.type.tensor_type.shape.dim]
         if tensor.name in values:
             reader.values[tensor.name] = given_value(tensor.name, values.pop(tensor.name), kind, shape)
+        # An empty input (a cache before the first token) holds nothing that could be data.
         elif 0 in shape:
             reader.values[tensor.name] = Known.of(np.zeros([n or 0 for n in shape], kind))
         else:
@@ -111,17 +115,20 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], oper
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
     args = [reader.values[name] if name else None for name in node.input]
     x = args[0] if args else None
+    # The step from data to shapes (DistIR, figure 4): data are unknown, their sizes are not.
     if node.op_type in ("Shape", "Size") and isinstance(x, Ref):
         shape = reader.emitter.shape(x)
         cut = slice(attributes.get("start", 0), attributes.get("end", len(shape)))
         items: list[Any] = [Known.of(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
     else:
+        # Older operator sets split into as many equal parts as there are outputs.
         if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
             attributes["num_outputs"] = len(node.output)
         if node.op_type == "Cast":
             attributes["to_dtype"] = element_type(onnx, attributes["to"])
         node_name = node.name or node.output[0]
         items = reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
+    # All outputs of an unmapped node are missing.
     if isinstance(items[0], Missing):
         items = [Missing()] * len(node.output)
     for name, item in zip(node.output, items, strict=False):
@@ -136,6 +143,7 @@ def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]
     """A node of known operands, by ONNX's own reference evaluator."""
     from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
+    # A model of a single node, so that the operator-set version of the file decides what the node means.
     h = onnx.helper
     arrays = {name: arg.array for name, arg in zip(node.input, args, strict=True) if name}
     inputs = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()]

@@ -16,6 +16,7 @@ def product(
 
     `dtype` overrides the element type of the left operand.
     """
+    # What is neither contracted nor batch is rows on the left and columns on the right, however many axes it has.
     k = prod(lhs.shape[i] for i in contract[0])
     n_batch = prod(lhs.shape[i] for i in batch[0])
     m = lhs.n_elements // max(1, k * n_batch)
@@ -52,6 +53,7 @@ class ConvShape:
     @property
     def flops(self) -> float:
         """Two per pair of a kernel tap and an element that is really there (padding and holes are not)."""
+        # Axes are independent, so the pairs of a window are products of pairs per axis.
         taps = prod(
             _valid_taps(*of_axis)
             for of_axis in zip(
@@ -70,6 +72,7 @@ class ConvShape:
 
 def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_dilation: int, dilation: int) -> int:
     """Pairs (output position, kernel tap) of one axis that meet an input element."""
+    # With holes in the input (a transposed convolution) positions are counted on the stretched axis.
     reach = (n_in - 1) * in_dilation
     total = 0
     for tap in range(kernel):
@@ -89,6 +92,7 @@ def convolution(shape: ConvShape) -> KernelOp:
     Input gradients have holes in the left operand (the forward stride), weight gradients a kernel larger than
     the output; one of more than two spatial axes is timed as the product that it lowers to.
     """
+    # Libraries lower it to a product over unfolded windows (im2col).
     if len(shape.kernel) > 2:
         return Gemm(
             dtype=shape.dtype,
@@ -97,12 +101,15 @@ def convolution(shape: ConvShape) -> KernelOp:
             k=shape.kernel_c_in * prod(shape.kernel),
             groups=shape.groups,
         )
+    # A convolution of lines is one of images of height 1.
     fill = (1,) * (2 - len(shape.kernel))
     zero = (0,) * len(fill)
     space_in, space_out = fill + shape.space_in, fill + shape.space_out
     kernel, stride = fill + shape.kernel, fill + shape.stride
     holes, spread = fill + shape.in_dilation, fill + shape.kernel_dilation
     pad = zero + tuple(max(0, p) for p in shape.pad_low)
+    # Holes are the forward's stride, so this is an input gradient. The forward's image is this result, its padding
+    # about half a kernel.
     if max(holes) > 1:
         return Convolution(
             dtype=shape.dtype,
@@ -120,6 +127,8 @@ def convolution(shape: ConvShape) -> KernelOp:
             groups=shape.groups,
             pass_="dgrad",
         )
+    # A weight gradient slides the (large) output gradient over the image and gives the (small) filter; batch and
+    # features trade places.
     if prod(kernel) > prod(space_out):
         groups = max(shape.groups, shape.batch_groups)
         return Convolution(

@@ -46,6 +46,7 @@ def trace_program(
         PerfModelError: primitives that no op of the IR stands for, all named with their shares of the FLOPs
             (`trace` costs them nevertheless).
     """
+    # The loss is traced before differentiation: the IR has its own derivatives, which transforms understand.
     closed, out = jax.make_jaxpr(loss, return_shape=True)(weights, *data)
     outputs = jax.tree.leaves(out)
     differentiable = (
@@ -63,6 +64,7 @@ def trace_program(
         if is_weight:
             model.dtype = tensor.dtype
             value = model.weight(label, tensor.shape, tensor_axis=(tensor_axis or {}).get(label))
+            # The layer is the first number that stands by itself in the weight's name.
             number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", label)
             inputs.append(Ref(value, int(number.group(1)) if number else -1))
         else:
@@ -70,6 +72,7 @@ def trace_program(
     walk = _Walk(emitter)
     items = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, inputs))
     if walk.missing:
+        # All unmapped primitives at once, with what they matter: users decide whether to rewrite them.
         total = table_of(closed, None, title).flops or 1.0
         names = ", ".join(f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items())
         raise PerfModelError(f"{title}: not in the IR: {names}; use trace for a table of its costs")
@@ -96,6 +99,7 @@ class _Walk:
         def read(atom: Any) -> Item:
             return Known.of(atom.val) if isinstance(atom, Literal) else values[atom]
 
+        # Tracing leaves equations behind that nothing uses; they may well be ones that cannot be mapped.
         for eqn in _needed(jaxpr):
             items = [read(atom) for atom in eqn.invars]
             values.update(zip(eqn.outvars, self._equation(eqn, items), strict=True))
@@ -105,6 +109,7 @@ class _Walk:
         name = eqn.primitive.name
         if any(isinstance(item, Missing) for item in items):
             return [Missing()] * len(eqn.outvars)
+        # Calls are inlined; whatever is known is computed by JAX; the rest needs a rule.
         body = inlined_body(name, eqn.params, len(items))
         # Custom derivatives would be lost inside their body, and a mesh's ranks are not the program's.
         if body is not None and not name.startswith(("custom_vjp", "shard_map")):
@@ -138,6 +143,7 @@ class _Walk:
         return mapped(name, self.emitter, eqn.params, items, arrays, array_of(eqn.outvars[0]), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
+        # The op table knows the FLOPs even of what has no op in the IR.
         inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
         outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
         node = leaf(eqn.primitive.name, eqn.params, inputs, outputs)
@@ -155,6 +161,7 @@ class _Walk:
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Every iteration in turn; what is scanned over is split, what is collected joined."""
+        # Unrolled, because programs are straight-line code (DistIR, section 2) and pipelines cut between iterations.
         p = eqn.params
         n, n_consts, n_carry = p["length"], p["num_consts"], p["num_carry"]
         body = p["jaxpr"]
@@ -190,6 +197,7 @@ class _Walk:
             return Known(np.stack([part.array for part in parts]))  # pyright: ignore[reportAttributeAccessIssue]
         if any(isinstance(part, (Missing, IndexCheck)) for part in parts):
             return Missing()
+        # Iterations stand along a new first axis.
         part_array = Array(array_of(var).dtype, shape[1:], 4)
         rows = [
             self.emitter.reshape(self.emitter.whole(part, part_array), (1, *shape[1:]))
@@ -208,6 +216,7 @@ def _environment(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Item])
 
 def _needed(jaxpr: Jaxpr) -> list[Any]:
     """Equations that an output depends on."""
+    # Backwards, as whether an equation is needed depends on those after it.
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     equations = []
     for eqn in reversed(jaxpr.eqns):
@@ -219,6 +228,7 @@ def _needed(jaxpr: Jaxpr) -> list[Any]:
 
 def _computed(eqn: Any, items: Sequence[Item]) -> list[Item]:
     """An equation without unknown operands, evaluated."""
+    # `bind` evaluates a primitive on concrete arrays.
     arrays = [item.array for item in items if isinstance(item, Known)]
     results = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **eqn.params)
     return [Known.of(value) for value in (results if eqn.primitive.multiple_results else [results])]

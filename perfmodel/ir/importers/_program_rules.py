@@ -35,6 +35,8 @@ def mapped(
     Raises:
         CannotMapError: no op does it.
     """
+    # JAX guards every look-up (negative indices wrap, others are clamped or filled). Indices are taken to be in
+    # range, so guards are recognised and dropped instead of being mapped.
     if name in ("lt", "gt", "le", "ge", "eq", "ne", "and", "or", "not", "reduce_and", "is_finite"):
         return _check(name, items, integer)
     if name == "select_n":
@@ -45,6 +47,7 @@ def mapped(
     if integer and name == "clamp" and isinstance(items[1], Ref):
         return items[1]
     if integer and name in _BINARY:
+        # Index plus axis size: the wrapped index of a guard, which is never chosen.
         if name == "add":
             return Shifted()
         raise CannotMapError("the IR computes no integers")
@@ -73,6 +76,7 @@ def _scalar(item: Item) -> float | None:
     """The number that a known operand is everywhere."""
     if not isinstance(item, Known):
         return None
+    # Scalars arrive broadcast to the shape of what they meet.
     small = collapsed(item.array)
     return float(small) if small.ndim == 0 else None
 
@@ -103,6 +107,7 @@ def _div(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
 
 def _max(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     """max(a, b) = relu(a - b) + b."""
+    # The IR has no maximum of two tensors; relu has a gradient and shards like any element-wise op.
     for x, y in ((a, b), (b, a)):
         bound = _scalar(x)
         if isinstance(y, Ref) and bound is not None:
@@ -122,6 +127,8 @@ def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
 
 
 def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
+    # A softmax's maximum may be kept out of the gradient, because it cancels. For anything else stopping it changes
+    # the derivative, which the IR could not express.
     if d.differentiable and not x.unstopped:
         raise CannotMapError("only maxima can be kept out of the gradient")
     return replace(x, unstopped=False)
@@ -138,6 +145,7 @@ def _integer_pow(d: Emitter, parameters: Parameters, items: Sequence[Item], arra
 
 def _check(name: str, items: Sequence[Item], integer: bool) -> IndexCheck:
     """Comparisons of indices with their bounds, and of maxima with infinity."""
+    # Maxima are checked for infinity (`is_finite`) before they are subtracted; in a program they are finite.
     checked = all(isinstance(item, (IndexCheck, Known)) for item in items)
     finite = name == "is_finite" and isinstance(items[0], Ref) and items[0].unstopped
     bounded = integer and name in ("ge", "le") and isinstance(items[1], Known)
@@ -174,6 +182,8 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
 
 def _reshape(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     x = _first(items)
+    # A broadcast value is stored with size 1 along some axes. A reshape that only moves axes of size 1 keeps it that
+    # small; any other needs it in full.
     have, full = d.shape(x), arrays[0].shape
     if have != full:
         stored_sizes = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
@@ -200,6 +210,7 @@ def _transpose(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays
 
 def _reduce_sum(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     x = _first(items)
+    # Summing a broadcast axis multiplies by how often the value was repeated.
     have, axes = d.shape(x), tuple(map(int, parameters["axes"]))
     repeats = prod(n // h for i, (n, h) in enumerate(zip(arrays[0].shape, have, strict=True)) if i in axes)
     summed = d.reshape(d.op("sum", x, axes=axes, keep=True), [n for i, n in enumerate(have) if i not in axes])
@@ -218,6 +229,7 @@ def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequ
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
     (contract_a, contract_b), (batch_a, batch_b) = parameters["dimension_numbers"]
     a, b = (d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True))
+    # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k, n).
     rows = [i for i in range(len(arrays[0].shape)) if i not in (*contract_a, *batch_a)]
     columns = [i for i in range(len(arrays[1].shape)) if i not in (*contract_b, *batch_b)]
     size_k = prod(arrays[0].shape[i] for i in contract_a)
@@ -226,6 +238,7 @@ def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequ
     n = tuple(arrays[1].shape[i] for i in columns)
     a = d.transpose(a, (*batch_a, *rows, *contract_a))
     a = d.reshape(a, (*lead, *((prod(m),) if lead or not m else m), size_k))
+    # A right operand that is contracted along its last axis is read transposed instead of being copied.
     transposed = len(contract_b) == 1 and tuple(contract_b) == (len(arrays[1].shape) - 1,) and len(columns) == 1
     if transposed:
         b = d.transpose(b, (*batch_b, *columns, *contract_b))
@@ -242,6 +255,7 @@ def _gather(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: S
     x, ids = _first(items), items[1]
     numbers, sizes = parameters["dimension_numbers"], tuple(parameters["slice_sizes"])
     shape, rank = arrays[0].shape, len(arrays[0].shape)
+    # Index 0 of axes of size 1 is a reshape.
     if isinstance(ids, Known) and collapsed(ids.array).ndim == 0 and int(collapsed(ids.array)) == 0:
         cut = [i for i, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
         if not cut:  # the only element along an axis

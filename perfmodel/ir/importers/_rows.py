@@ -61,6 +61,7 @@ class CollectiveRow:
         """
         highest = max(chain.from_iterable(self.groups), default=0)
         cluster.require(highest + 1, "the program")
+        # Ranks fill nodes in order.
         nodes = []
         for group in self.groups:
             nodes.append({rank // cluster.devices_per_node for rank in group})
@@ -100,6 +101,7 @@ def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Equal rows as one, in order of first appearance."""
     total: dict[Any, float] = {}
     for row in rows:
+        # Layers repeat the same kernels: equal rows are one, with a count.
         once = replace(row, count=1.0)
         total[once] = total.get(once, 0.0) + row.count
     return tuple(replace(once, count=count) for once, count in total.items())
@@ -139,6 +141,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
         PerfModelError: another notation.
     """
     text = text.strip()
+    # HLO leaves the groups out where all devices take part.
     if text in ("", "{}"):
         return (tuple(range(n_devices)),)
     if text.startswith("{"):
@@ -147,6 +150,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
             if group.strip():
                 groups.append(tuple(int(rank) for rank in group.split(",")))
         return tuple(groups)
+    # An iota stands for a long list: ranks 0, 1, ... in one shape, transposed, read in another.
     if match := _IOTA.fullmatch(text):
         shape, base, order = (tuple(map(int, part.split(","))) if part else () for part in match.groups())
         ranks = np.arange(int(np.prod(base))).reshape(base)
@@ -175,6 +179,7 @@ def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[in
 def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:
     """Groups along axes, of which some may be parts: `'b':(m)k` has size k, and m is the product of the parts
     of 'b' before it (Shardy's sub-axis notation)."""
+    # A part of an axis is an axis of its own once the axis is split into (before, part, after).
     split: dict[str, int] = {}
     wanted: list[str] = []
     parts = {name: (int(before), int(size)) for name, before, size in _AXIS.findall(axes) if before}

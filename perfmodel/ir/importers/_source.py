@@ -56,6 +56,7 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
         PerfModelError: no such source, or what its reader refuses.
     """
     settings = settings or SourceSettings()
+    # The suffix decides; a name without one is a catalog model.
     path, _, function = source.partition(":")
     suffix = Path(path).suffix
     if suffix == ".ir":
@@ -92,6 +93,7 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
 
 def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
     model, args = made
+    # A file that made a PyTorch module has imported torch; nobody else need.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return torch_program(model, args, values=settings.values, name=name)
@@ -109,6 +111,7 @@ def _exported(path: str) -> Any:
 
 def _in_mode(program: Program, mode: Mode | None) -> Program:
     loss = any(output.role == "loss" for output in program.outputs)
+    # A loss is made a training step unless inference is asked for.
     if program.trains or mode == "inference" or (mode is None and not loss):
         return program
     if not loss:
@@ -137,6 +140,7 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     Raises:
         PerfModelError: no such file or function, another result, or whatever the file raised, with the line.
     """
+    # The user's own file: it is run, and what it raises is told with its line, not ours.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.exists() or spec is None or spec.loader is None:
         raise PerfModelError(f"{path}: no such file")
@@ -168,6 +172,7 @@ def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> An
     except PerfModelError:
         raise
     except Exception as error:
+        # The last line inside the user's file is the one to look at.
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         if inside and not lines:

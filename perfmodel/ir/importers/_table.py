@@ -79,6 +79,7 @@ def _times(
     calibration: Path | None,
 ) -> EventTimes:
     """Times of one execution of each row: kernels, with the gap before the next one, then collectives."""
+    # Compiled programs launch kernels back to back; the gap between them is the compiled framework's.
     weights = weight_files(calibration)
     model, ops = KernelModel.of(weights), [row.op for row in kernels]
     if isinstance(place, Cluster):
@@ -227,6 +228,7 @@ class OpTable:
             PerfModelError: a device for a program with collectives, or a cluster that is too small.
             CalibrationError: weights that cannot be read.
         """
+        # A bare device serves programs that do not communicate.
         place = resolve(target)
         device = place.device if isinstance(place, Cluster) else place
         if isinstance(place, Cluster):
@@ -241,6 +243,7 @@ class OpTable:
         time_s, lo_s, hi_s, names = times.time_s, times.lo_s, times.hi_s, times.provenance
         total = float(time_s.sum())
         kernel_s = float(time_s[: len(self.kernels)].sum())
+        # MFU: the time that products would take at peak, over the time of the step.
         peak_s = sum(
             row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
             for row in self.kernels
@@ -251,7 +254,9 @@ class OpTable:
         # Which of these times hide behind others is not known, so none do.
         site_prior = Site().site_prior(COMPILED, device)
         shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
+        # How uncertain a site is depends on how much of the time is products and how much is communication.
         half = site_prior.half_width(shares)
+        # An allocator cannot use the last bytes, and a context takes its own.
         room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
         provenance = {}
         for name in sorted(set(names)):

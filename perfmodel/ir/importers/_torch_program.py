@@ -41,6 +41,7 @@ def torch_program(
             without values, or ops that no op of the IR stands for, all named.
     """
     torch = load_torch()
+    # `torch.export` traces on fake tensors, so weights on `meta` suffice.
     exported = module
     if not isinstance(module, torch.export.ExportedProgram):
         try:
@@ -79,11 +80,14 @@ def load_torch() -> Any:
 
 def _written_through(graph: Any) -> bool:
     """Whether something is read under its old name after a node has written into it, or into a view of it."""
+    # Decomposition replaces in-place ops, but also fused ones that the IR has, so it is done only where a stale name
+    # is read.
     place = {node: k for k, node in enumerate(graph.nodes)}
     for node, k in place.items():
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             continue
+        # Writing into a view writes into what it views, and so on down.
         written = node.args[0]
         while written is not None:
             if any(place[user] > k for user in written.users):
@@ -130,6 +134,7 @@ class _Reader:
 
     def _weight(self, node: Any, label: str) -> None:
         """A parameter, under the first of its names where modules share it."""
+        # Tied weights are one tensor under two names; they must become one parameter.
         tensor, state = node.meta["val"], self.exported.state_dict
         label = next((name for name, tensor_there in state.items() if tensor_there is state[label]), label)
         if label not in self.graph.values:
@@ -156,6 +161,7 @@ class _Reader:
             self.graph.data(node.name, _dtype(tensor), tuple(tensor.shape))
 
     def _call(self, node: Any) -> Any:
+        # Results of several outputs are lists; ops with one are not.
         if node.target is operator.getitem:
             source = self.graph.values[node.args[0].name]
             return source[node.args[1]] if isinstance(source, list) and len(source) > 1 else _listed(source)[0]
@@ -165,6 +171,7 @@ class _Reader:
         # Assertions return nothing.
         if not schema.returns:
             return None
+        # Arguments by position, defaults filled in, so that rules need not know how a call was written.
         operands = [
             node.args[k] if k < len(node.args) else node.kwargs.get(a.name, getattr(a, "default_value", None))
             for k, a in enumerate(schema.arguments)
@@ -191,6 +198,7 @@ class _Reader:
 
         def tensor(value: Any) -> Any:
             item = self.graph.values[value.name]
+            # Ops like `zeros_like` are the only ones computed from data, of which they see no element.
             if isinstance(item, (Ref, Missing)):  # only its shape counts
                 example = value.meta["val"]
                 return self.torch.zeros(example.shape, dtype=example.dtype)

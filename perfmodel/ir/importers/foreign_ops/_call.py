@@ -91,6 +91,7 @@ class Call:
 
     def expanded(self, x: Ref, wanted: Sequence[int]) -> Ref:
         """The value repeated along axes of size 1 where another size is wanted; -1 leaves an axis as it is."""
+        # Broadcasting aligns axes at the right.
         have = (1,) * (len(wanted) - len(self.shape(x))) + self.shape(x)
         x = self.d.reshape(x, have)
         copies = [n if size == 1 and n > 1 else 1 for n, size in zip(wanted, have, strict=True)]
@@ -119,6 +120,7 @@ def graph_dtype(name: str) -> str:
 
 def primitive(c: Call, name: str, *items: Item) -> Item:
     """Write what the JAX primitive of a name does."""
+    # ONNX and ATen share their element-wise semantics with JAX, so the JAX rules write the instructions.
     items = promoted(c, items)
     dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
     if any(dtype.startswith("int") for dtype in dtypes):

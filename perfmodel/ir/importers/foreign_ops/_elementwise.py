@@ -36,6 +36,7 @@ def _weighted(name: str) -> Rule:
 
 
 def _power(c: Call) -> Item:
+    # Roots have ops; small whole powers are products; the IR has no general power.
     x, exponent = c.ref(0), float(np.asarray(c.value("", 1)))
     if exponent in (0.5, -0.5):
         return primitive(c, "sqrt" if exponent > 0 else "rsqrt", x)
@@ -56,6 +57,7 @@ def _silu(c: Call) -> Ref:
 
 
 def _clip(c: Call) -> Item:
+    # A clip is a maximum with the lower bound, then a minimum with the upper one.
     x: Item = c.ref(0)
     for name, position, primitive_name in (("min", 1, "max"), ("max", 2, "min")):
         bound = c.value(name, position, None)
@@ -83,6 +85,8 @@ def _cast_like(c: Call) -> Item:
 
 
 def _where(c: Call, condition: int = 0, yes: int = 1, no: int = 2) -> Item:
+    # A choice by a mask that is known is arithmetic; by a guard of indices it is settled; by data it cannot be
+    # written.
     which = c.item(condition)
     if isinstance(which, IndexCheck):
         return c.item(no if which.kind == "negative" else yes)
@@ -137,6 +141,7 @@ def _not(c: Call) -> IndexCheck:
 
 def _both(name: str) -> Rule:
     """Conjunction or disjunction of checks, and of known booleans."""
+    # A false operand decides a conjunction, a true one a disjunction; a neutral one leaves the other.
     neutral, decides = ("valid", "negative") if name == "and" else ("negative", "valid")
 
     def rule(c: Call) -> Item:

@@ -27,6 +27,7 @@ def _padding(c: Call, position: int) -> tuple[int, int]:
     """ONNX: starts, then ends; ATen: both at once."""
     if c.attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", "NOTSET", "VALID"):
         raise CannotMapError("padding that depends on the size; export with fixed pads")
+    # The IR pads alike on both sides.
     if "pads" in c.attributes:
         starts, ends = np.reshape(c.attributes["pads"], (2, -1)).tolist()
         if starts != ends:
@@ -89,6 +90,7 @@ def _pool(c: Call, kind: str) -> Ref:
     x, kernel = c.ref(0), _pair(c.value("kernel_shape", 1))
     # Where no stride is given, ONNX's is 1, ATen's the window.
     is_onnx = "kernel_shape" in c.attributes
+    # `[]` is how ATen writes "not given".
     usual = (1, 1) if is_onnx else kernel
     stated = c.value("strides", 2, None)
     stride = usual if stated in (None, []) else _pair(stated)
@@ -97,6 +99,7 @@ def _pool(c: Call, kind: str) -> Ref:
         _undilated(c, 4)
     shape = c.shape(x)[2:]
     steps = list(zip(shape, kernel, stride, padding, strict=True))
+    # `ceil_mode` only matters where windows do not end with the image.
     ragged = any((n + 2 * pad - k) % step for n, k, step, pad in steps)
     if ragged and c.value("ceil_mode", 5 if kind == "max" else 4, False):
         raise CannotMapError("windows that end outside of the image (ceil_mode)")
@@ -147,6 +150,7 @@ def _by_channel(c: Call, item: Item, rank: int) -> Any:
 
 def _normalised(c: Call, x: Ref, axes: tuple[int, ...], epsilon: float) -> Ref:
     """Zero mean and unit variance over some axes."""
+    # Written out, so that sharding rules see sums: replicas then all-reduce them, as synchronised batch norm does.
     share = 1 / prod(c.shape(x)[a] for a in axes)
     centred = c.op("sub", x, c.scaled(c.op("sum", x, axes=axes, keep=True), share))
     variance = c.scaled(c.op("sum", c.op("mul", centred, centred), axes=axes, keep=True), share)
@@ -169,6 +173,7 @@ def _batch_norm(c: Call, training: int = 5, epsilon: int = 7) -> Item:
     if c.value("training_mode", training, False):
         return _scaled_by_channel(c, _normalised(c, x, (0, *range(2, rank)), least), 1, 2)
     mean, variance = _by_channel(c, c.item(3), rank), _by_channel(c, c.item(4), rank)
+    # Running statistics with values fold into one factor per channel; on the meta device they are data.
     if isinstance(variance, Known):
         y = primitive(c, "mul", primitive(c, "sub", x, mean), Known((variance.array + least) ** -0.5))
     else:
@@ -187,6 +192,7 @@ def _group_norm(c: Call) -> Item:
     onnx = "num_groups" in c.attributes
     x, groups = c.ref(0), int(c.value("num_groups", 1))
     shape = c.shape(x)
+    # Groups are contiguous channels, so each is one row of a reshape.
     grouped = c.d.reshape(x, (shape[0], groups, -(-prod(shape[1:]) // groups)))
     y = c.d.reshape(_normalised(c, grouped, axes_of(-1, 3), float(c.value("epsilon", -1 if onnx else 4, 1e-5))), shape)
     return _scaled_by_channel(c, y, *((1, 2) if onnx else (2, 3)))

@@ -22,6 +22,7 @@ def _matmul(c: Call) -> Ref:
 
 def _product(c: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
     """A product; leading axes of the smaller operand are repeated or merged, as the IR's `matmul` wants them."""
+    # NumPy's rules for vectors and broadcast batches, in terms of an op that takes equal batches or one matrix.
     shape_a, shape_b = c.shape(a), c.shape(b)
     if len(shape_a) == 1:
         return c.d.reshape(_product(c, c.d.reshape(a, (1, *shape_a)), b), (*shape_b[:-2], shape_b[-1]))
@@ -79,6 +80,7 @@ def _log_softmax(c: Call) -> Ref:
 
 
 def _over_last(c: Call, x: Ref, axis: int, function: Callable[[Ref], Ref]) -> Ref:
+    # The IR's softmax works along the last axis; others are brought there and back.
     rank = len(c.shape(x))
     if axis % rank == rank - 1:
         return function(x)
@@ -88,6 +90,7 @@ def _over_last(c: Call, x: Ref, axis: int, function: Callable[[Ref], Ref]) -> Re
 
 def _layer_norm(c: Call, gain: int = 1, shift: int = 2, epsilon: tuple[str, int] = ("epsilon", -1)) -> Ref:
     x = c.ref(0)
+    # The IR's norm has gain and shift; those that are left out are ones and zeros.
     size = c.shape(x)[-1:]
     if "axis" in c.attributes and c.attributes["axis"] not in (-1, len(c.shape(x)) - 1):
         raise CannotMapError("a norm over several axes")
@@ -100,6 +103,7 @@ def _layer_norm(c: Call, gain: int = 1, shift: int = 2, epsilon: tuple[str, int]
 
 def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1), default: float = 1e-5) -> Item:
     x = c.ref(0)
+    # x / sqrt(mean(x^2) + epsilon), written out: the IR has no fused RMS norm.
     square = c.op("sum", c.op("mul", x, x), axes=(len(c.shape(x)) - 1,), keep=True)
     shifted = primitive(c, "add", c.scaled(square, 1 / c.shape(x)[-1]), Known.of(c.value(*epsilon, default)))
     y = c.op("div", x, c.op("sqrt", c.as_ref(shifted)))
@@ -111,10 +115,13 @@ def _attention(c: Call) -> Ref:
     q, k, v = c.ref(0), c.ref(1), c.ref(2)
     causal, size = bool(c.value("", 5, False)), c.shape(q)[-1]
     scale = c.value("", 6, None) or size**-0.5
+    # Grouped-query attention: each key head serves several query heads.
     groups = c.shape(q)[1] // c.shape(k)[1] if len(c.shape(q)) == 4 else 1
     if groups > 1:
         k, v = _repeat_heads(c, k, groups), _repeat_heads(c, v, groups)
     mask, causal = _settled_mask(c.item(3) if c.has(3) else None, causal)
+    # The fused kernel has the usual scale and at most a causal mask. It takes joint heads of query, key and value,
+    # hence the concat. Everything else is written out as products and a softmax.
     plain = mask is None and scale == size**-0.5
     if plain and len(c.shape(q)) == 4 and c.shape(q) == c.shape(k) == c.shape(v):
         batch, heads, seq, _ = c.shape(q)
@@ -135,6 +142,7 @@ def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
     """What is left of a mask where it is known to hide nothing, or just what comes later."""
     if not isinstance(mask, Known):
         return mask, causal
+    # Masks come as booleans or as large negative numbers to be added.
     seen = mask.array if mask.array.dtype == bool else mask.array >= 0
     if mask.array.dtype != bool and not (seen | (mask.array < _HIDDEN)).all():
         return mask, causal  # a bias that is no mask, as relative positions are
@@ -150,6 +158,7 @@ def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
 
 def _repeat_heads(c: Call, x: Ref, groups: int) -> Ref:
     batch, heads, *rest = c.shape(x)
+    # Copies of a head must stand next to one another, in the order of the query heads.
     single = c.d.reshape(x, (batch, heads, 1, *rest))
     return c.d.reshape(c.op("concat", *[single] * groups, axis=2), (batch, heads * groups, *rest))
 
@@ -166,6 +175,7 @@ def _cross_entropy(c: Call) -> Ref:
         raise CannotMapError("weighted classes, or another reduction than the mean")
     if c.value("", 5, 0.0):
         raise CannotMapError("smoothed labels; set label_smoothing=0")
+    # The IR looks labels up along the last axis.
     logits = c.d.transpose(logits, (0, *range(2, rank), 1)) if rank > 2 else logits
     ignored = c.d.known_elements(labels) == c.value("ignore_index", 4, -100)
     counts = ~np.ma.filled(ignored, False)

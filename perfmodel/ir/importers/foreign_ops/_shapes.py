@@ -14,6 +14,7 @@ from perfmodel.ir.importers.foreign_ops._call import Call, Rule, axes_of, spelle
 def _reshape(c: Call) -> Ref:
     x, wanted = c.ref(0), [int(n) for n in np.atleast_1d(c.value("shape", 1))]
     have = c.shape(x)
+    # ONNX: 0 keeps the size of the operand's axis.
     if 0 in wanted and not c.attributes.get("allowzero"):
         wanted = [have[k] if n == 0 else n for k, n in enumerate(wanted)]
     return c.d.reshape(x, _whole_shape(wanted, prod(have)))
@@ -97,6 +98,7 @@ def _cut(c: Call, x: Ref, axis: int, sizes: int | Sequence[int]) -> list[Ref]:
         sizes = [min(sizes, n - k) for k in range(0, n, sizes)]
     if len(set(sizes)) == 1:
         return c.d.parts(x, axis, len(sizes))
+    # Parts of unlike sizes are slices; only equal ones are a `split`.
     stops = np.cumsum(sizes).tolist()
     return [_range(c, x, axis, stop - n, stop) for n, stop in zip(sizes, stops, strict=True)]
 
@@ -113,6 +115,7 @@ def _strided(c: Call, x: Ref, axis: int, start: int, stop: int, step: int) -> It
         return Known(np.zeros((*shape[:axis], 0, *shape[axis + 1 :])))
     if step == 1:
         return _range(c, x, axis, start, stop)
+    # Strides that do not divide the axis, or go backwards, are looked up element by element.
     ids = np.arange(start, stop, step)
     if step < 0 or shape[axis] % step or count != shape[axis] // step:
         return _taken(c, x, axis, ids)
@@ -126,6 +129,7 @@ def _taken(c: Call, x: Ref, axis: int, ids: np.ndarray) -> Ref:
     """Known elements of an axis, whose place the axes of `ids` take."""
     shape = c.shape(x)
     ids = np.where(ids < 0, ids + shape[axis], ids)
+    # Neighbouring elements are a slice, which costs nothing; the IR's only general look-up is that of a table's rows.
     flat = ids.ravel()
     before, after = shape[:axis], shape[axis + 1 :]
     if (np.diff(flat) == 1).all():
@@ -156,6 +160,7 @@ def _indexed(c: Call, x: Ref, axes: Sequence[int], places: Sequence[Item | None]
     if list(axes) != list(range(axes[0], axes[-1] + 1)):
         raise CannotMapError("places in axes that are not next to one another")
     shape = c.shape(x)
+    # Several indexed axes are one axis of all their combinations.
     sizes = shape[axes[0] : axes[-1] + 1]
     wrapped = [np.where(array < 0, array + n, array) for array, n in zip(arrays, sizes, strict=True)]
     ids = np.ravel_multi_index(np.broadcast_arrays(*wrapped), sizes)
@@ -175,6 +180,7 @@ def _gather_nd(c: Call) -> Ref:
 def _with_part(c: Call, x: Item, part: Item, axis: int, start: int, stop: int) -> Item:
     """A value in which elements start..stop of an axis are replaced."""
     shape = c.shape(x)
+    # Values are assigned once: writing into a part is joining what is left with the new part.
     pieces = []
     for first, last in ((0, start), (stop, shape[axis])):
         if last > first and isinstance(x, Ref):
@@ -226,6 +232,7 @@ def _scatter_nd(c: Call) -> Item:
     if not isinstance(ids, Known) or c.attributes.get("reduction", b"none") not in (b"none", "none"):
         raise CannotMapError("places that depend on data, or a reduction")
     depth = ids.array.shape[-1]
+    # Number all elements; the places that are written must be exactly a block of them, cut along one axis at most.
     numbers = np.arange(prod(shape)).reshape(shape)[tuple(np.moveaxis(ids.array, -1, 0))]
     corners = [np.unravel_index(numbers.min(), shape), np.unravel_index(numbers.max(), shape)]
     ranges = [(int(low), int(high) + 1) for low, high in zip(*corners, strict=True)]
@@ -251,6 +258,7 @@ def _scatter_elements(c: Call) -> Item:
     (axis,) = axes_of(c.value("axis", -1, 0), len(shape))
     if not isinstance(ids, Known):
         raise CannotMapError("places that depend on data; give the value of the input that they come from")
+    # Caches and shifted masks write the same range of an axis everywhere, which is a slice.
     size = ids.array.shape[axis]
     start = int(ids.array.min()) if ids.array.size else 0
     expected = np.arange(start, start + size).reshape([-1 if k == axis else 1 for k in range(len(shape))])
@@ -276,6 +284,7 @@ def _pad(c: Call) -> Item:
         pairs = {rank - 1 - k: sizes[2 * k : 2 * k + 2] for k in range(len(sizes) // 2)}
     if mode not in ("constant", b"constant"):
         raise CannotMapError(f"padding of mode {mode!r}")
+    # Negative padding cuts.
     for axis, (before, after) in pairs.items():
         n = c.shape(x)[axis]
         if min(before, after) < 0:
@@ -297,6 +306,7 @@ def _roll(c: Call) -> Ref:
         raise CannotMapError("a roll over all axes as one")
     for shift, axis in zip(shifts.tolist(), axes_of(axes, len(c.shape(x))), strict=True):
         n = c.shape(x)[axis]
+        # A roll swaps the two parts of the axis.
         if cut := -shift % n:
             x = c.op("concat", _range(c, x, axis, cut, n), _range(c, x, axis, 0, cut), axis=axis)
     return x
@@ -344,6 +354,7 @@ def _slice(c: Call) -> Item:
     else:
         axes, starts = [c.value("", 1, 0)], [c.value("", 2, 0)]
         stops, steps = [c.value("", 3, np.iinfo(np.int64).max)], [c.value("", 4, 1)]
+    # Python's slices have the semantics of both: negative and out-of-range bounds are clamped.
     for axis, start, stop, step in zip(axes_of(axes, rank), starts, stops, steps, strict=True):
         first, last, step = slice(start, stop, step).indices(c.shape(x)[axis])
         part = _strided(c, x, axis, first, last, step)
