@@ -88,7 +88,9 @@ class ClusterComparison:
 
         rows = []
         for plan in self.plans:
-            row = {name: value for name, value in plan.to_dict().items() if name not in ("provenance", "goodput")}
+            row = plan.to_dict()
+            for name in ("provenance", "goodput"):
+                row.pop(name, None)
             rows.append(row | {"goodput": plan.run.goodput.fraction})
         return pd.DataFrame(rows)
 

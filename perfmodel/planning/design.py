@@ -113,7 +113,8 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     likely_bytes = max(need, shown_bytes / problem.site.memory_spread().share_that_fits(MIN_FIT))
     parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
     known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]
-    enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= likely_bytes)
+    large_enough = [device for device in known if device.memory_bytes >= likely_bytes]
+    enough = sorted((device.memory_bytes, device.name) for device in large_enough)
     return MemoryNeeded(
         layout=problem.notation(layout),
         memory_bytes=need,

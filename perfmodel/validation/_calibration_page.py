@@ -15,7 +15,7 @@ from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_text
 from perfmodel.spec import Layout, Problem
 from perfmodel.validation._next_measurements import WantedMeasurement, near_shapes, of_step
-from perfmodel.validation._parity import all_rows, is_runs
+from perfmodel.validation._parity import all_rows, compared_rows, is_runs
 from perfmodel.validation._report import errors
 
 MOST_POINTS: Final = 4000
@@ -87,7 +87,7 @@ def calibration_report(
         raise CalibrationError(f"{folder}: no weights there; 'perfmodel fit TABLE... --out {folder}' writes them")
     # Rows that were not measured, or that cannot be predicted, are counted but have no place in the figures.
     rows = all_rows(tables, folder, progress)
-    compared = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
+    compared = compared_rows(rows)
     step = (problem, layout) if problem is not None and layout else None
     proposal = of_step(*step, folder) if step else near_shapes(tables, folder)
     return CalibrationReport(

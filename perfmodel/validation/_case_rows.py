@@ -151,7 +151,10 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     row = with_plain_columns(row)
     run_name = f"run {text(row, 'case_id')}"
     keys = key_tables(row)
-    run_framework, assumed_framework = framework_of(framework_name(row)) if not framework else (framework, False)
+    run_framework = framework
+    assumed_framework = False
+    if run_framework is None:
+        run_framework, assumed_framework = framework_of(framework_name(row))
     run_framework = with_framework_keys(run_framework, keys.get("framework", {}), run_name)
 
     described = model_of(row, run_framework)
@@ -440,7 +443,10 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
     Raises:
         TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
     """
-    table, name = (file, "table of runs") if isinstance(file, pd.DataFrame) else (read_rows(Path(file)), str(file))
+    if isinstance(file, pd.DataFrame):
+        table, name = file, "table of runs"
+    else:
+        table, name = read_rows(Path(file)), str(file)
 
     # Two kinds of tables: columns of published runs, and words of `predict`.
     in_words = has_words_of_predict(table)

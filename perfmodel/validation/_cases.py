@@ -148,6 +148,7 @@ def _predict_one(
     result = run.prediction
     if keep is not None:
         keep(run.case, result)
+    events_variance = sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events"))
     return (
         row["case_id"],
         run.step_time_s,
@@ -162,7 +163,7 @@ def _predict_one(
         # fitted to these.
         *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
         site.unstated,
-        GAUSS_90 * sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events")) ** 0.5,
+        GAUSS_90 * events_variance**0.5,
         ", ".join(run.assumed) or None,
         run.open_deviation,
         len(run.completions),
@@ -222,10 +223,10 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     source = np.asarray(runs["source"], str)
     cells = runs["framework"].tolist() if "framework" in runs else [None] * len(runs)
     frameworks = np.array([cell if isinstance(cell, str) else "" for cell in cells])
-    sources = {
-        name: {"frameworks": sorted({*frameworks[source == name].tolist()} - {""})} | figures(source == name)
-        for name in dict.fromkeys(source.tolist())
-    }
+    sources = {}
+    for name in dict.fromkeys(source.tolist()):
+        frameworks_of_source = {*frameworks[source == name].tolist()} - {""}
+        sources[name] = {"frameworks": sorted(frameworks_of_source)} | figures(source == name)
     everything = figures(np.ones(len(runs), bool))
     # How far a choice moves the time stands behind its name, and differs from row to row.
     assumed: Counter[str] = Counter()

@@ -307,7 +307,8 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
         if choice.name in refused or not choice.matters(case) or not choice.stated(case):
             continue
         value = choice.value(case)
-        values = tuple(dict.fromkeys([value, *(each.counted_as or each.value for each in choice.variants(case))]))
+        others = [variant.counted_as or variant.value for variant in choice.variants(case)]
+        values = tuple(dict.fromkeys([value, *others]))
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
 
@@ -319,5 +320,6 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
     for name, value in stated_degrees(run.cells).items():
         chain = MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN
         if value in degrees:
-            likelihood *= float(priors.probabilities(name, features.contexts(chain), degrees)[degrees.index(value)])
+            chances = priors.probabilities(name, features.contexts(chain), degrees)
+            likelihood *= float(chances[degrees.index(value)])
     return likelihood

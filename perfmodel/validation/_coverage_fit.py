@@ -104,12 +104,16 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
         # site's depends on it.
         slope = (1 - (freedom + 1) * squared / (freedom + squared)) * variance / total
         off = x - centre
-        return float(weight @ loss + 0.5 * precision @ off**2), features.T @ (weight * slope) + precision * off
+        penalised = float(weight @ loss + 0.5 * precision @ off**2)
+        return penalised, features.T @ (weight * slope) + precision * off
 
     # Drivers only widen intervals: something unknown never makes a prediction surer.
     bounds = [(-_MOST_LOG, _MOST_LOG), (0.0, 3.0), *[(0.0, _MOST_LOG)] * len(names)]
     x = minimize(objective, centre, jac=True, method="L-BFGS-B", bounds=bounds).x
-    of_driver = {name: round(float(value), 3) for name, value in zip(names, x[2:], strict=True) if value >= 5e-4}
+    of_driver = {}
+    for name, value in zip(names, x[2:], strict=True):
+        if value >= 5e-4:
+            of_driver[name] = round(float(value), 3)
     shape = Coverage(power=round(float(x[1]), 3), log_per_unit=of_driver)
     # Sources that nobody had looked at say what a stranger meets, the others only where there are none.
     strangers = (runs.left_out == TEAM) & ~runs.looked_at

@@ -83,5 +83,6 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
 
 def folds_of(labels: Mapping[str, np.ndarray]) -> dict[str, Folds]:
     """Folds by the kind of group that each leaves out whole; labels of runs as `SiteRuns.labels` has them."""
-    folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), labels["source"].tolist()) for kind in WHOLE_GROUPS}
+    sources = labels["source"].tolist()
+    folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), sources) for kind in WHOLE_GROUPS}
     return {kind: folds for kind, folds in folds_by_kind.items() if folds.names}

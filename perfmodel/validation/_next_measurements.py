@@ -76,9 +76,9 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     half_width_log = 0.5 * np.log(np.maximum(times.hi_s, 1e-30) / np.maximum(times.lo_s, 1e-30))
     # What an event leaves open of the step: its share of the step times its own uncertainty.
     share = shares.critical_s / shares.step_time_s
-    order = [
-        int(i) for i in np.argsort(-share * half_width_log, kind="stable") if half_width_log[i] > SURE and share[i] > 0
-    ][:MOST]
+    unsure = (half_width_log > SURE) & (share > 0)
+    by_doubt = np.argsort(-share * half_width_log, kind="stable")
+    order = by_doubt[unsure[by_doubt]][:MOST].tolist()
     device = problem.cluster.device.name
     wanted = [
         Measurement(
@@ -92,14 +92,16 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     ]
 
     # Only events that a collector measures can be in a plan; others are named in the list alone.
-    full_plan = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework).plan
+    of_model = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework)
+    full_plan = of_model.plan
     chosen = {shares.ops[i] for i in order}
     plan = replace(
         full_plan,
         kernels=tuple(op for op in full_plan.kernels if op in chosen),
         collectives=tuple(op for op in full_plan.collectives if op in chosen),
     )
-    return WantedMeasurement(tuple(wanted), plan_text(plan) if plan.kernels or plan.collectives else "")
+    text = plan_text(plan) if plan.kernels or plan.collectives else ""
+    return WantedMeasurement(tuple(wanted), text)
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,10 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
 
     # Drop neighbours that the table holds: join with the measured rows, and keep what found no
     # partner.
-    neighbours = neighbours.merge(frame[identity].drop_duplicates().assign(_known=True), on=identity, how="left")
-    return pd.DataFrame(neighbours[neighbours["_known"].isna()]).drop(columns="_known").reset_index(drop=True)
+    known = frame[identity].drop_duplicates().assign(_known=True)
+    neighbours = neighbours.merge(known, on=identity, how="left")
+    unknown = pd.DataFrame(neighbours[neighbours["_known"].isna()])
+    return unknown.drop(columns="_known").reset_index(drop=True)
 
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:

@@ -56,7 +56,8 @@ def validate_kernels(
         # Nothing is fitted to rows that their table marks, so that errors on them tell nothing of
         # the fit.
         if kind == "collective" and not marked:
-            table = pd.DataFrame(table[~clean_collectives(table)["doubtful"].to_numpy(bool)]).reset_index(drop=True)
+            doubtful = clean_collectives(table)["doubtful"].to_numpy(bool)
+            table = pd.DataFrame(table[~doubtful]).reset_index(drop=True)
         times = predicted_times(table, kind, calibration)
         family = table["collective"] if kind == "collective" else table["op_family"]
         measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
@@ -138,9 +139,14 @@ def parity_rows(
     Raises:
         TableError: a missing or malformed table.
     """
-    rows = all_rows(files, calibration, progress)
-    compared = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
+    compared = compared_rows(all_rows(files, calibration, progress))
     return pd.DataFrame(compared[["group", "device", "measured_s", "predicted_s", "lo_s", "hi_s"]])
+
+
+def compared_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that were measured and can be predicted, of those of `all_rows`."""
+    has_both = rows[["measured_s", "predicted_s"]].notna().all(axis=1)
+    return pd.DataFrame(rows[has_both]).reset_index(drop=True)
 
 
 def all_rows(files: Sequence[Path | str], calibration: Path | None, progress: Report | None = None) -> pd.DataFrame:
@@ -167,11 +173,12 @@ def is_runs(file: Path) -> bool:
 
 def sizes_of(table: pd.DataFrame) -> list[str]:
     """Columns of a table of kernels or collectives that are sizes of what was measured."""
-    return [
-        name
-        for name, column in COLUMNS.items()
-        if name in table.columns and not column.text and name not in NOT_IDENTITY and bool(table[name].notna().any())
-    ]
+    sizes = []
+    for name, column in COLUMNS.items():
+        is_size = name in table.columns and not column.text and name not in NOT_IDENTITY
+        if is_size and bool(table[name].notna().any()):
+            sizes.append(name)
+    return sizes
 
 
 def row_labels(table: pd.DataFrame) -> pd.Series:

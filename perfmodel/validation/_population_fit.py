@@ -104,7 +104,9 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         # The model of all typical runs, and coverage with whole groups left out under it.
         state = _fitted(compiled, score, typical)
         parameters = {"": posterior(runs, score, state, typical, None)}
-        left_out_runs = [left_out_of(runs, score, state, kind, folds) for kind, folds in folds_of(runs.labels).items()]
+        left_out_runs = []
+        for kind, folds in folds_of(runs.labels).items():
+            left_out_runs.append(left_out_of(runs, score, state, kind, folds))
         everywhere: dict[str, float] = {}
         drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
         for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
@@ -356,7 +358,9 @@ def posterior(
     total += np.diag(hyper["noise"][0] ** 2 * scale / state.weight[chosen])
     solved = np.linalg.inv(total)
     names_by_level = {name: sorted({*known.labels[name].tolist()}) for name in SHARED[1:]}
-    pairs = site_pairs or set(product((*names_by_level["framework"], ""), (*names_by_level["architecture"], "")))
+    all_frameworks = (*names_by_level["framework"], "")
+    all_architectures = (*names_by_level["architecture"], "")
+    pairs = site_pairs or set(product(all_frameworks, all_architectures))
 
     # Prior covariance of a site's class factors, by level.
     prior = []
@@ -372,7 +376,9 @@ def posterior(
             known.labels["framework"] == framework,
             known.labels["architecture"] == architecture,
         )
-        covariances = [prior[level] @ (known.shares * same[:, None]).T for level, same in enumerate(shares_level)]
+        covariances = []
+        for level, same in enumerate(shares_level):
+            covariances.append(prior[level] @ (known.shares * same[:, None]).T)
 
         # Gaussian conditioning: mean C K^-1 y and covariance P - C K^-1 C^T, with C the
         # covariance between the pair's factors and the runs.

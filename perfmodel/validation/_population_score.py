@@ -343,7 +343,8 @@ class Score:
 
         # A weak log-normal prior holds hyperparameters that few sources tell of near their start.
         first = np.log(np.concatenate([*START.values()]))
-        loose = np.concatenate([np.full(len(values), _LOOSE.get(name, 1.0)) for name, values in START.items()])
+        deviations = [np.full(len(values), _LOOSE.get(name, 1.0)) for name, values in START.items()]
+        loose = np.concatenate(deviations)
         return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
 
     def scaled(self, state: State) -> State:
@@ -377,7 +378,8 @@ def _log_normal(error: Any, variance: Any) -> Any:
 def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Runs of every code in rows of one length, and which of them are there."""
     members_of_code = [np.flatnonzero(codes == at) for at in range(count)]
-    index = np.zeros((count, max(map(len, members_of_code))), int)
+    lengths = np.array([len(members) for members in members_of_code])
+    index = np.zeros((count, max(lengths)), int)
     for row, members in zip(index, members_of_code, strict=True):
         row[: len(members)] = members
-    return index, np.arange(index.shape[1]) < np.array([len(members) for members in members_of_code])[:, None]
+    return index, np.arange(index.shape[1]) < lengths[:, None]

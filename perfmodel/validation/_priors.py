@@ -86,7 +86,8 @@ class ChoicePriors:
             # runs come after it, and outweigh it as they grow.
             if i == len(contexts) - 1 and default in values:
                 usual = np.array([float(value == default) for value in values])
-                probability = self._usual_share(choice) * usual + (1 - self._usual_share(choice)) * probability
+                share = self._usual_share(choice)
+                probability = share * usual + (1 - share) * probability
             counted = self._counted(choice, context, values)
             probability = (counted + strength * probability) / (counted.sum() + strength)
         return probability
@@ -95,8 +96,11 @@ class ChoicePriors:
         by_value = self.counts.get(choice, {}).get(context, {})
         totals = []
         for value in values:
-            teams = by_value.get(value, {})
-            totals.append(sum(count for team, count in teams.items() if not keys_share_a_team(team, self.without)))
+            total = 0
+            for team, count in by_value.get(value, {}).items():
+                if not keys_share_a_team(team, self.without):
+                    total += count
+            totals.append(total)
         return np.array(totals)
 
     def _usual_share(self, choice: str) -> float:

@@ -205,12 +205,17 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
         else:
             continue
         # Shapes are compared in doublings, over the sizes that both the event and the table have.
-        names = [f.name for f in fields(op) if f.name in candidates and isinstance(getattr(op, f.name), (int, float))]
-        names = [name for name in names if getattr(op, name) and not isinstance(getattr(op, name), bool)]
+        sizes: dict[str, float] = {}
+        for name in (field.name for field in fields(op)):
+            value = getattr(op, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name in candidates and is_number and value:
+                sizes[name] = float(value)
+        names = list(sizes)
         if candidates.empty or not names:
             continue
         shape = candidates[names].astype(float).replace(0, np.nan).fillna(1.0).to_numpy()
-        doublings = np.abs(np.log2(shape / np.array([float(getattr(op, name)) for name in names]))).sum(axis=1)
+        doublings = np.abs(np.log2(shape / np.array(list(sizes.values())))).sum(axis=1)
         nearest = int(doublings.argmin())
         if best[2] is None or doublings[nearest] < best[2]:
             label = " ".join(f"{name}={value:g}" for name, value in zip(names, shape[nearest], strict=True))

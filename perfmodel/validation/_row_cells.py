@@ -187,7 +187,8 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
         if follows and per_replica:
             micro_batch = int(stated / (dp * per_replica))
         else:
-            micro_batch = framework.usual_micro_batch(pp * (count(row, "vpp", 1) if pp > 1 else 1), int(stated) // dp)
+            chunks = count(row, "vpp", 1) if pp > 1 else 1
+            micro_batch = framework.usual_micro_batch(pp * chunks, int(stated) // dp)
         assumed = () if follows else ("micro_batch",)
     if not stated:
         if per_replica is None:

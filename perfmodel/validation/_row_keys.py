@@ -84,7 +84,8 @@ def key_tables(row: Row) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
     for column, cell in row.items():
         table, dot, key = str(column).partition(".")
-        if not dot or table not in KEY_TABLES or cell is None or (isinstance(cell, str) and not cell.strip()):
+        is_empty = cell is None or (isinstance(cell, str) and not cell.strip())
+        if not dot or table not in KEY_TABLES or is_empty:
             continue
         # `model.experts.count` is the key `count` of the table `experts` in the table `model`.
         *inner, name = key.split(".")
@@ -152,7 +153,8 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
     if stated:
         try:
             # Devices of one die differ in form or power, and sources seldom tell these apart.
-            is_same = catalog.device(stated).die == cluster.device.die != "" or catalog.device(stated) == cluster.device
+            device = catalog.device(stated)
+            is_same = device == cluster.device or device.die == cluster.device.die != ""
         except PerfModelError:
             is_same = stated == cluster.device.name
         if not is_same:
@@ -194,7 +196,10 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
     """
     if not keys:
         return {}
-    notation = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in keys.items())
+    stated = []
+    for key, value in keys.items():
+        stated.append(f"{key}={written(tuple(value) if isinstance(value, list) else value)}")
+    notation = ",".join(stated)
     try:
         return Layout.values(notation)
     except PerfModelError as error:

@@ -96,8 +96,11 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     base = named
     for separator in (r"[- ]cut\b", r"-L\d", r" "):
         base = base or known_model(re.split(separator, name)[0])
-    if isinstance(base, Transformer) and (base.experts or base.latent_attention or family not in _FAMILY or not stated):
-        return _reshaped(base, row)
+    if isinstance(base, Transformer):
+        # Rows seldom state the sizes of experts or latent attention.
+        has_further_sizes = base.experts is not None or base.latent_attention is not None
+        if has_further_sizes or family not in _FAMILY or not stated:
+            return _reshaped(base, row)
     if family not in _FAMILY:
         raise Unusable(f"family {text(row, 'family')} without a catalog entry")
     if not stated:
@@ -253,7 +256,8 @@ def _further_tokens(model: Model, row: Row) -> Model:
     """The model with modules for multi-token prediction (the catalog's of the name and `-mtp`) or without them,
     whichever comes nearer to the FLOPs per token that a row states by both its rates, visible attention counted."""
     further = known_model(f"{model.name}-mtp")
-    tflops, tokens_per_s = (number(row, f"measured_{what}_per_device") for what in ("tflops", "tokens_per_s"))
+    tflops = number(row, "measured_tflops_per_device")
+    tokens_per_s = number(row, "measured_tokens_per_s_per_device")
     if further is None or tflops is None or tokens_per_s is None:
         return model
     # Both rates are of the same run, so their ratio is the FLOPs per token that its authors counted.

@@ -54,7 +54,8 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     if isinstance(model, Transformer) and fewer and stages > 1:
         layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
         if remainder == 0 and layers_per_chunk >= fewer:
-            layout["partition"] = "-".join(map(str, (*[layers_per_chunk] * (stages - 1), layers_per_chunk - fewer)))
+            partition = [layers_per_chunk] * (stages - 1) + [layers_per_chunk - fewer]
+            layout["partition"] = "-".join(map(str, partition))
 
     # What the row itself says of recompute wins over the recipe, which is filled in only where it
     # says nothing.

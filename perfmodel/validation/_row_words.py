@@ -359,7 +359,8 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     """
     # Numbers in the column `zero_stage` go before words, which may mean two stages.
     reading = read_phrases(text(row, "sharding"), SHARDING)
-    is_fsdp = bool(reading.first("zero 3", "fsdp group", "hybrid", "zero 2")) and not reading.first("stage", "zero 1")
+    names_fsdp = bool(reading.first("zero 3", "fsdp group", "hybrid", "zero 2"))
+    is_fsdp = names_fsdp and not reading.first("stage", "zero 1")
     zero = reading.figure("stage")
     if number(row, "zero_stage") is not None:
         zero = count(row, "zero_stage", least=0)

@@ -188,7 +188,8 @@ def _stage_errors(
 
     # Number the groups (device, stage, phase, micro-batch) in sorted order; a pass of several
     # instructions is one group.
-    rows = keys.assign(number=number).drop_duplicates("number").sort_values("number")[names].reset_index(drop=True)
+    one_of_each = keys.assign(number=number).drop_duplicates("number").sort_values("number")
+    rows = one_of_each[names].reset_index(drop=True)
 
     def spans(stamps_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         start_s, end_s = np.full(len(rows), np.inf), np.full(len(rows), -np.inf)

@@ -158,7 +158,8 @@ class _Matching:
 def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: int) -> _Matching:
     matched_by = _tags_of_both(predicted, steps)
     rows: list[tuple[int, int]] = []
-    stamps: list[tuple[Float[np.ndarray, "activities 2"], Float[np.ndarray, "runs activities 2"]]] = []
+    predicted_s: list[Float[np.ndarray, "activities 2"]] = []
+    measured_s: list[Float[np.ndarray, "runs activities 2"]] = []
     n_predicted = n_measured = 0
     for device in range(predicted.devices * replicas if matched_by else 0):
         # An activity counts only if it is in every measured step, or else means over runs would
@@ -175,19 +176,23 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             single = all(len(step_ops) == len(ops) for step_ops in matching_ops)
             chosen = ops if single else ops[:1]
             rows += [(device, op) for op in chosen.tolist()]
-            measured = [_stamps(step, step_ops, single) for step, step_ops in zip(steps, matching_ops, strict=True)]
-            stamps.append((_stamps(predicted, ops, single), np.stack(measured)))
+            predicted_s.append(_stamps(predicted, ops, single))
+            of_steps = [_stamps(step, step_ops, single) for step, step_ops in zip(steps, matching_ops, strict=True)]
+            measured_s.append(np.stack(of_steps))
     devices, ops = np.array(rows, int).reshape(-1, 2).T
+
+    # Activities that are matched by other tags may be of any micro-batch.
+    micro_batch = np.full(len(ops), -1)
+    if "micro_batch" in matched_by or matched_by == "name":
+        micro_batch = predicted.micro_batch[ops]
     return _Matching(
         Activities(
             device=devices,
             stage=predicted.stage[ops],
             phase=np.array(PHASES)[predicted.phase[ops]],
-            micro_batch=predicted.micro_batch[ops]
-            if "micro_batch" in matched_by or matched_by == "name"
-            else np.full(len(ops), -1),
-            predicted_s=np.concatenate([p for p, _ in stamps]) if stamps else np.zeros((0, 2)),
-            measured_s=np.concatenate([m for _, m in stamps], axis=1) if stamps else np.zeros((len(steps), 0, 2)),
+            micro_batch=micro_batch,
+            predicted_s=np.concatenate(predicted_s) if predicted_s else np.zeros((0, 2)),
+            measured_s=np.concatenate(measured_s, axis=1) if measured_s else np.zeros((len(steps), 0, 2)),
         ),
         matched_by if rows else "",
         n_predicted,
@@ -204,7 +209,8 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
         return {trace.names[number] for number in np.unique(trace.name[ops])}
 
     # A run also records what the prediction gives no time, so it may have more names.
-    if len(names(predicted, ours)) > 1 and all(names(s, ops) >= names(predicted, ours) for s, ops in theirs):
+    predicted_names = names(predicted, ours)
+    if len(predicted_names) > 1 and all(names(step, ops) >= predicted_names for step, ops in theirs):
         return "name"
 
     # Without names in common: phases, and as many of the other tags as all sides have.

@@ -102,7 +102,8 @@ def _longest(text: str, at: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, 
     for phrase in vocabulary:
         # A phrase must not end inside a word.
         match = re.compile(rf"(?:{phrase.pattern})(?![a-z0-9])").match(text, at)
-        if match is not None and match.end() > at and (best_match is None or match.end() > best_match.end()):
+        longest = at if best_match is None else best_match.end()
+        if match is not None and match.end() > longest:
             best, best_match = phrase, match
     return best, best_match
 

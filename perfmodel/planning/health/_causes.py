@@ -193,10 +193,12 @@ def sync_seconds(prediction: Prediction) -> float:
 def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Fault]:
     """Faults that could make this layout's step longer than expected, with the step at each severity."""
     # Options and job settings can only be a cause if the script asks for something else.
-    candidates = [_machine_fault(problem, layout, fault) for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
+    applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
+    candidates = [_machine_fault(problem, layout, fault) for fault in applicable]
     for name, title, prior, fields, remedy in _LAYOUT_SETTINGS:
         if any(getattr(layout, field) != value for field, value in fields.items()):
-            candidates.append(_setting_fault(problem, replace(layout, **fields), name, title, prior, fields, remedy))
+            with_setting = replace(layout, **fields)
+            candidates.append(_setting_fault(problem, with_setting, name, title, prior, fields, remedy))
     for name, title, prior, fields, remedy in _JOB_SETTINGS:
         if any(getattr(problem.job, field) != value for field, value in fields.items()):
             changed = replace(problem, job=replace(problem.job, **fields))
@@ -221,8 +223,9 @@ def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -
 
         # Timers of gradient synchronisation tell slow links from other faults, so that it is
         # predicted for links alone.
-        changes_links = fault.name.endswith("_link")
-        sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout)) if changes_links else None
+        sync_s = None
+        if fault.name.endswith("_link"):
+            sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout))
         description = fault.description.format(value)
         severities.append(
             Severity(

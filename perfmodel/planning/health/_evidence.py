@@ -63,9 +63,9 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
     # hypothesis of no fault.
     weights: list[tuple[Fault, list[float]]] = []
     for fault in candidates:
-        by_severity = [
-            fault.prior * severity.weight * _likelihood(observed, fault, severity) for severity in fault.severities
-        ]
+        by_severity = []
+        for severity in fault.severities:
+            by_severity.append(fault.prior * severity.weight * _likelihood(observed, fault, severity))
         weights.append((fault, by_severity))
     none = _NO_FAULT_WEIGHT * _likelihood(observed, None, None)
     total = none + sum(sum(by_severity) for _, by_severity in weights)
@@ -78,14 +78,15 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
         # The likeliest severity is named. What the fault explains is a mean over all severities
         # by posterior weight, and at most the whole excess.
         best = max(range(len(by_severity)), key=lambda i, by_severity=by_severity: by_severity[i])
-        gains_s = [max(0.0, severity.step_s - observed.expected_s) for severity in fault.severities]
-        mean_gain_s = sum(weight * gain for weight, gain in zip(by_severity, gains_s, strict=True)) / fault_weight
+        gain_s = 0.0
+        for severity, weight in zip(fault.severities, by_severity, strict=True):
+            gain_s += weight * max(0.0, severity.step_s - observed.expected_s)
         likely.append(
             Likely(
                 fault=fault,
                 probability=fault_weight / total,
                 severity=fault.severities[best],
-                explains_s=min(mean_gain_s, observed.excess_s),
+                explains_s=min(gain_s / fault_weight, observed.excess_s),
             )
         )
     return sorted(likely, key=lambda cause: -cause.probability), none / total
@@ -143,7 +144,8 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
         # With several ranks in the log, the slow rank itself waits least: the spread of the
         # waiting times is the excess.
         if not one_rank:
-            likelihood *= _of_share((sync.most_s - sync.least_s) / excess_s, 1.0 if name == SLOW_RANK else 0.0)
+            spread_s = sync.most_s - sync.least_s
+            likelihood *= _of_share(spread_s / excess_s, 1.0 if name == SLOW_RANK else 0.0)
     data = observed.timers.get("data")
     if data is not None:
         likelihood *= _of_share(data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0)

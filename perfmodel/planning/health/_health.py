@@ -212,7 +212,8 @@ def check_run(
     excess = log_ratio(series.usual_s, expected.step_time_s)
     observed = _observed(log, series, expected, deviation, job)
     shown = _shown_causes(series, log, expected, _option_causes(step_problem, job, expected))
-    explained_s = sum(cause.explains_s for cause in shown if cause.name not in (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN))
+    beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
+    explained_s = sum(cause.explains_s for cause in shown if cause.name not in beside_usual_step)
 
     # Hidden faults share what the shown causes leave of the excess.
     hidden, no_fault = weigh(observed, faults(step_problem, intended, expected.step_time_s))
@@ -234,7 +235,8 @@ def check_run(
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
 
     # Order by expected seconds: probability times what the cause would explain.
-    causes = [cause for cause in (*shown, *guessed) if cause.explains_s > _WORTH_NAMING * expected.step_time_s]
+    least_s = _WORTH_NAMING * expected.step_time_s
+    causes = [cause for cause in (*shown, *guessed) if cause.explains_s > least_s]
     causes = sorted(causes, key=lambda cause: -cause.probability * cause.explains_s)[:NAMED_CAUSES]
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
     probability = {cause.name: cause.probability * cause.explains_s for cause in causes}

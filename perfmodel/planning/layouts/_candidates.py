@@ -98,7 +98,8 @@ class Candidates:
             grid = self.costs[grid_index].grid
             bound_s = self.bound_s[starts[grid_index] :][: self.costs[grid_index].bound_s.size]
             fits = np.isfinite(bound_s.reshape(grid.shape))
-            pipeline, shard, recompute, states = np.unravel_index(numbers[in_grid] - starts[grid_index], grid.shape)
+            place = numbers[in_grid] - starts[grid_index]
+            pipeline, shard, recompute, states = np.unravel_index(place, grid.shape)
 
             # For each choice of states the one that keeps on the device what this one offloads, itself where none does.
             resident = np.arange(len(grid.states))
@@ -108,7 +109,8 @@ class Candidates:
 
             # Variants that fit, keep states on the device and recompute no more; the layout
             # itself is none.
-            less = fits[pipeline, shard, :, resident[states]] & _recomputes_no_more(grid.recomputes)[recompute]
+            fitting = fits[pipeline, shard, :, resident[states]]
+            less = fitting & _recomputes_no_more(grid.recomputes)[recompute]
             less[np.arange(len(in_grid)), recompute] &= resident[states] != states
             is_dominated[in_grid] = less.any(axis=1)
         return is_dominated
@@ -148,7 +150,10 @@ def _recomputes_no_more(
     """Whether the choice of the column recomputes nothing that the choice of the row does not."""
     # Modes are ordered by how much they recompute. `full` covers any number of layers in full.
     mode = np.array([("none", "selective", "full").index(choice.recompute) for choice in choices])
-    full = np.array([sum(c.recompute_full_layers or ()) if c.recompute != "full" else np.inf for c in choices])
+    full = np.full(len(choices), np.inf)
+    for i, choice in enumerate(choices):
+        if choice.recompute != "full":
+            full[i] = sum(choice.recompute_full_layers or ())
     return (mode[None, :] <= mode[:, None]) & (full[None, :] <= full[:, None])
 
 

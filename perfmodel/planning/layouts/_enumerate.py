@@ -251,8 +251,10 @@ def _orders(space: SearchSpace, degrees: Layout, cluster: Cluster) -> list[str]:
     """Orders of dimensions that place some process group differently."""
     # Orders that give every process group the same placement are one; the first in the space
     # stands for all.
-    orders = {placement_on_network(degrees.replace(order=order), cluster): order for order in reversed(space.order)}
-    return [order for order in space.order if order in orders.values()]
+    first_of_placement: dict[Hashable, str] = {}
+    for order in space.order:
+        first_of_placement.setdefault(placement_on_network(degrees.replace(order=order), cluster), order)
+    return list(first_of_placement.values())
 
 
 def _shards(
@@ -331,10 +333,13 @@ def _few_enough(
     """Whether a choice recomputes fewer layers than the fullest stage has (all of them is a choice of its own)."""
     # Layers per stage are even, with the remainder on the first stages: ceil(layers / stages) in
     # the fullest.
-    chunks = [get_schedule(p.schedule).chunks_for(p.vpp) for p in pipelines]
-    stages = [get_schedule(p.schedule).stage_map(pp, n).max() + 1 for p, n in zip(pipelines, chunks, strict=True)]
+    stages = []
+    for pipeline in pipelines:
+        schedule = get_schedule(pipeline.schedule)
+        stages.append(schedule.stage_map(pp, schedule.chunks_for(pipeline.vpp)).max() + 1)
     most = -(-layers // np.array(stages))
-    return np.array([sum(c.recompute_full_layers or ()) for c in recomputes]) < np.maximum(most, 1)[:, None]
+    in_full = np.array([sum(recompute.recompute_full_layers or ()) for recompute in recomputes])
+    return in_full < np.maximum(most, 1)[:, None]
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,9 @@ def improve(
     best_value = float(goal.value(goal.of(best[:1]))[0]) if best else np.inf
     promising = []
     for layout in _bases([*(p.layout for p in best), *pool]):
-        value = _value_at(goal, best[0], layout, partition_bound_s(goal.step_problem, layout)) if best else 0.0
+        value = 0.0
+        if best:
+            value = _value_at(goal, best[0], layout, partition_bound_s(goal.step_problem, layout))
         if method == "relax" or value < best_value - WORTH * abs(best_value):
             promising.append((value, layout))
 
@@ -235,4 +237,5 @@ def _value_at(goal: Goal, similar: Prediction, layout: Layout, step_s: float) ->
     # Price, energy and such follow from a prediction. One with the step time of the bound gives
     # the value at the bound.
     free = replace(goal, constraints=())
-    return float(free.value(free.of([replace(similar, layout=layout, devices=layout.devices, step_time_s=step_s)]))[0])
+    at_bound = replace(similar, layout=layout, devices=layout.devices, step_time_s=step_s)
+    return float(free.value(free.of([at_bound]))[0])

@@ -52,7 +52,8 @@ def recommend(
     """
     if ranked.predictions and ranked.predictions[0].fits_probability >= options.min_fit:
         return ranked.predictions[0]
-    safe = [prediction for prediction in ranked.predictions if prediction.fits_probability >= options.min_fit][:1]
+    sure = [prediction for prediction in ranked.predictions if prediction.fits_probability >= options.min_fit]
+    safe = sure[:1]
 
     # The ranking holds one of several layouts that differ in recompute alone: a slower one of them, which it leaves
     # out, may be the best that fits surely.

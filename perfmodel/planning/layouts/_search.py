@@ -284,6 +284,9 @@ def _search(
         beyond = _beyond(question, goal, best, executor)
     report("done", candidates.feasible, candidates.feasible)
     shown = goal.objective.shown
+    recommended_value = float("nan")
+    if recommended is not None:
+        recommended_value = shown(float(goal.value(goal.of([recommended]))[0]))
     return SearchResult(
         evaluated=len(evaluated.number),
         feasible=candidates.feasible,
@@ -296,7 +299,7 @@ def _search(
         values=tuple(map(shown, ranked.value.tolist())),
         min_fit=options.min_fit,
         recommended=recommended,
-        recommended_value=float("nan") if recommended is None else shown(float(goal.value(goal.of([recommended]))[0])),
+        recommended_value=recommended_value,
         quantities=tuple(goal.named(prediction) for prediction in ranked.predictions),
         lower_bound=shown(lower_bound),
         constraints=tuple(map(str, goal.constraints)),

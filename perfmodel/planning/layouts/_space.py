@@ -133,8 +133,9 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     # layout. `1f1b` with `vpp` above one is the interleaved schedule.
     flushing = (name for name in problem.framework.schedules if not get_schedule(name).asynchronous)
     framework_schedules = tuple("1f1b" if name == "interleaved" else name for name in flushing)
+    tp = (1,) if isinstance(model, ConvNet) else tuple(d for d in degrees if d <= 2 * cluster.devices_per_node)
     return SearchSpace(
-        tp=tuple(d for d in degrees if d <= 2 * cluster.devices_per_node) if not isinstance(model, ConvNet) else (1,),
+        tp=tp,
         pp=tuple(d for d in stages if d <= min(layers, devices)),
         cp=tuple(d for d in degrees if d <= 16) if transformer and job.seq_len >= 16384 else (1,),
         ep=tuple(d for d in divisors(experts) if fewer_devices or devices % d == 0),

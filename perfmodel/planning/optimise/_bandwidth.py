@@ -79,13 +79,14 @@ def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
 
     # From equal shares, and enough steps for a convex problem. The cutting planes then prove how
     # good it is.
-    relaxed = relax(relaxation, n_starts=1, steps=800)  # from equal shares, enough for a convex problem
+    relaxed = relax(relaxation, n_starts=1, steps=800)
     bounded = convex_bound(relaxation, relaxed.values)
-    step_s = [_step_s(relaxation, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
+    shares = np.array(bounded.values["links"])
+    equal_shares = np.ones(len(links))
     return BandwidthResult(
-        links=dict(zip(links, bounded.values["links"].tolist(), strict=True)),
-        step_time_s=step_s[0],
-        equal_s=step_s[1],
+        links=dict(zip(links, shares.tolist(), strict=True)),
+        step_time_s=_step_s(relaxation, {"links": shares}),
+        equal_s=_step_s(relaxation, {"links": equal_shares}),
         certificate=Certificate(bounded.lower_bound, "", "cutting planes of critical paths (the step is convex)"),
         seconds=time.perf_counter() - began,
     )
@@ -103,7 +104,8 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     # rest is latency.
     scenario = Scenario.parse([f"{tier}_node_bandwidth={_FASTER:g}x" for tier in ("intra", "inter")])
     faster = model_in_scenario(problem, scenario)
-    now_s, then_s = (durations(model, layout_batches(model, [layout])[0])[0] for model in (problem, faster))
+    now_s = durations(problem, layout_batches(problem, [layout])[0])[0]
+    then_s = durations(faster, layout_batches(faster, [layout])[0])[0]
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:

@@ -6,7 +6,7 @@ A stage that holds layers i to j - 1 costs what a table says; the tables are ind
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from perfmodel.errors import PerfModelError
 
 Table = Float[np.ndarray, "kinds stages cuts cuts"]
+Used = tuple[int, ...]
+"""Devices of each kind that some of the stages take."""
 _BATCH: Final = 16
 """Thresholds tried at once."""
 _EQUAL: Final = 1e-12
@@ -42,6 +44,29 @@ class Cuts:
     def value(self) -> float:
         """The value that was minimised."""
         return self.sum + self.max
+
+
+class _Interval(NamedTuple):
+    """Maxima of `largest` between those of two cuts of the front, among which a better cut may lie."""
+
+    low: float
+    high: float
+    least_sum: float
+    """Least sum of `added` with a maximum of at most `high`."""
+
+    @property
+    def bound(self) -> float:
+        """Lower bound of the value of every cut strictly inside: its maximum is above `low`, its sum no less."""
+        return self.least_sum + self.low
+
+
+class _Origin(NamedTuple):
+    """How the best sums of some stages came about, for every threshold and number of layers."""
+
+    first: Int[np.ndarray, "thresholds cuts"]
+    """First layer of the last stage."""
+    kind: Int[np.ndarray, "thresholds cuts"]
+    """Kind of device of the last stage."""
 
 
 def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | None = None) -> list[Cuts]:
@@ -76,27 +101,30 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
         )
     front = {cuts.partition + cuts.kinds: cuts for cuts in (widest, tightest)}
     best = min(widest.value, tightest.value)
-    open_intervals = [(tightest.max, widest.max, widest.sum)]
+    open_intervals = [_Interval(tightest.max, widest.max, widest.sum)]
     while open_intervals:
-        # a cut strictly inside costs at least the sum of the upper end and more than the lower end
-        open_intervals = [
-            interval
-            for interval in open_intervals
-            if interval[1] - interval[0] > _EQUAL * interval[1] and interval[2] + interval[0] < best * (1 - _EQUAL)
-        ]
-        open_intervals.sort(key=lambda interval: interval[2] + interval[0])
-        chosen, open_intervals = open_intervals[:_BATCH], open_intervals[_BATCH:]
-        middles = np.array([(low + high) / 2 for low, high, _ in chosen])
+        # Intervals are closed whose bound is no better than the best cut, or that are as narrow as
+        # rounding.
+        worth_halving = []
+        for interval in open_intervals:
+            is_wide = interval.high - interval.low > _EQUAL * interval.high
+            if is_wide and interval.bound < best * (1 - _EQUAL):
+                worth_halving.append(interval)
+        worth_halving.sort(key=lambda interval: interval.bound)
+
+        # Several thresholds are solved in one pass of array operations.
+        chosen, open_intervals = worth_halving[:_BATCH], worth_halving[_BATCH:]
+        middles = np.array([(interval.low + interval.high) / 2 for interval in chosen])
         solved = _least_sums(added, largest, middles, supply) if chosen else []
 
         # The middle splits the interval. Above it lie cuts with maxima in (middle, high], below
         # it those that the solved threshold leaves.
-        for (low, high, sum_high), middle, cuts in zip(chosen, middles.tolist(), solved, strict=True):
-            open_intervals.append((middle, high, sum_high))
+        for interval, middle, cuts in zip(chosen, middles.tolist(), solved, strict=True):
+            open_intervals.append(_Interval(middle, interval.high, interval.least_sum))
             if cuts is not None:
                 front[cuts.partition + cuts.kinds] = cuts
                 best = min(best, cuts.value)
-                open_intervals.append((low, cuts.max, cuts.sum))
+                open_intervals.append(_Interval(interval.low, cuts.max, cuts.sum))
     return sorted(front.values(), key=lambda cuts: cuts.value)
 
 
@@ -110,10 +138,13 @@ def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int]
     empty = np.full(stage_costs.shape[-1], np.inf)
     end = empty.copy()
     end[-1] = _NOTHING
-    # from the last stage back to the first: value of the layers from i on, by devices of each kind left for them
-    values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): end}
+
+    # From the last stage back to the first: `values[used][i]` is the value of the layers from i
+    # on, with the devices `used` for them. A stage adds what it passes on to every stage after
+    # it, and may itself be the largest.
+    values: dict[Used, np.ndarray] = {(0,) * len(supply): end}
     for stage in reversed(range(stage_costs.shape[1])):
-        longer: dict[tuple[int, ...], np.ndarray] = {}
+        longer: dict[Used, np.ndarray] = {}
         for used, rest in values.items():
             for kind, state in _one_more(used, supply):
                 value = np.maximum(stage_costs[kind, stage], passed[kind, stage] + rest).min(axis=-1)
@@ -137,11 +168,11 @@ def _least_sums(
     # layers with the kinds of devices in `used`. `came_from` remembers where the last stage began
     # and on which kind.
     start[:, 0] = 0.0
-    values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): start}
-    came_from: list[dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]]] = []
+    values: dict[Used, np.ndarray] = {(0,) * len(supply): start}
+    came_from: list[dict[Used, _Origin]] = []
     for stage in range(stages):
-        longer: dict[tuple[int, ...], np.ndarray] = {}
-        origin: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+        longer: dict[Used, np.ndarray] = {}
+        origin: dict[Used, _Origin] = {}
         for used, value in values.items():
             for kind, state in _one_more(used, supply):
                 # Extend every prefix by one stage. Stages above the threshold are forbidden.
@@ -150,15 +181,16 @@ def _least_sums(
                 first = total.argmin(axis=1)
                 least = np.take_along_axis(total, first[:, None], axis=1)[:, 0]
                 if state not in longer:
-                    longer[state], origin[state] = least, (first, np.full_like(first, kind))
+                    longer[state] = least
+                    origin[state] = _Origin(first, np.full_like(first, kind))
                     continue
 
                 # The same devices can be reached with either kind last; keep the cheaper.
                 better = least < longer[state]
                 longer[state] = np.where(better, least, longer[state])
-                origin[state] = (
-                    np.where(better, first, origin[state][0]),
-                    np.where(better, kind, origin[state][1]),
+                origin[state] = _Origin(
+                    first=np.where(better, first, origin[state].first),
+                    kind=np.where(better, kind, origin[state].kind),
                 )
         values = longer
         came_from.append(origin)
@@ -170,32 +202,31 @@ def _least_sums(
 
 
 def _traced(
-    came_from: list[
-        dict[
-            tuple[int, ...],
-            tuple[Int[np.ndarray, "lanes cuts"], Int[np.ndarray, "lanes cuts"]],
-        ]
-    ],
+    came_from: list[dict[Used, _Origin]],
     lane: int,
     supply: tuple[int, ...],
     total: float,
     largest: Table,
 ) -> Cuts:
     """The cuts behind a value, walked back from the last layer."""
-    state, end = supply, largest.shape[-1] - 1
-    sizes, kinds, maximum = [], [], -np.inf
+    used = supply
+    end = largest.shape[-1] - 1
+    sizes: list[int] = []
+    kinds: list[int] = []
+    maximum = -np.inf
     for stage in reversed(range(len(came_from))):
-        first, of_kind = came_from[stage][state]
-        start, kind = int(first[lane, end]), int(of_kind[lane, end])
+        origin = came_from[stage][used]
+        start = int(origin.first[lane, end])
+        kind = int(origin.kind[lane, end])
         maximum = max(maximum, float(largest[kind, stage, start, end]))
         sizes.append(end - start)
         kinds.append(kind)
-        state = tuple(n - (k == kind) for k, n in enumerate(state))
+        used = tuple(n - (k == kind) for k, n in enumerate(used))
         end = start
     return Cuts(tuple(reversed(sizes)), tuple(reversed(kinds)), total, maximum)
 
 
-def _one_more(used: tuple[int, ...], supply: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _one_more(used: Used, supply: tuple[int, ...]) -> Iterator[tuple[int, Used]]:
     """Kinds of which a device is left, and the devices used with it."""
     for kind, n in enumerate(supply):
         if used[kind] < n:

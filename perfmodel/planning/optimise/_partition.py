@@ -119,7 +119,8 @@ def partition(
         framework=framework,
         **of_job,
     )
-    return partition_stages(step_problem_of(problem, calibration), layout_of(problem, layout)[0], recompute=recompute)
+    laid_out, _ = layout_of(problem, layout)
+    return partition_stages(step_problem_of(problem, calibration), laid_out, recompute=recompute)
 
 
 def partition_stages(
@@ -295,7 +296,8 @@ def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layou
     bases = [partitioned]
     free = recompute and problem.job.mode == "train"
     if free:
-        bases = [partitioned.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
+        free_layers = partitioned.replace(recompute_full_layers=None)
+        bases = [free_layers.replace(recompute=mode) for mode in ("none", "selective")]
 
     # Dynamic programming needs the cost of a stage to depend on its own layers only, which fails
     # where a rank holds several stages or layers to recompute are prescribed.

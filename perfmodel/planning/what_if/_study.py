@@ -243,7 +243,8 @@ def parse_sweep(text: str) -> list[Setting]:
     first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
     if first.how != last.how:
         raise PerfModelError(f"what-if: both ends of the sweep {text!r} must be values, or both multiples")
-    return [Setting(first.name, first.how, float(v)) for v in np.linspace(first.value, last.value, int(parts[2]))]
+    points = np.linspace(first.value, last.value, int(parts[2]))
+    return [Setting(first.name, first.how, float(point)) for point in points]
 
 
 def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
@@ -256,9 +257,11 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
     if slowed is not None:
         if batch.spec.replicas > 1:
             raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
-        programs = [
-            (program, of_class * _slower(program.structure, *slowed), weight) for program, of_class, weight in programs
-        ]
+        slowed_programs = []
+        for program, seconds_of_class, weight in programs:
+            factors = _slower(program.structure, *slowed)
+            slowed_programs.append((program, seconds_of_class * factors, weight))
+        programs = slowed_programs
     return step_time_s(programs)
 
 
@@ -301,8 +304,10 @@ def _fit_probability(problem: StepProblem, layout: Layout, scenario: Scenario) -
         return fit_probabilities(problem, [layout])[0]
     changed = model_in_scenario(problem, scenario)
     # Prices follow a scenario's device by themselves; memory is the cluster's device's.
-    device = replace(changed.cluster.device, memory_bytes=scenario.device(problem.cluster.device).memory_bytes)
-    return fit_probabilities(replace(changed, cluster=replace(changed.cluster, device=device)), [layout])[0]
+    memory_bytes = scenario.device(problem.cluster.device).memory_bytes
+    device = replace(changed.cluster.device, memory_bytes=memory_bytes)
+    cluster = replace(changed.cluster, device=device)
+    return fit_probabilities(replace(changed, cluster=cluster), [layout])[0]
 
 
 def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
