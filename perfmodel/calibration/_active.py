@@ -54,7 +54,11 @@ def step_variance(
 
 
 def choose(
-    beliefs: Beliefs, ops: Events, shares: Float[np.ndarray, "layouts ops"], pool: Events, count: int
+    beliefs: Beliefs,
+    ops: Events,
+    shares: Float[np.ndarray, "layouts ops"],
+    pool: Events,
+    count: int,
 ) -> list[int]:
     """Up to `count` candidates of `pool`, one after the other.
 
@@ -73,7 +77,10 @@ def most_uncertain(beliefs: Beliefs, pool: Events, count: int) -> list[int]:
 
 
 def _greedy(
-    beliefs: Beliefs, pool: Events, count: int, of_steps: Float[np.ndarray, "layouts pool"] | None
+    beliefs: Beliefs,
+    pool: Events,
+    count: int,
+    of_steps: Float[np.ndarray, "layouts pool"] | None,
 ) -> list[int]:
     """Candidates by falling gain; `of_steps`: covariance of the log step times with each candidate's log time."""
     variance = beliefs.variance(pool)

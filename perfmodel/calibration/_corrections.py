@@ -52,7 +52,11 @@ class Correction:
 
 
 def corrections(
-    problem: StepProblem, layout: Layout, profile: Profile, sides: SideBySide, slowed_s: float = 0.0
+    problem: StepProblem,
+    layout: Layout,
+    profile: Profile,
+    sides: SideBySide,
+    slowed_s: float = 0.0,
 ) -> tuple[Correction, ...]:
     """Correct the parameters by a profile of a layout's step, for cost models without any correction.
 
@@ -110,8 +114,10 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
 
 
 def _usual_s(calls: Sequence[Call]) -> float:
-    """What calls take if each of known shape takes the median of its kernel's: what holds up some for milliseconds,
-    such as other work of the machine, is not the kernel's."""
+    """Return what calls take if each of known shape takes the median of its kernel's.
+
+    What holds up some calls for milliseconds, such as other work of the machine, is not the kernel's.
+    """
     of_kernel: dict[tuple, list[float]] = defaultdict(list)
     for number, call in enumerate(calls):
         of_kernel[call.name, number if call.op is None else call.op].append(call.time_s)
@@ -230,7 +236,11 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
 
 
 def _host(
-    problem: StepProblem, layout: Layout, profile: Profile, sides: SideBySide, slowed_s: float
+    problem: StepProblem,
+    layout: Layout,
+    profile: Profile,
+    sides: SideBySide,
+    slowed_s: float,
 ) -> Iterator[Correction]:
     """What issuing the operators takes, and gaps between kernels that were issued in time. Where the host computes
     itself, both are what it does between its operators."""
@@ -389,4 +399,10 @@ def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
     between = [max(b.start_s.min() - a.end_s.max(), 0.0) for a, b in pairwise(parts)]
     idle = float(np.median(between))
     if idle > LEAST_SHARE * sides.predicted_step_s:
-        yield Correction(name="step_overhead_s", value=idle, sd=0.2 * idle, seconds=idle, calls=1.0)
+        yield Correction(
+            name="step_overhead_s",
+            value=idle,
+            sd=0.2 * idle,
+            seconds=idle,
+            calls=1.0,
+        )

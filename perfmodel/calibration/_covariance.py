@@ -118,7 +118,10 @@ def _blocks(row_codes: np.ndarray, column_codes: np.ndarray) -> Iterator[tuple[n
 
 
 def covariance(
-    components: Sequence[Component], hyper: Hyperparameters, row_points: Points, column_points: Points | None = None
+    components: Sequence[Component],
+    hyper: Hyperparameters,
+    row_points: Points,
+    column_points: Points | None = None,
 ) -> np.ndarray:
     """Noise-free covariance float64[rows, columns] of points with others, or with one another."""
     column_points = row_points if column_points is None else column_points
@@ -140,7 +143,10 @@ _BOUNDS: Final = (-12.0, 5.0)
 
 
 def fit_hyperparameters(
-    components: Sequence[Component], points: Points, residual: np.ndarray, sample: np.ndarray
+    components: Sequence[Component],
+    points: Points,
+    residual: np.ndarray,
+    sample: np.ndarray,
 ) -> Hyperparameters:
     """Maximise the marginal likelihood of `residual[sample]` with weak priors around the defaults."""
     import jax

@@ -189,7 +189,11 @@ def _copy_weights(base: Path | None, out: Path) -> None:
 
 
 def _fit(
-    device: str, runs: Sequence[Run], base: Path | None, profiled: Sequence[Correction], progress: Report | None
+    device: str,
+    runs: Sequence[Run],
+    base: Path | None,
+    profiled: Sequence[Correction],
+    progress: Report | None,
 ) -> EndToEnd:
     observed = Observations(runs, base)
 
@@ -260,7 +264,11 @@ def _fit(
 
 
 def _parameters(
-    parameter_priors: Sequence[Prior], posterior: Posterior, site_prior: SitePrior, runs: int, device: str
+    parameter_priors: Sequence[Prior],
+    posterior: Posterior,
+    site_prior: SitePrior,
+    runs: int,
+    device: str,
 ) -> tuple[FittedParameter, ...]:
     """Parameters before and after the runs; one that lies at its bound is as uncertain as if it had none."""
     # At its bound the posterior would have no width at all, which is more than the runs say.

@@ -41,7 +41,7 @@ WIDTHS: Final = {
     "straggling": 0.01,
     "step_overhead_s": 0.05,
 }
-"""Of what no table holds and no published run tells apart: GPUs of one make differ by
+"""Prior standard deviations of what no table holds and no published run tells apart: GPUs of one make differ by
 a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
 tenths of its time; loaders and loggers take some 10 ms."""
 _LEAST: Final = 0.01
@@ -147,7 +147,15 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
     # Losses move no event: their widths are assumed, and each is its own.
     for name in LOSSES:
         width = WIDTHS[name]
-        parameter_priors.append(Prior(name=name, sd=width, measured=None, half_width=0.0, own_sd=width))
+        parameter_priors.append(
+            Prior(
+                name=name,
+                sd=width,
+                measured=None,
+                half_width=0.0,
+                own_sd=width,
+            )
+        )
     return parameter_priors
 
 
@@ -230,7 +238,10 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
 
 
 def _of_tangent(
-    runs: FittedRuns, error: Float[np.ndarray, " observations"], gradient: np.ndarray, lowest: Vector
+    runs: FittedRuns,
+    error: Float[np.ndarray, " observations"],
+    gradient: np.ndarray,
+    lowest: Vector,
 ) -> tuple[FittedRuns, Vector]:
     """Runs of a tangent and the parameters expected given them: those that would lie below their bounds stay there."""
     at_bound, prior = np.zeros(len(lowest), bool), np.array(runs.covariance)

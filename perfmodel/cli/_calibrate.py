@@ -167,6 +167,9 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
         processes=arguments.processes,
         coordinator=arguments.coordinator,
     )
+
+    # A process that a launcher started and that does not know of the others measures what they
+    # measure, at the same time and on the same network.
     if not arguments.launched and arguments.process is None:
         if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
             print(
@@ -221,6 +224,8 @@ def _refused_here(arguments: argparse.Namespace, plan: "Plan") -> str | None:
     """
     from perfmodel import measure
 
+    # A dry run may be made on another machine than the one that will measure, so that what this
+    # one lacks is reported and is no error.
     if arguments.backend != "nccl-tests" and _spans_nodes(plan):
         most = max(op.num_nodes for op in plan.collectives)
         return f"it has collectives over {most} nodes; start it on these by a launcher, with --launched"
@@ -255,6 +260,8 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
     if len(remaining) < rows:
         print(f"{rows - len(remaining)} of {rows} rows are measured already", file=sys.stderr)
     try:
+        # Every row is written as soon as it is measured: an interrupt or a full disk loses one
+        # row at most.
         reporting = _remaining(measure.RemainingTime(remaining), rows)
         with terminable(), reporting as begin, _gathered(arguments, launch) as agents:
             written = measure.run_plan(
@@ -338,6 +345,8 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
     except PerfModelError:
         known = catalog.device("cpu")
     kernels = [point.op for point in points if not isinstance(point.op, Collective)]
+
+    # All kernels are priced in one call; their times are handed out in order below.
     times = iter(KernelModel.load().times(known, kernels).time_s.tolist())
     inside = known.link_bandwidth_bytes_per_s
 

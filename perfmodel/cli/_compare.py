@@ -85,6 +85,8 @@ def draw_picture(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
     from perfmodel.validation import compare_traces
 
     predicted, measured = _traces(arguments)
+
+    # A prediction is of one replica of the pipeline; a measured trace may hold several.
     if measured.devices % predicted.devices:
         raise PerfModelError(
             f"plot compare: {measured.devices} devices measured, {predicted.devices} predicted; record all ranks"

@@ -165,6 +165,9 @@ def _program(
         "--pin": arguments.pin,
         "--model": arguments.model,
     }
+
+    # A program's kernels run one after another in this process: there is no other process that
+    # could be slowed, pinned or stopped.
     misplaced = [name for name, value in of_scripts.items() if value]
     if misplaced:
         raise PerfModelError(
@@ -201,6 +204,8 @@ def _program(
             tables.append(pd.DataFrame(columns))
         written.append(str(arguments.out / "instructions.csv"))
         write_text(Path(written[0]), pd.concat(tables).to_csv(index=False))
+
+    # A delay of a collective that never ran would otherwise look like one that costs nothing.
     called: list[str] = []
     for r in runs:
         called += [kind for kind, across in zip(r.instructions, r.collective, strict=True) if across]

@@ -80,6 +80,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     figure, layouts = KINDS[arguments.kind].draw(arguments, wide)
     viz.save_figure(figure, arguments.out)
     report = {"kind": arguments.kind, "written": [str(arguments.out)]}
+
+    # Only pictures of layouts that the user chose tell of these whether they fit.
     if not layouts:
         return report
     for prediction in layouts:

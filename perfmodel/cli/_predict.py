@@ -117,7 +117,11 @@ def predicted(
 
 
 def _predicted_with_settings(
-    arguments: argparse.Namespace, problem: Problem, layout: Layout | str, *, timeline: bool
+    arguments: argparse.Namespace,
+    problem: Problem,
+    layout: Layout | str,
+    *,
+    timeline: bool,
 ) -> "Prediction":
     """The prediction on the machine that `--set` makes of the cluster, as a search with the same settings has it."""
     from perfmodel.planning.layouts import ask

@@ -260,6 +260,8 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
     times, micro_batches = _pass_times(arguments)
     best = optimised(times, micro_batches, arguments.optimise)
     write_bytes(arguments.out, schedule_text(best).encode())
+
+    # The order is shown beside schedules that need no search, with the same pass times.
     known_schedules = [get_schedule(name)(len(times.forward_s), micro_batches) for name in ("1f1b", "zb-h1", "zb-h2")]
     rows = [
         {

@@ -163,7 +163,10 @@ def _script_of_recommended(arguments: argparse.Namespace, result: "SearchResult"
 
 
 def _add_training_runs(
-    arguments: argparse.Namespace, problem: Problem, result: "SearchResult", report: dict[str, Any]
+    arguments: argparse.Namespace,
+    problem: Problem,
+    result: "SearchResult",
+    report: dict[str, Any],
 ) -> tuple[str, ...]:
     """Add days, money and energy of a whole run to every layout of a report, where --tokens asks for them.
 

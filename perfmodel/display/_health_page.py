@@ -40,9 +40,10 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
     peaks = (measured["peak_memory_bytes"], predicted["peak_memory_bytes"])
     if None not in peaks:
         rows.append(("peak memory", f"{peaks[0] / GIB:.1f} GiB", f"{peaks[1] / GIB:.1f} GiB", ""))
+    contradictions = [f"contradiction: {sentence}" for sentence in values["contradictions"]]
     return (
         f"<h1>{escaped(values['verdict'])}</h1>"
-        + paragraph(*(f"contradiction: {sentence}" for sentence in values["contradictions"]), *values["remarks"])
+        + paragraph(*contradictions, *values["remarks"])
         + _scrolled(table(("", "measured", "predicted", "90 % interval"), rows))
         + _curve(values, steps, step_s)
         + _causes(values)
@@ -72,8 +73,12 @@ def _causes(values: Mapping[str, Any]) -> str:
         return ""
     rows = []
     for cause in values["causes"]:
-        surely = "shown by the log" if cause["probability"] == 1 else f"{min(cause['probability'], 0.99):.0%}"
-        rows.append((cause["title"], duration(cause["explains_s"]), surely, cause["evidence"], cause["remedy"]))
+        # A cause that is only likely is never shown as certain, whatever rounding makes of it.
+        surely = f"{min(cause['probability'], 0.99):.0%}"
+        if cause["probability"] == 1:
+            surely = "shown by the log"
+        explains = duration(cause["explains_s"])
+        rows.append((cause["title"], explains, surely, cause["evidence"], cause["remedy"]))
     heads = ("cause", "explains, per step", "probability", "evidence", "remedy")
     return (
         "<h2>Likeliest causes</h2>"

@@ -106,16 +106,21 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     rows = []
     for i, stage in enumerate(per_stage):
         rows.append([f"rank {i}", *(f"{part_bytes / GIB:.2f}" for part_bytes in stage.values())])
-    parts.append(
-        folded(f"memory per pipeline rank as {values['framework']} reports it, GiB", table(("", *per_stage[0]), rows))
-    )
-    events = [
-        (e["event"], f"{e['count']:.0f}", duration(e["time_s"]), f"{e['time_s'] / step_s:.1%}")
-        for e in values["critical_path"][:_MOST_EVENTS]
-    ]
+    memory_title = f"memory per pipeline rank as {values['framework']} reports it, GiB"
+    parts.append(folded(memory_title, table(("", *per_stage[0]), rows)))
+    events = []
+    for event in values["critical_path"][:_MOST_EVENTS]:
+        event_s = event["time_s"]
+        events.append((event["event"], f"{event['count']:.0f}", duration(event_s), f"{event_s / step_s:.1%}"))
     parts.append(folded("critical path", table(("event", "count", "time", "share"), events)))
-    origins = [(name, f"{share:.1%}") for name, share in values["provenance"].items() if share >= 0.0005]
-    parts.append(folded("where the times come from", table(("origin", "share of the critical path"), origins)))
+
+    # Shares that would be shown as 0.0 % are left out.
+    origins = []
+    for name, share in values["provenance"].items():
+        if share >= 0.0005:
+            origins.append((name, f"{share:.1%}"))
+    origin_table = table(("origin", "share of the critical path"), origins)
+    parts.append(folded("where the times come from", origin_table))
     if timeline:
         parts.append(folded("timeline", timeline))
     return "".join(parts)
@@ -129,27 +134,35 @@ def search_html(values: Mapping[str, Any]) -> str:
     """
     # The table first; the recommended layout's whole prediction folds open below.
     layouts = values["layouts"]
-    rows = [
-        (
-            _rank(p, place),
-            p["layout"],
-            duration(p["step_time_s"]),
-            f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
-            f"{p['mfu']:.1%}",
-            f"{p['bubble_fraction']:.1%}",
-            f"{p['memory_needed_bytes'] / GIB:.1f}",
-            f"{p['fits_probability']:.2f}",
-            f"{p['probability_first_better']:.0%}" if place and "rank" in p else "",
+    rows = []
+    for place, p in enumerate(layouts):
+        # The first layout is not compared with itself.
+        first_better = ""
+        if place and "rank" in p:
+            first_better = f"{p['probability_first_better']:.0%}"
+        rows.append(
+            (
+                _rank(p, place),
+                p["layout"],
+                duration(p["step_time_s"]),
+                f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
+                f"{p['mfu']:.1%}",
+                f"{p['bubble_fraction']:.1%}",
+                f"{p['memory_needed_bytes'] / GIB:.1f}",
+                f"{p['fits_probability']:.2f}",
+                first_better,
+            )
         )
-        for place, p in enumerate(layouts)
-    ]
     counts = f"{values['evaluated']:,} layouts scored, {values['feasible']:,} fit, {values['seconds']:.1f} s"
     parts = [paragraph(_job(layouts[0]) if layouts else "", counts)]
-    parts.append(table(("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "P(fits)", "1st better"), rows))
+    heads = ("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "P(fits)", "1st better")
+    parts.append(table(heads, rows))
     if any(p.get("tied") for p in layouts):
         parts.append(paragraph("=: too close to the first of its rank to tell which is faster (45 to 55 %)"))
     if layouts:
-        parts.append(folded("the recommended layout", prediction_html(values["recommended"] or layouts[0])))
+        # Where no layout fits surely enough, none is recommended, and the first is shown.
+        shown = prediction_html(values["recommended"] or layouts[0])
+        parts.append(folded("the recommended layout", shown))
     if values["rejected"]:
         rejected = [(reason, f"{count:,}") for reason, count in values["rejected"].items()]
         parts.append(folded("rejected", table(("why", "layouts"), rejected)))
@@ -168,10 +181,10 @@ def whatif_html(values: Mapping[str, Any]) -> str:
         values: of `WhatIf.to_dict`.
     """
     before, after = values["before"], values["after"]
-    rows = [
-        (name, duration(side["step_time_s"]), fit_words(side["fits_probability"]))
-        for name, side in (("as it is", before), (", ".join(values["settings"]) or "no setting", after))
-    ]
+    changed = ", ".join(values["settings"]) or "no setting"
+    rows = []
+    for name, side in (("as it is", before), (changed, after)):
+        rows.append((name, duration(side["step_time_s"]), fit_words(side["fits_probability"])))
 
     # An elasticity e turns 10 % more of a parameter into a factor 1.1^e on the step.
     effects = sorted(values["sensitivity"].items(), key=lambda item: -abs(item[1]))
@@ -191,7 +204,13 @@ def _job(values: Mapping[str, Any]) -> str:
 
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> str:
-    parts = [(look, breakdown_s[name]) for name, look in part_looks(breakdown_s).items() if name in breakdown_s]
-    rows = [(look.label, duration(part_s), f"{part_s / step_s:.1%}") for look, part_s in parts if part_s]
-    coloured = bar([(look.label, look.colour, part_s / step_s) for look, part_s in parts])
+    # Parts come in the order in which all bars stack them; those of no length have no row.
+    parts = []
+    rows = []
+    for name, look in part_looks(breakdown_s).items():
+        part_s = breakdown_s.get(name, 0.0)
+        if part_s:
+            parts.append((look.label, look.colour, part_s / step_s))
+            rows.append((look.label, duration(part_s), f"{part_s / step_s:.1%}"))
+    coloured = bar(parts)
     return coloured + folded("breakdown", table(("mean over pipeline ranks", "time", "share"), rows))

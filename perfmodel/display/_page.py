@@ -53,21 +53,32 @@ def timeline_page(
     """
     import numpy as np
 
-    columns = {"inside": np.full(len(events["start"]), -1)} | {n: np.asarray(events[n]) for n in COLUMNS if n in events}
+    columns = {"inside": np.full(len(events["start"]), -1)}
+    for name in COLUMNS:
+        if name in events:
+            columns[name] = np.asarray(events[name])
 
     # The page searches by bisection within a device's stream, so that events come sorted.
     order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
-    data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()} | {
+    data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()}
+
+    # Text on a box is black or white, whichever is read better on its colour.
+    looks = []
+    for kind in kinds:
+        looks.append({"label": kind.label, "colour": kind.colour, "text": text_colour(kind.colour)})
+    memory_of_devices = []
+    for of_device, colour in zip(memory, ramp(len(memory)), strict=True):
+        time = _packed(of_device.time_s, "float64")
+        in_use = _packed(of_device.in_use_bytes, "float64")
+        memory_of_devices.append({"colour": colour, "time": time, "bytes": in_use})
+    data |= {
         "end_s": float(end_s),
         "devices": devices,
-        "kinds": [{"label": k.label, "colour": k.colour, "text": text_colour(k.colour)} for k in kinds],
+        "kinds": looks,
         "streams": list(streams),
         "capacity_bytes": capacity_bytes,
         **_inside(inside),
-        "memory": [
-            {"colour": colour, "time": _packed(m.time_s, "float64"), "bytes": _packed(m.in_use_bytes, "float64")}
-            for m, colour in zip(memory, ramp(len(memory)), strict=True)
-        ],
+        "memory": memory_of_devices,
     }
     return _filled("timeline", ("timeline",), title, data)
 
@@ -128,10 +139,13 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
         # A `<` in the data could end the script element.
         "DATA": json_text(_plain_values(data)).replace("<", "\\u003c"),
     }
-    frame, body = ((assets / f"{file}.html").read_text("utf-8") for file in ("page", name))
-    before, *rest = frame.replace("@BODY@", body).split("@")
+    frame = (assets / "page.html").read_text("utf-8")
+    body = (assets / f"{name}.html").read_text("utf-8")
+
     # Names stand between @ signs: `before` ends at the first one, so that every second piece of
-    # the rest is a name.
+    # the rest is a name. A replacement of one name after the other would also replace what looks like
+    # a name in the data.
+    before, *rest = frame.replace("@BODY@", body).split("@")
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 
 
@@ -157,6 +171,7 @@ def inline_frame(page: str, height_px: int = 480, title: str = "timeline") -> st
 def _packed(values: "np.ndarray", kind: str) -> str:
     import numpy as np
 
-    return base64.b64encode(
-        np.ascontiguousarray(values, kind).astype(np.dtype(kind).newbyteorder("<")).tobytes()
-    ).decode()
+    # Browsers read the bytes as typed arrays, which are little-endian wherever they run.
+    little_endian = np.dtype(kind).newbyteorder("<")
+    packed = np.ascontiguousarray(values, kind).astype(little_endian)
+    return base64.b64encode(packed.tobytes()).decode()

@@ -74,7 +74,8 @@ PARTS: Final = {
 
 def part_looks(names: Iterable[str]) -> dict[str, Look]:
     """Looks of all `PARTS`, and after them of the parts of breakdowns that are none of these."""
-    return PARTS | {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
+    further = {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
+    return PARTS | further
 
 
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
@@ -89,7 +90,10 @@ def shade(colour: str, lightness: float) -> str:
 def text_colour(background: str) -> str:
     """Black or white, whichever contrasts more by the relative luminance of WCAG 2.1."""
     # Undo the sRGB gamma, then weigh the channels as the eye does.
-    linear = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in _rgb(background)]
+    linear = []
+    for value in _rgb(background):
+        # The curve of sRGB is straight for the darkest values.
+        linear.append(value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4)
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return BLACK if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#FFFFFF"
 

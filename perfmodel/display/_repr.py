@@ -41,9 +41,13 @@ def short_repr(thing: Any) -> str:
 
 def _short_repr(thing: Any) -> str:
     name = type(thing).__qualname__
-    values = {field_info.name: getattr(thing, field_info.name, None) for field_info in fields(thing) if field_info.repr}
-    usual = {field_info.name: field_info.default for field_info in fields(thing)}
-    values = {name: value for name, value in values.items() if not _alike(value, usual[name])}
+
+    # A field that has its default tells nothing.
+    values = {}
+    for field_info in fields(thing):
+        value = getattr(thing, field_info.name, None)
+        if field_info.repr and not _alike(value, field_info.default):
+            values[field_info.name] = value
 
     # Count leaves lazily: an array of millions must not be walked to find out that it is long.
     if len([*islice(_leaves(list(values.values())), _MOST_LEAVES + 1)]) <= _MOST_LEAVES:
@@ -63,7 +67,13 @@ def _short_repr(thing: Any) -> str:
 
 def _alike(value: Any, usual: Any) -> bool:
     """Whether a plain value is the default of its field."""
-    return value is usual or (type(value) in (bool, int, float, str) and type(usual) is type(value) and value == usual)
+    if value is usual:
+        return True
+
+    # Other values are not compared: equality of arrays is no truth value, and that of large
+    # containers takes long.
+    is_plain = type(value) in (bool, int, float, str)
+    return is_plain and type(usual) is type(value) and value == usual
 
 
 def digest(thing: object) -> str:

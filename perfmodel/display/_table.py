@@ -108,6 +108,7 @@ class FittedTable:
         for at, columns in enumerate(lines):
             parts = [self._cell_lines(cells[column], column, widths[column]) for column in columns]
             indent = " " * (INDENT if at else 0)
+
             # Heads end on the line above the figures; all else begins on the line of its row's name.
             height = max(map(len, parts))
             if cells is self.heads:

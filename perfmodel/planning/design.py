@@ -144,8 +144,8 @@ class Overtaking:
     """Step times on the machine as it is."""
     second_s: float
     multiple: float | None
-    """Of the parameter, the nearest to 1, at which they are equal; None where one stays ahead up to `MOST` times and
-    down to a `MOST`-th."""
+    """Multiple of the parameter, the nearest to 1, at which they are equal; None where one stays ahead up to `MOST`
+    times and down to a `MOST`-th."""
     equal_s: float | None
     """Step time there."""
 

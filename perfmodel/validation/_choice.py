@@ -88,7 +88,7 @@ class OpenChoice(ABC):
         return [(variant, variant.share * chance[variant.counted_as or variant.value]) for variant in variants]
 
     def usual(self, case: Case) -> str | None:
-        """What the framework does where nobody says anything. A case whose run does not state the choice has that."""
+        """Return what the framework does by default, which a case whose run leaves the choice open has."""
         return None if self.stated(case) else self.value(case)
 
 

@@ -28,7 +28,7 @@ _BISECTIONS: Final = 40
 _WHOLE_GROUP_WEIGHT: Final = 0.25
 """Weight of the errors with a whole group left out, of four kinds, relative to those with a team left out."""
 _LOOKED_AT_WEIGHT: Final = 0.5
-"""Of sources whose errors were in view when facts were looked up, since not all of these facts can be undone."""
+"""Weight of sources whose errors were in view when facts were looked up: not all of these facts can be undone."""
 TEAM: Final = "team"
 """Name of what was left out where it was no whole group."""
 
@@ -145,7 +145,7 @@ def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarr
 
 
 def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"]) -> float:
-    """By what half-widths are multiplied to hold `INSIDE` of runs by weight (split conformal prediction, Lei et al.,
+    """Factor on half-widths with which they hold `INSIDE` of runs by weight (split conformal prediction, Lei et al.,
     JASA 113, 2018, section 2.2, with weights).
 
     Args:

@@ -122,7 +122,15 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
         dp, rest = divmod(devices, tp * pp * cp)
         if dp and not rest and (not batch or batch % dp == 0) and count(row, "dp", dp) == dp:
             weight = chances[0][tp] * chances[1][pp] * chances[2][cp]
-            yield before.filled("degrees", f"tp={tp},pp={pp},cp={cp}", weight, tp=tp, pp=pp, cp=cp, dp=dp)
+            yield before.filled(
+                "degrees",
+                f"tp={tp},pp={pp},cp={cp}",
+                weight,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                dp=dp,
+            )
 
 
 def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:

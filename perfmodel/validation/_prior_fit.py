@@ -113,7 +113,7 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
 def _log_likelihood(
     rows: Sequence[Row], priors: ChoicePriors, progress: Report | None
 ) -> dict[str, dict[str, list[float]]]:
-    """By scale and source, the mean log-likelihood of the step times that it reports under each of `TUNINGS`.
+    """Return the mean log-likelihood of the step times of each source under each of `TUNINGS`, by scale and source.
 
     Up to `ROWS_OF_SOURCE` runs that leave something open are asked of every source and scale, predicted without its
     teams. A source counts once.
@@ -134,7 +134,7 @@ def _log_likelihood(
 def _source_log_likelihoods(
     rows: Sequence[Row], priors: ChoicePriors
 ) -> dict[str, list[Float[np.ndarray, " tunings"]]]:
-    """By scale, of runs of one source in an order of no meaning."""
+    """Return the log-likelihoods of the runs of one source, in no order, by scale."""
     by_scale: dict[str, list[Float[np.ndarray, " tunings"]]] = {}
 
     # A random order, so that the first rows of a table do not stand for all of it.

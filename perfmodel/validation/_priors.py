@@ -45,7 +45,7 @@ class ChoicePriors:
     without: str = ""
     """Teams that are left out, joined by `+` (`perfmodel.prediction.team_key`)."""
     tuning: Mapping[str, Tuning] = field(default_factory=dict)
-    """By scale of the run (`scale_of`), how much people prefer what is faster (`tuned_weights`): the more a run costs,
+    """Preference for what is faster (`tuned_weights`), by scale of the run (`scale_of`): the more a run costs,
     the more they tune it. A scale that is not here is not tuned."""
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 

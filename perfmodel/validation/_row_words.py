@@ -170,7 +170,7 @@ def leaves_policy_open(row: Row) -> bool:
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
-    """What `selective` recomputation repeats, by a row's words in the names of Megatron-Core; empty where they name
+    """Return what `selective` recomputation repeats, in the names of Megatron-Core; empty where the row's words name
     none of them."""
     readings = _recompute_readings(row)
     named = (
@@ -195,7 +195,7 @@ def launch_switches(row: Row) -> Mapping[str, bool]:
 
 
 def graphs_of(switches: Mapping[str, bool]) -> CudaGraphs:
-    """What runs from CUDA graphs by a launch's switches: the whole step, or layers (made by NeMo or Megatron-Core)."""
+    """Return what runs from CUDA graphs by a launch's switches: the whole step, or layers (NeMo, Megatron-Core)."""
     if switches.get("graph of the step"):
         return "step"
     return "layers" if switches.get("graphs of layers") else "none"
@@ -310,7 +310,7 @@ def _dtypes_named(cell_text: str) -> frozenset[str]:
 
 
 def contradictions_in_words(row: Row) -> tuple[str, ...]:
-    """In what a row's columns in words contradict its other columns, one sentence each; the first named there counts,
+    """Say where a row's columns in words contradict its other columns, one sentence each; the first named there counts,
     of ZeRO the number."""
     contradictions = []
 

@@ -128,7 +128,11 @@ def _apart(
 
 
 def _draw_shares(
-    axis: "Axes", boxes: Boxes, lane: Int[np.ndarray, " lane"], colours: list[str], at: Float[np.ndarray, " points"]
+    axis: "Axes",
+    boxes: Boxes,
+    lane: Int[np.ndarray, " lane"],
+    colours: list[str],
+    at: Float[np.ndarray, " points"],
 ) -> None:
     """Draw a lane's boxes as shares: at every point those of the time around it by colour, stacked upwards."""
     colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
@@ -151,7 +155,10 @@ def _draw_shares(
 
 
 def _share(
-    boxes: Boxes, chosen: Int[np.ndarray, " chosen"], at: Float[np.ndarray, " points"], span: float
+    boxes: Boxes,
+    chosen: Int[np.ndarray, " chosen"],
+    at: Float[np.ndarray, " points"],
+    span: float,
 ) -> Float[np.ndarray, " points"]:
     """Share of the `span` around every point that the boxes cover."""
     if not len(chosen):

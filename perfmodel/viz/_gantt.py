@@ -127,7 +127,12 @@ def write_gantt(prediction: Prediction, path: Path | str, width: Width = "page")
 def stage_chunks(prediction: Prediction) -> Int[np.ndarray, "devices chunks"]:
     """Global stage of every chunk of every pipeline rank."""
     layout = prediction.layout
-    plain = ProgramSpec(schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
+    plain = ProgramSpec(
+        schedule=layout.effective_schedule,
+        stages=layout.pp,
+        micro_batches=1,
+        chunks=layout.vpp,
+    )
     return plain.stage_map
 
 

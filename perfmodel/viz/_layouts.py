@@ -51,7 +51,15 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     axis = figure.subplots()
     handles, labels = [], []
     for name, height in heights.items():
-        drawn = axis.bar(x, height, 0.78, bottom=bottom, color=looks[name].colour, edgecolor="white", linewidth=0.2)
+        drawn = axis.bar(
+            x,
+            height,
+            0.78,
+            bottom=bottom,
+            color=looks[name].colour,
+            edgecolor="white",
+            linewidth=0.2,
+        )
         bottom += height
         if height.max() > _LEAST_SHARE * longest:
             handles.append(drawn[0])
@@ -64,7 +72,15 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     whiskers = axis.errorbar(x, totals[:, 0], spread, fmt="none", **look)
     for i, p in enumerate(predictions):
         if not p.fits:
-            axis.text(i, totals[i, 2], "does not fit", rotation=90, ha="center", va="bottom", fontsize=5.5)
+            axis.text(
+                i,
+                totals[i, 2],
+                "does not fit",
+                rotation=90,
+                ha="center",
+                va="bottom",
+                fontsize=5.5,
+            )
     axis.set_ylabel(f"step time in {unit}")
     axis.set_xlim(-0.6, len(x) - 0.4)
     _degrees(axis, predictions, rows)
@@ -168,7 +184,15 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     most = int(figure.get_figwidth() * 72 / 4.2)
     for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):
         for axis, (values, _) in zip(axes, sides, strict=True):
-            axis.plot(time[i], values[i], "o", color="none", markeredgecolor="black", markersize=4.2, zorder=4)
+            axis.plot(
+                time[i],
+                values[i],
+                "o",
+                color="none",
+                markeredgecolor="black",
+                markersize=4.2,
+                zorder=4,
+            )
             axis.annotate(
                 letter,
                 (time[i], values[i]),
@@ -197,7 +221,16 @@ def _panel(
     # Scatter all, then the front of all objectives, then the front of this panel's two.
     edge = np.flatnonzero(non_dominated(np.stack([time, values], axis=1)))
     edge = edge[np.argsort(time[edge], kind="stable")]
-    axis.scatter(time, values, s=2, color=GREY, alpha=0.5, linewidths=0, label="layouts that fit", rasterized=True)
+    axis.scatter(
+        time,
+        values,
+        s=2,
+        color=GREY,
+        alpha=0.5,
+        linewidths=0,
+        label="layouts that fit",
+        rasterized=True,
+    )
     if efficient.sum() > len(edge):
         rest = np.setdiff1d(np.flatnonzero(efficient), edge)
         axis.scatter(
@@ -216,11 +249,11 @@ def _panel(
 
     # Layouts much slower than the front are cut off: they would squeeze the front into a corner.
     slowest = float(time[efficient].max())
-    left, right = 0.97 * time.min(), 1.1 * slowest
-    axis.set_xlim(left, right)
-    log_ticks(axis.xaxis, [t for t in _ROUND if left <= t <= right])
+    shortest, longest = 0.97 * time.min(), 1.1 * slowest
+    axis.set_xlim(shortest, longest)
+    log_ticks(axis.xaxis, [t for t in _ROUND if shortest <= t <= longest])
     axis.set_yscale("log")
-    seen = values[time <= right]
+    seen = values[time <= longest]
     lowest, highest = 0.8 * float(seen.min()), 1.25 * float(seen.max())
     axis.set_ylim(lowest, highest)
 

@@ -84,17 +84,40 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     # At least a decade is shown, so that its ticks can be read.
     room = max(1.0, (10 * ends[0] / ends[1]) ** 0.5)
     ends *= [1 / room, room]
-    axis.fill_between(ends, ends / 1.25, ends * 1.25, color=GREY, alpha=0.25, linewidth=0, label="within 25 %")
+    axis.fill_between(
+        ends,
+        ends / 1.25,
+        ends * 1.25,
+        color=GREY,
+        alpha=0.25,
+        linewidth=0,
+        label="within 25 %",
+    )
     axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
     shown = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
     # Of many rows a regular sample, over the range of times, has its interval drawn.
     ranked = np.argsort(measured, kind="stable")
     sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
     every = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
-    axis.vlines(measured[sample], lo[sample], hi[sample], color=VERMILLION, linewidth=0.5, alpha=0.7, label=every)
+    axis.vlines(
+        measured[sample],
+        lo[sample],
+        hi[sample],
+        color=VERMILLION,
+        linewidth=0.5,
+        alpha=0.7,
+        label=every,
+    )
     size = 6 if len(shown) < 300 else 2
     axis.scatter(
-        measured[shown], predicted[shown], s=size, color=BLUE, linewidths=0, alpha=0.6, rasterized=True, label="rows"
+        measured[shown],
+        predicted[shown],
+        s=size,
+        color=BLUE,
+        linewidths=0,
+        alpha=0.6,
+        rasterized=True,
+        label="rows",
     )
 
     # Figures are of all rows, also where only a sample is drawn.
@@ -142,7 +165,14 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
         # Families differ in marker and colour, for print without colours.
         style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": LINES[i % len(LINES)]}
         axis.scatter(
-            intensity[of_family], rate[of_family], s=4, alpha=0.35, linewidths=0, rasterized=True, label=name, **style
+            intensity[of_family],
+            rate[of_family],
+            s=4,
+            alpha=0.35,
+            linewidths=0,
+            rasterized=True,
+            label=name,
+            **style,
         )
     # A decade beside what was measured, and the ridge of every roof.
     peaks: dict[float, list[str]] = {}
@@ -180,7 +210,12 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
         va="bottom",
         fontsize=6,
     )
-    axis.set(xscale="log", yscale="log", xlim=(lowest, highest), ylim=(rate.min() / 2, max(peaks) * 2.5))
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlim=(lowest, highest),
+        ylim=(rate.min() / 2, max(peaks) * 2.5),
+    )
     axis.set_xlabel("arithmetic intensity in FLOP per byte")
     axis.set_ylabel("rate in FLOP/s")
     _decades(axis, most=12)
@@ -207,7 +242,10 @@ def _decades(axis: "Axes", most: int) -> None:
 
 @styled
 def draw_comparison(
-    predicted: MeasuredTrace, measured: MeasuredTrace, title: str = "", width: Width = "page"
+    predicted: MeasuredTrace,
+    measured: MeasuredTrace,
+    title: str = "",
+    width: Width = "page",
 ) -> "Figure":
     """Two panels of one row per device: computations above, communication and copies below.
 

@@ -90,7 +90,12 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     axis.set_ylabel("memory in GiB")
     note = f" (highest of every {edges_s[1] * per_s:.2g} {unit})" if crowded else ""
     axis.set_xlabel(f"time in {unit}{note}")
-    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(ranks_in_legend) + 1, **_TIGHT)
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=len(ranks_in_legend) + 1,
+        **_TIGHT,
+    )
 
 
 def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
@@ -165,7 +170,13 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
         axis.set_yticks(range(0, ranks, every))
     axes[-1].set_xlabel(f"time in {unit}")
     bar = figure.colorbar(
-        image, ax=axes, aspect=12 * len(used), pad=0.01, shrink=0.9, ticks=(0, 0.1, 0.5, 1), format="%g"
+        image,
+        ax=axes,
+        aspect=12 * len(used),
+        pad=0.01,
+        shrink=0.9,
+        ticks=(0, 0.1, 0.5, 1),
+        format="%g",
     )
     bar.set_label("share of time busy")
     bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]

@@ -70,7 +70,11 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
 
 
 def write_trace(
-    prediction: Prediction, path: Path | str, *, every_pass: bool = False, every_rank: bool = False
+    prediction: Prediction,
+    path: Path | str,
+    *,
+    every_pass: bool = False,
+    every_rank: bool = False,
 ) -> None:
     """Write the trace (`trace_events`) as JSON, compressed if the name ends in .gz."""
     write_chrome(trace_events(prediction, every_pass=every_pass, every_rank=every_rank), path)

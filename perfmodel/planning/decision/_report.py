@@ -159,7 +159,14 @@ def report(
     for i, (p, of_batch) in enumerate(zip(predictions, jobs, strict=True)):
         tell("cost and failures", i, len(predictions))
         runs.append(
-            training_run(p, of_batch, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
+            training_run(
+                p,
+                of_batch,
+                tariff=options.tariff,
+                reliability=reliability,
+                pue=pue,
+                calibration=calibration,
+            )
         )
     data = rows(predictions, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
 
@@ -289,7 +296,7 @@ def _toml(value: Any) -> str:
 
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
-    """Those flags of a job, each with its value, that `calibrate` takes too; a job file stands before them."""
+    """Return those flags of a job, each with its value, that `calibrate` takes too; a job file stands before them."""
     taken = []
     for flag, value in pairwise(flags):
         if flag in _CALIBRATE:

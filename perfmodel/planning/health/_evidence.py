@@ -16,7 +16,7 @@ _SHARE_DEVIATION: Final = 0.3
 """Standard deviation of the share of the excess that a timer shows."""
 _SPREAD_DEVIATION: Final = 0.06
 _SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
-"""Of the log of the slowest over the fastest rank's compute time; stages of a pipeline differ by themselves."""
+"""Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ by themselves."""
 _MEMORY_DEVIATION: Final = 0.15
 
 

@@ -57,7 +57,7 @@ class Candidates:
         places = []
         for position, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
             choices = self.costs[grid].grid
-            p, s, _, z = map(int, np.unravel_index(place, choices.shape))
+            pipeline, shard, _, state = map(int, np.unravel_index(place, choices.shape))
 
             # Layouts of one grid share degrees and micro-batch. Two sorts of variants lie in
             # grids of their own: orders of the kinds with their cuts, and offloaded layers
@@ -78,7 +78,10 @@ class Candidates:
 
             # A layout is seen if a better one differs in recompute or offload only, or has the
             # same pipeline and price.
-            keys = {(home, p, s, choices.states[z].resident), (home, p, price)}
+            keys = {
+                (home, pipeline, shard, choices.states[state].resident),
+                (home, pipeline, price),
+            }
             if not keys & seen:
                 places.append(position)
             seen |= keys

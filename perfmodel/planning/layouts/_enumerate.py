@@ -279,7 +279,9 @@ def _shards(
 
 
 def _sequence_parallel(
-    space: SearchSpace, degrees: Layout, divided: Callable[[Shard], "Divided | Rejection"]
+    space: SearchSpace,
+    degrees: Layout,
+    divided: Callable[[Shard], "Divided | Rejection"],
 ) -> tuple[bool, ...]:
     """The values that differ: a model without a sequence has the same blocks with and without."""
     either = [divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)]

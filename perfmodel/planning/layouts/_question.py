@@ -98,7 +98,7 @@ class SearchOptions:
     top: int = 10
     """Layouts to rank."""
     distinct: bool = True
-    """Of layouts that differ only in what they recompute or offload, or in options that change nothing, rank the best
+    """Whether, of layouts that differ only in what they recompute or offload or in idle options, to rank the best
     alone (`Candidates.distinct`)."""
     every: bool = False
     """Evaluate every layout that fits, though its bound rules it out (`SearchResult.ranking`)."""

@@ -61,18 +61,18 @@ class SearchResult:
     """Layouts that fit into memory; those not evaluated have a lower bound above the best found."""
     seconds: float
     layouts: tuple[Prediction, ...]
-    """The best first."""
+    """Explained layouts, the best first."""
     objective: str = "step_time"
     """Name of the objective that is minimised or maximised (`OBJECTIVES`), or its formula."""
     values: tuple[float, ...] = ()
-    """The objective of each of them."""
+    """The objective of each layout."""
     quantities: tuple[dict[str, float], ...] = ()
-    """What else objective and constraints name, and money and energy where the tariff tells them, of each."""
+    """Further quantities of each that objective and constraints name; money and energy where the tariff tells them."""
     lower_bound: float = 0.0
     """No value of the objective in the space is better."""
     constraints: tuple[str, ...] = ()
     framework: str = "generic"
-    """Whose layouts alone were tried, unless the space says `any_framework`."""
+    """Framework whose layouts alone were tried, unless the space says `any_framework`."""
     beyond: Beyond | None = None
     """The best layout that the framework cannot run, where that is better than all that it can."""
     impossible: Impossible | None = None
@@ -89,13 +89,13 @@ class SearchResult:
     robustness: Robustness | None = None
     """How sure the ranking is, given what predictions may err by."""
     method: str = "enumerate"
-    """How the layouts were found."""
+    """Method by which the layouts were looked for."""
     why: str = ""
-    """Why by that method."""
+    """Reason for the method."""
     improvements: tuple[Improvement, ...] = ()
     """Layouts whose stages were cut anew, with what that gained and how far from the best cut it is at most."""
     bounds_s: tuple[float, ...]
-    """A lower bound on the step time of each of them, from its passes and collectives alone."""
+    """A lower bound on the step time of each layout, from its passes and collectives alone."""
     rejections: dict[Rejection, int]
     """Why combinations are not ranked -> how many, the most first."""
     step_time_s: Float[np.ndarray, " evaluated"]
@@ -218,19 +218,18 @@ class SearchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""
-        layouts = [
-            p.to_dict()
-            | {
+        layouts = []
+        columns = zip(self.layouts, self.bounds_s, self.values, self.quantities, strict=True)
+        for place, (prediction, bound_s, value, quantities) in enumerate(columns):
+            row = prediction.to_dict() | {
                 "lower_bound_s": bound_s,
                 "gap": _finite(self._gap(value)),
                 "objective_value": value,
                 "quantities": quantities,
             }
-            | (self.robustness.of(i) if self.robustness else {})
-            for i, (p, bound_s, value, quantities) in enumerate(
-                zip(self.layouts, self.bounds_s, self.values, self.quantities, strict=True)
-            )
-        ]
+            if self.robustness:
+                row |= self.robustness.of(place)
+            layouts.append(row)
         return {
             "evaluated": self.evaluated,
             "feasible": self.feasible,
@@ -342,7 +341,10 @@ class _RankedOfBatch(NamedTuple):
 
 
 def best_of_batches(
-    results: Sequence[SearchResult], batches: Sequence[int], objective: Objective, top: int
+    results: Sequence[SearchResult],
+    batches: Sequence[int],
+    objective: Objective,
+    top: int,
 ) -> SearchResult:
     """The best layouts over all batches; its candidates are those of the batch of the best.
 

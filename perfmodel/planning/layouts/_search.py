@@ -148,7 +148,14 @@ def search(
     several = bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [
-        ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels) for each in problems
+        ask(
+            each,
+            space=space,
+            calibration=calibration,
+            settings=settings,
+            kernels=kernels,
+        )
+        for each in problems
     ]
     if several and options.robust:
         raise PerfModelError("search: a robust order is of one global batch; give one, or no --robust")

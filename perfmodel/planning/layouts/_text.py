@@ -138,7 +138,7 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
-    """What layouts differ in beyond their notation, and what objective and constraints name."""
+    """Return columns for what layouts differ in beyond their notation, and what objective and constraints name."""
     from perfmodel.planning.layouts import OBJECTIVES
 
     more: dict[str, Column] = {}
@@ -255,7 +255,7 @@ def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
 
 
 def interval(lo_s: float, hi_s: float) -> str:
-    """Both ends in the unit of the upper one."""
+    """Write both ends in the unit of the upper one."""
     # Scale the lower end by the ratio of the upper end's figure to its seconds: both are then in
     # the same unit.
     upper, unit = duration(hi_s).split()

@@ -123,7 +123,7 @@ def _durations(values: Values) -> Float[Array, " classes"]:
 
 
 def _step_s(relaxation: Relaxation, values: Values) -> float:
-    """In double precision."""
+    """Return the makespan in double precision."""
     c = relaxation.constants
     return float(makespan(relaxation.program, c["latency"] + c["volume"] / values["links"][c["of_class"]]))
 

@@ -96,7 +96,10 @@ def _durations(form: StaticArgs, at: Values, constants: Values) -> Float[Array, 
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(
-    form: StaticArgs, at: Values, constants: Values, paths: Float[Array, "paths classes"]
+    form: StaticArgs,
+    at: Values,
+    constants: Values,
+    paths: Float[Array, "paths classes"],
 ) -> Float[Array, "paths unknowns"]:
     # Counts of classes on a path times the Jacobian of the durations: the gradient of the path's
     # length by the unknowns.

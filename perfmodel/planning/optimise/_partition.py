@@ -249,7 +249,11 @@ def _few_cuts(base: Layout) -> list[Layout]:
 
 
 def balanced(
-    problem: StepProblem, layout: Layout, *, uneven: bool = True, worst_s: float = np.inf
+    problem: StepProblem,
+    layout: Layout,
+    *,
+    uneven: bool = True,
+    worst_s: float = np.inf,
 ) -> tuple[list[Layout], float]:
     """Orders of the kinds of nodes and cuts of a layout that dynamic programming finds best, and the step time that no
     other can beat; none where that is above `worst_s`, infinite where nothing fits.

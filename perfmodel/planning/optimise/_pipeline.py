@@ -33,6 +33,8 @@ from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
 
 T = TypeVar("T")
+CutOnKinds = tuple[tuple[int, ...], PerRank]
+"""Layers of every stage, and the kind of nodes that it lies on (None where nodes are alike)."""
 FRONT: Final = 8
 """Cuts of the exact front that are evaluated."""
 MOST_ORDERED: Final = 4
@@ -49,9 +51,8 @@ class KindCosts:
     supply: tuple[int, ...]
     """Stages on each kind."""
 
-    def layouts(self, base: Layout, cuts: Iterable[tuple[tuple[int, ...], PerRank]]) -> list[Layout]:
-        """The layout with these partitions and kinds of nodes, as far as they are possible and fit, its stages
-        recomputing what they must."""
+    def layouts(self, base: Layout, cuts: Iterable[CutOnKinds]) -> list[Layout]:
+        """Return the layout with each of these cuts that fits, its stages recomputing what they must."""
         layouts = []
         for sizes, kinds in dict.fromkeys(cuts):
             of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
@@ -64,14 +65,18 @@ class KindCosts:
                 layouts.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
         return layouts
 
-    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[tuple[tuple[int, ...], PerRank]]:
-        """Partitions, and kinds of their stages, around the least sum and slowest stage; of several kinds over all
-        orders, and over those in which every kind is in one piece. At most so many of each."""
-        names, costs = [*self.of_kind], [*self.of_kind.values()]
+    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[CutOnKinds]:
+        """Return the cuts around the least sum plus slowest stage.
+
+        Of several kinds, at most `most` over all orders of kinds, and as many over each order in which every kind is in
+        one piece.
+        """
+        names = [*self.of_kind]
+        costs = [*self.of_kind.values()]
         if len(costs) == 1:
             return [(cut.partition, base.kinds) for cut in _front(costs, micro_batches)[:most]]
 
-        cuts: list[tuple[tuple[int, ...], PerRank]] = []
+        cuts: list[CutOnKinds] = []
         for cut in _front(costs, micro_batches, self.supply)[:most]:
             cuts.append((cut.partition, tuple(str(names[kind]) for kind in cut.kinds)))
 
@@ -90,17 +95,25 @@ class KindCosts:
         sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first
         (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
         """
-        # Passes of stage r alone take m (F + B); a schedule without a flush overlaps steps, so
-        # that nothing else is certain.
-        m, costs = spec.micro_batches, [*self.of_kind.values()]
+        m = spec.micro_batches
+        costs = [*self.of_kind.values()]
         forward = np.stack([on_kind.forward_s for on_kind in costs])
         backward = np.stack([on_kind.backward_s for on_kind in costs])
         both = forward + backward
+
+        # Passes of stage r alone take m (F + B). Without a flush steps overlap, so that nothing else
+        # is certain.
         rank_work_s = m * both
         if spec.steps > 1:
             return least_critical_path(rank_work_s, np.zeros_like(rank_work_s), self.supply)
+
+        # Where backward passes are split, gradients of weights may come whenever there is room: of
+        # other ranks only the forward passes before the first one of r are certain.
         if live.split:
             return least_critical_path(rank_work_s, forward, self.supply)
+
+        # Else one forward passes the ranks before r ahead of its work, and one backward after it;
+        # and the second minimum holds too.
         passed = both + _sends(costs)
         warm_up = np.ones_like(live.warm_up) if live.warm_up[-1] == m else live.warm_up
         after = _times(m - 1, backward) + _times((m - warm_up)[:, None, None], forward)
@@ -112,7 +125,7 @@ class KindCosts:
 
 
 def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:
-    """Costs of stages each of which lies on a kind of its own."""
+    """Join the costs of stages each of which lies on a kind of its own: stage s on the kind of `costs[s]`."""
     columns = []
     for field in fields(StageCosts):
         columns.append(np.stack([getattr(on_kind, field.name)[stage] for stage, on_kind in enumerate(costs)]))
@@ -120,7 +133,13 @@ def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:
 
 
 def _front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None) -> list[Cuts]:
-    """Cuts around the least sum + (m - 1) max, the best first, none if none is possible; `costs`: by kind of device."""
+    """Return the cuts around the least sum + (m - 1) max, the best first, none if none is possible.
+
+    Args:
+        costs: by kind of nodes.
+        micro_batches: m.
+        supply: stages on each kind.
+    """
     both = np.stack([c.both_s for c in costs])
     try:
         return least_sum_plus_max(both + _sends(costs), _times(micro_batches - 1, both), supply)
@@ -135,7 +154,7 @@ def _times(count: int | np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _sends(costs: Sequence[StageCosts]) -> Float[np.ndarray, "kinds stages 1 cuts"]:
-    """Transfers after a stage; between two kinds they take as long as on the slower, at least as long as on one."""
+    """Return the transfers after a stage. Between two kinds they take at least as long as within one of them."""
     return np.stack([c.sends_s for c in costs])[:, :, None, :]
 
 
