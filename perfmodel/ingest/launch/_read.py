@@ -232,65 +232,18 @@ def recognised(
 ) -> tuple[Source, LaunchFormat]:
     """Entries of a file, and its format; raises `LaunchFileError` for a file of no format that is known."""
     # The syntax follows from the ending, and the format from the keys. Scripts have any ending or none.
-    path = Path(place)
-    syntax = _SYNTAXES.get(path.suffix.lower())
+    syntax = _SYNTAXES.get(Path(place).suffix.lower())
     if syntax is None:
         syntax = "json" if text.lstrip().startswith("{") else "arguments"
-    if syntax == "json":
-        source = read_json(text, place)
-        if KIND in source.entries:
-            return hook_settings(source, _model_config(text))
-    elif syntax == "toml":
-        source = read_toml(text, place)
-    elif syntax == "yaml":
-        source = read_yaml(text, place, path.parent)
+    if syntax == "arguments":
+        recognised_file = _of_script(text, place, arguments, variables)
     elif syntax == "python":
-        of_recipe = recipe_script(text, place)
-        if of_recipe is not None:
-            return of_recipe
-        source = read_python(text, place)
+        recognised_file = _of_python(text, place)
     else:
-        # A command tells its framework by the program that it starts. Most tell it exactly; Megatron's flags are
-        # passed to programs of any name, so that they come last.
-        of_front_end = finetuning_command(text, place, arguments, variables)
-        if of_front_end is not None:
-            return with_named_files(*of_front_end, path.parent)
-        of_maxtext = maxtext_command(text, place, arguments, variables)
-        if of_maxtext is not None:
-            return of_maxtext, MAXTEXT
-        by_recipe = recipe_command(text, place, arguments, variables)
-        if by_recipe is not None:
-            return by_recipe
-        megatron_keys: set[str] = set()
-        for rule in MEGATRON.table:
-            megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
-        source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
-    # Files of fine-tuning front ends share keys with those of DeepSpeed and Accelerate that they hold or name.
-    if syntax != "arguments":
-        refuse_other_tools(source.entries, place)
-        front_end = finetuning_format(source.entries)
-        if front_end is not None:
-            return with_named_files(source, front_end, path.parent)
-    if syntax == "yaml":
-        of_primus = primus_torchtitan(source)
-        if of_primus is not None:
-            return torchtitan_entries(of_primus)
-    if syntax == "yaml" and LEVANTER.recognises(source.entries):
-        return source, LEVANTER
-    if syntax in ("json", "yaml"):
-        of_neox = neox_arguments(source)
-        if of_neox is not None:
-            return of_neox, MEGATRON
-    fitting = [form for form in FORMATS if form.syntax == syntax]
-    for form in fitting:
-        if form is ACCELERATE and form.recognises(source.entries):
-            return with_deepspeed_file(source, path.parent)
-        if form.recognises(source.entries):
-            return source, form
-    if syntax == "yaml":
-        of_table = megatron_arguments(source)
-        if of_table is not None:
-            return of_table, MEGATRON
+        recognised_file = _of_configuration(text, place, syntax)
+    if recognised_file is not None:
+        return recognised_file
+
     if syntax == "python":
         readable = "of Python only XTuner's configurations and recipes of NeMo 2 and Megatron-Bridge are read"
         remedy = "run it with the lines of perfmodel hook and give the file that they write, or give --model and so on"
@@ -298,6 +251,89 @@ def recognised(
     of_syntax = [form for form in (*FORMATS, LEVANTER, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)
     raise LaunchFileError(f"{place}: no launch file that is known: {needed}; give --model, --layout and so on instead")
+
+
+def _of_script(
+    text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
+) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of a shell script or a list of arguments; None where no command of it trains.
+
+    A command tells its framework by the program that it starts. Most tell it exactly; Megatron's flags are passed to
+    programs of any name, so that they come last.
+    """
+    of_front_end = finetuning_command(text, place, arguments, variables)
+    if of_front_end is not None:
+        return with_named_files(*of_front_end, Path(place).parent)
+    of_maxtext = maxtext_command(text, place, arguments, variables)
+    if of_maxtext is not None:
+        return of_maxtext, MAXTEXT
+    by_recipe = recipe_command(text, place, arguments, variables)
+    if by_recipe is not None:
+        return by_recipe
+    megatron_keys: set[str] = set()
+    for rule in MEGATRON.table:
+        megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
+    source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
+    return (source, MEGATRON) if MEGATRON.recognises(source.entries) else None
+
+
+def _of_python(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of a Python file: one that changes a recipe, or a configuration that only assigns."""
+    of_recipe = recipe_script(text, place)
+    if of_recipe is not None:
+        return of_recipe
+    return _of_front_end(read_python(text, place))
+
+
+def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of a file of a fine-tuning front end; refuses files of tools that are not read.
+
+    Front ends come first, as their files share keys with those of DeepSpeed and Accelerate that they hold or name.
+    """
+    refuse_other_tools(source.entries, source.place)
+    front_end = finetuning_format(source.entries)
+    return None if front_end is None else with_named_files(source, front_end, Path(source.place).parent)
+
+
+def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of a file of JSON, TOML or YAML.
+
+    Formats whose keys no other has come before those that share theirs, and Megatron's arguments as a table, which may
+    stand anywhere in a file, come last.
+    """
+    folder = Path(place).parent
+    if syntax == "json":
+        source = read_json(text, place)
+        if KIND in source.entries:
+            return hook_settings(source, _model_config(text))
+    elif syntax == "toml":
+        source = read_toml(text, place)
+    else:
+        source = read_yaml(text, place, folder)
+
+    of_front_end = _of_front_end(source)
+    if of_front_end is not None:
+        return of_front_end
+    if syntax == "yaml":
+        of_primus = primus_torchtitan(source)
+        if of_primus is not None:
+            return torchtitan_entries(of_primus)
+        if LEVANTER.recognises(source.entries):
+            return source, LEVANTER
+    if syntax in ("json", "yaml"):
+        of_neox = neox_arguments(source)
+        if of_neox is not None:
+            return of_neox, MEGATRON
+    for form in FORMATS:
+        if form.syntax != syntax or not form.recognises(source.entries):
+            continue
+        # A file of Accelerate may leave everything but the processes to one of DeepSpeed.
+        return with_deepspeed_file(source, folder) if form is ACCELERATE else (source, form)
+    if syntax == "yaml":
+        of_table = megatron_arguments(source)
+        if of_table is not None:
+            return of_table, MEGATRON
+    return None
 
 
 def _model_config(text: str) -> dict[str, Any]:
