@@ -1,8 +1,8 @@
-"""A site's own runs beside the parameters that were fitted to them: what both say of its other layouts.
+"""Runs of a site beside the parameters that were fitted to them, and the posterior of its other layouts.
 
-Runs and predictions are seen by what moves them: their slopes by the parameters, whose prior covariance is the factors'
-and the tables', and their coordinates, by which layouts near one another are alike. The update is that of all runs of
-a site (`known_runs`); the parameters are its mean, so that nothing is counted twice.
+Runs and predictions are related in two ways: by their slopes, the derivatives of log time by the parameters, whose
+prior covariance is that of the factors and the tables; and by their coordinates, as layouts near one another are alike.
+The update is that of all runs of a site (`known_runs`); the parameters are its mean, so that nothing is counted twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from perfmodel.prediction._known_runs import Coordinates, CovarianceTerms, KnownRuns, LayoutKernel, known_runs, scales
 
 Rows = tuple[tuple[float, ...], ...]
+"""A matrix that can be hashed and stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,33 +24,39 @@ class FittedRuns:
     """Runs of one site, then what their traces add, as normal errors about the centre of the parameters' prior."""
 
     at: tuple[Coordinates, ...]
-    """Of the runs."""
+    """Coordinates of the runs."""
     slopes: Rows = field(hash=False)
     """Derivatives of the log time of every observation by the parameters."""
     error: tuple[float, ...]
     """Log of measured over predicted time of every observation."""
     weight: tuple[float, ...]
-    """Of every observation."""
+    """Weight of every observation: the variance of its noise is that of one run over it."""
     covariance: Rows
-    """Of the parameters, before the runs."""
+    """Covariance of the parameters, before the runs."""
     likeness: LayoutKernel
+    """See `SitePrior.likeness`."""
     noise: float
     """Standard deviation of the noise of one run at the typical site."""
     scatter: tuple[float, float]
+    """See `SitePrior.scatter`."""
     doubt: float
+    """See `SitePrior.doubt`."""
     held: float
-    """These three as in `SitePrior`, `held` as `held_given`."""
+    """See `SitePrior.held_given`."""
 
     @cached_property
     def known(self) -> KnownRuns:
-        """What the runs say."""
-        own = self._slopes, self._points
+        """Posterior of the site given the runs."""
+        # Whole runs come first, with inflated noise; then what their traces add.
         noise = self.noise**2 / np.array(self.weight)
         noise[: len(self.at)] *= self.doubt
+
+        # One factor on all runs shows only where several layouts agree on it.
         nodes = scales(self.scatter)
-        if len(set(self.at)) > 1:  # one layout agrees with no other
+        if len(set(self.at)) > 1:
             nodes = nodes.with_overall_factor()
-        return known_runs(self._parts(*own, *own), noise, np.array(self.error), nodes)
+        prior = self._covariance_terms(self._slopes, self._points, self._slopes, self._points)
+        return known_runs(prior, noise, np.array(self.error), nodes)
 
     @cached_property
     def values(self) -> Float[np.ndarray, " parameters"]:
@@ -58,7 +65,7 @@ class FittedRuns:
 
     @cached_property
     def posterior(self) -> Float[np.ndarray, "parameters parameters"]:
-        """Covariance of the parameters."""
+        """Covariance of the parameters, given the runs."""
         none, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
         with_runs = CovarianceTerms(self._slopes @ self._prior, none_with_runs, none_with_runs)
         of_nodes = self.known.covariance(CovarianceTerms(self._prior, none, none), with_runs)
@@ -72,44 +79,50 @@ class FittedRuns:
 
     @cached_property
     def noise_variance(self) -> Float[np.ndarray, " nodes"]:
-        """Of one run of this site, at every node."""
+        """Variance of the noise of one run of this site, at every node."""
         return self.known.scales.own * self.noise**2
 
-    def mean(self, where: Float[np.ndarray, "layouts coordinates"]) -> Float[np.ndarray, " layouts"]:
-        """Expected log offsets of layouts beyond the parameters."""
-        shared, alone = self._pulls
-        near = self.likeness.shared(where, self._points) @ shared
-        same = self.likeness.alone(where, self._points) @ alone
+    def mean(self, points: Float[np.ndarray, "layouts coordinates"]) -> Float[np.ndarray, " layouts"]:
+        """Expected log offsets of layouts beyond the parameters.
+
+        Args:
+            points: coordinates of the layouts.
+        """
+        shared_pull, alone_pull = self._pulls
+        near = self.likeness.shared(points, self._points) @ shared_pull
+        same = self.likeness.alone(points, self._points) @ alone_pull
         return self.overall + near + same
 
     def joint(
         self,
         slopes: Float[np.ndarray, "layouts parameters"],
-        where: Float[np.ndarray, "layouts coordinates"],
+        points: Float[np.ndarray, "layouts coordinates"],
         beyond: Float[np.ndarray, "layouts sources"],
     ) -> Float[np.ndarray, "nodes layouts layouts"]:
         """Covariance of the log step times of layouts given the runs, without the noise of one run.
 
         Args:
             slopes: derivatives of the log step times by the parameters.
+            points: coordinates of the layouts.
             beyond: standard deviations from events that are less certain than those of the runs, by source.
         """
-        prior = self._parts(slopes, where, slopes, where)
+        prior = self._covariance_terms(slopes, points, slopes, points)
         prior = replace(prior, within=prior.within + beyond @ beyond.T)
-        return self.known.covariance(prior, self._parts(self._slopes, self._points, slopes, where))
+        return self.known.covariance(prior, self._covariance_terms(self._slopes, self._points, slopes, points))
 
-    def _parts(
+    def _covariance_terms(
         self,
         slopes: Float[np.ndarray, "n parameters"],
-        at: Float[np.ndarray, "runs coordinates"],
-        others: Float[np.ndarray, "m parameters"],
-        where: Float[np.ndarray, "layouts coordinates"],
+        points: Float[np.ndarray, "runs coordinates"],
+        other_slopes: Float[np.ndarray, "m parameters"],
+        other_points: Float[np.ndarray, "layouts coordinates"],
     ) -> CovarianceTerms:
-        """Of observations with others; what traces add to runs is alike by the parameters and the overall factor."""
-        shared, alone = np.zeros((2, len(slopes), len(others)))
-        shared[: len(at), : len(where)] = self.likeness.shared(at, where)
-        alone[: len(at), : len(where)] = self.likeness.alone(at, where)
-        return CovarianceTerms(slopes @ self._prior @ others.T, shared, alone, overall=1.0)
+        """Covariances of observations with others."""
+        # What traces add to runs has slopes but no coordinates: it is alike by the parameters and the overall factor.
+        shared, alone = np.zeros((2, len(slopes), len(other_slopes)))
+        shared[: len(points), : len(other_points)] = self.likeness.shared(points, other_points)
+        alone[: len(points), : len(other_points)] = self.likeness.alone(points, other_points)
+        return CovarianceTerms(slopes @ self._prior @ other_slopes.T, shared, alone, overall=1.0)
 
     @cached_property
     def _points(self) -> Float[np.ndarray, "runs coordinates"]:
@@ -125,14 +138,15 @@ class FittedRuns:
 
     @cached_property
     def _pulls(self) -> tuple[Float[np.ndarray, " runs"], Float[np.ndarray, " runs"]]:
-        """By what the two parts of the likeness with every run are multiplied."""
-        of = self.known.scales
-        pull = of.weight[:, None] * self.known.pull[:, : len(self.at)]
-        return of.within @ pull, of.own @ pull
+        """Factors of both terms of the layout kernel with every run, which make a shift of them."""
+        nodes = self.known.scales
+        pull = nodes.weight[:, None] * self.known.pull[:, : len(self.at)]
+        return nodes.within @ pull, nodes.own @ pull
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"likeness": vars(self.likeness)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"likeness": vars(self.likeness)}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "FittedRuns":
@@ -144,7 +158,7 @@ class FittedRuns:
             error=tuple(map(float, value["error"])),
             weight=tuple(map(float, value["weight"])),
             covariance=_rows(value["covariance"]),
-            likeness=LayoutKernel(**{name: float(one) for name, one in value["likeness"].items()}),
+            likeness=LayoutKernel(**{name: float(number) for name, number in value["likeness"].items()}),
             noise=float(value["noise"]),
             scatter=(first, second),
             doubt=float(value["doubt"]),

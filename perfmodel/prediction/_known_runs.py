@@ -1,11 +1,10 @@
-"""What some runs of a site say of its others: the one update of the model of sites.
+"""Posterior of a site given some of its runs: the one update of the model of sites.
 
-Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`): their covariance is
-that of the factors (`_population`), and that of what layouts share and of what is a layout's own (`LayoutKernel`), each
-times its scale. Under every node of the scales the noise of the runs that are known is Student's t, found by
-reweighting from the side on which runs that lie far off are outliers (Lange, Little and Taylor, JASA 84, 1989); nodes
-count as likely as the runs are under them. Repeats of one run share all but the noise, so that ten of them are not ten
-witnesses; a site whose runs scatter is found to, so that its runs say little of one another.
+Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`). Their covariance is
+that of the site's factors (`_population`) plus two terms by layout (`LayoutKernel`), what layouts near one another
+share and what is a single layout's, each times its scale. Repeats of one run share all but the noise, so that ten of
+them are not ten witnesses. A site whose runs scatter makes large scales likely, so that its runs say little of one
+another.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,9 @@ from jaxtyping import Bool, Float
 from perfmodel.spec import Layout
 
 OUTLIERS: Final = 4.0
-"""Degrees of freedom of the noise of one run: those that lie far from the others of their site lose weight. Assumed."""
+"""Degrees of freedom of the noise of one run: runs far from the others of their site lose weight. Assumed."""
 _REWEIGHTED: Final = 50
+"""Rounds of reweighting, at most."""
 _ENOUGH: Final = 1e-3
 """Change of the weights that ends the reweighting."""
 _SETTLED: Final = 5
@@ -36,7 +36,7 @@ Coordinates = tuple[float, ...]
 
 
 def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
-    """Where a run stands: doublings of tp, pp, dp, cp, ep, micro-batch, sequence and parameters."""
+    """Coordinates of a run among layouts: log2 of tp, pp, dp, cp, ep, micro-batch, sequence and parameters."""
     degrees = (layout.tp, layout.pp, layout.dp, layout.cp, layout.ep, layout.micro_batch)
     return tuple(np.log2([*degrees, seq_len, parameters]).tolist())
 
@@ -55,18 +55,19 @@ class LayoutKernel:
     def shared(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
-        """Covariance of what layouts share; with the distance it falls as exp(-distance / length): continuous, not
-        smooth, as step times over layouts are."""
+        """Covariance of what layouts share."""
+        # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts are.
         return self.near**2 * np.exp(-_apart(a, b) / self.length)
 
     def alone(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
-        """Covariance of what is a layout's own."""
+        """Covariance of what is a single layout's (nugget)."""
         return self.own**2 * (_apart(a, b) == 0)
 
 
 def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]) -> Float[np.ndarray, "n m"]:
+    """Euclidean distances of layouts."""
     return np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))
 
 
@@ -79,12 +80,11 @@ def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordi
 # sums over the nodes of Gauss and Hermite.
 
 NODES: Final = (3, 5)
-"""Of the two scales. The second, of which runs tell more and more, is the wider."""
+"""Quadrature nodes of the two scales. The second, of which runs tell more and more, is the wider."""
 _MOST_STEPS: Final = 100
-"""Of Newton's method; some ten are taken, more where some nodes are far narrower than others."""
+"""Steps of Newton's method, at most; some ten are taken, more where some nodes are far narrower than others."""
 
 
-#
 # Besides, a whole site may differ from the record by more than any of its factors allows: a cap on power, other clocks,
 # a step that is timed with what the record leaves out. Where its runs agree with one another but not with the record,
 # one factor on all of them explains it, which the spread of ordinary sites must not hold back. It is there with a small
@@ -96,7 +96,7 @@ class OverallFactor(NamedTuple):
     """A kind of sites by how far one factor on all of their runs may take them from the record."""
 
     chance: float
-    """Of a site to be of this kind, before any of its runs."""
+    """Probability of a site to be of this kind, before any of its runs."""
     sd: float
     """Standard deviation of the log of the factor."""
 
@@ -113,10 +113,11 @@ class Scales:
     """Nodes of the two scales, and of the overall factor."""
 
     within: Float[np.ndarray, " nodes"]
-    """By what the variance of what layouts share is multiplied, and that of settings and events."""
+    """Factor of the variance of what layouts share, and of that of settings and events."""
     own: Float[np.ndarray, " nodes"]
-    """By what that of layouts and runs by themselves is."""
+    """Factor of the variance of single layouts and runs."""
     weight: Float[np.ndarray, " nodes"]
+    """Probability of each node; they sum to 1."""
     overall: Float[np.ndarray, " nodes"] | float = 0.0
     """Variance of a factor that moves all runs of the site alike."""
 
@@ -140,14 +141,20 @@ class Scales:
 
 @lru_cache
 def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
-    """Both logs of scales in standard deviations, and weights, of every pair of nodes."""
-    (a, of_a), (b, of_b) = (np.polynomial.hermite_e.hermegauss(n) for n in NODES)
-    weight = np.outer(of_a, of_b).ravel()
-    return np.repeat(a, NODES[1]), np.tile(b, NODES[0]), weight / weight.sum()
+    """Logs of both scales, in standard deviations, and weights of every pair of quadrature nodes."""
+    within, within_weight = np.polynomial.hermite_e.hermegauss(NODES[0])
+    own, own_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
+    weight = np.outer(within_weight, own_weight).ravel()
+    return np.repeat(within, NODES[1]), np.tile(own, NODES[0]), weight / weight.sum()
 
 
 def scales(scatter: tuple[float, float]) -> Scales:
-    """Of a site of which nothing is known; one node where all scatter alike."""
+    """Nodes of a site of which nothing is known.
+
+    Args:
+        scatter: standard deviations over sites of the logs of the two scales.
+    """
+    # One node is enough where all sites scatter alike.
     if not any(scatter):
         return Scales(np.ones(1), np.ones(1), np.ones(1))
     within, own, weight = standard_nodes()
@@ -157,16 +164,22 @@ def scales(scatter: tuple[float, float]) -> Scales:
 def half_width(
     variance: Float[np.ndarray, "nodes *shape"], weight: Float[np.ndarray, " nodes"], inside: float = 0.9
 ) -> Float[np.ndarray, "*shape"]:
-    """Of the central interval that holds a share of a mixture of normals around 0.
+    """Half-width of the central interval that holds a share of a mixture of normals around 0.
 
-    By Newton's method from below, which never passes the answer: what an interval holds is concave in its half-width.
+    Args:
+        variance: variances of the normals.
+        weight: their weights, which sum to 1.
+        inside: the share.
     """
     from scipy.special import ndtr
 
     per_sd = 1 / np.maximum(np.sqrt(variance), 1e-300).reshape(len(weight), -1)
     half, share = np.zeros(per_sd.shape[1]), (1 + inside) / 2
+
+    # Newton's method from below never passes the answer: the share that an interval holds is concave in its half-width.
     for _ in range(_MOST_STEPS):
-        deviates = np.minimum(half * per_sd, 40.0)  # where all is inside
+        # At 40 standard deviations everything is inside; larger deviates would overflow.
+        deviates = np.minimum(half * per_sd, 40.0)
         density = weight @ (per_sd * np.exp(-0.5 * deviates**2)) / np.sqrt(2 * np.pi)
         step = np.maximum(share - weight @ ndtr(deviates), 0.0) / np.maximum(density, 1e-300)
         half = half + step
@@ -183,59 +196,65 @@ class CovarianceTerms:
     """Covariances of runs with runs, by what scales them."""
 
     fixed: Float[np.ndarray, "rows columns"]
-    """By factors: of all sites, frameworks, devices and the site."""
+    """From factors: of all sites, of frameworks, of devices and of the site."""
     within: Float[np.ndarray, "rows columns"]
-    """By settings, events and layouts near one another."""
+    """From settings, events and layouts near one another."""
     repeats: Float[np.ndarray, "rows columns"]
-    """By what is a layout's own."""
+    """From what is a single layout's."""
     overall: float = field(default=0.0, kw_only=True)
     """1 where rows and columns are times of steps of one site, which its overall factor moves alike."""
 
     def take(self, rows: np.ndarray, columns: np.ndarray) -> "CovarianceTerms":
-        """Of some of the runs."""
-        at = np.ix_(rows, columns)
-        return CovarianceTerms(self.fixed[at], self.within[at], self.repeats[at], overall=self.overall)
+        """Covariances of some of the runs."""
+        chosen = np.ix_(rows, columns)
+        return CovarianceTerms(self.fixed[chosen], self.within[chosen], self.repeats[chosen], overall=self.overall)
 
     def under(self, scales: Scales) -> Float[np.ndarray, "nodes rows columns"]:
-        """Their sum at every node."""
-        within, own = (of[:, None, None] for of in (scales.within, scales.own))
+        """Covariance of the runs at every node."""
+        within, own = scales.within[:, None, None], scales.own[:, None, None]
         overall = self.overall * np.broadcast_to(scales.overall, scales.weight.shape)[:, None, None]
         return self.fixed + overall + within * self.within + own * self.repeats
 
 
 @dataclass(frozen=True, eq=False)
 class KnownRuns:
-    """What is believed of a site given some of its runs: a mixture of normals over the nodes of its scales."""
+    """Posterior of a site given some of its runs: a mixture of normals over the nodes of its scales."""
 
     scales: Scales
     """The nodes that are likely given the runs, and how likely."""
     inverse: Float[np.ndarray, "nodes known known"]
-    """Precision of the runs as they are measured, those that lie far off with more noise."""
+    """Precision matrix K^-1 of the runs as they are measured, outliers with more noise."""
     pull: Float[np.ndarray, "nodes known"]
-    """By what a covariance with the runs is multiplied to be a shift."""
+    """alpha = K^-1 y: a covariance with the runs times alpha is the shift that they cause."""
 
     def shift(self, across: CovarianceTerms) -> Float[np.ndarray, "nodes others"]:
-        """By what others' logs of measured over expected time are expected to differ from 0, at every node.
+        """Expected logs of measured over expected time of other runs, at every node.
 
         Args:
-            across: of the known runs with them.
+            across: covariance of the known runs with them.
         """
         return np.einsum("nko,nk->no", across.under(self.scales), self.pull)
 
     def covariance(self, prior: CovarianceTerms, across: CovarianceTerms) -> Float[np.ndarray, "nodes others others"]:
-        """Of others, the noise of one run left out. What the nodes expect differs little beside their spreads: it
-        counts as variance."""
+        """Covariance of other runs, without the noise of one run.
+
+        Args:
+            prior: covariance of the others before any run.
+            across: covariance of the known runs with them.
+        """
+        # Nodes expect little different shifts, beside their spreads: the differences count as variance.
         shift, with_runs = self.shift(across), across.under(self.scales)
-        apart = shift - self.scales.weight @ shift
-        between = np.einsum("n,ni,nj->ij", self.scales.weight, apart, apart)
-        return prior.under(self.scales) - with_runs.transpose(0, 2, 1) @ self.inverse @ with_runs + between
+        deviation = shift - self.scales.weight @ shift
+        between_nodes = np.einsum("n,ni,nj->ij", self.scales.weight, deviation, deviation)
+        explained = with_runs.transpose(0, 2, 1) @ self.inverse @ with_runs
+        return prior.under(self.scales) - explained + between_nodes
 
 
 def widened(
-    half: Float[np.ndarray, "*others"], held: float, before: Float[np.ndarray, "*others"]
+    half: Float[np.ndarray, "*others"], coverage_factor: float, before: Float[np.ndarray, "*others"]
 ) -> Float[np.ndarray, "*others"]:
-    """Half-widths given runs, multiplied by `held`, which of itself makes none wider than `before` any run."""
-    return np.minimum(held * half, np.maximum(half, before))
+    """Half-widths given runs times a coverage factor, which by itself makes none wider than `before` any run."""
+    return np.minimum(coverage_factor * half, np.maximum(half, before))
 
 
 def known_runs(
@@ -247,26 +266,32 @@ def known_runs(
     """The posterior given runs.
 
     Args:
-        prior: of the runs, without their noise.
-        noise: its variance at the typical site, for runs that are no outliers.
+        prior: covariance of the runs, without their noise.
+        noise: variance of their noise at the typical site, for runs that are no outliers.
         error: logs of measured over expected time.
-        scales: before the runs.
+        scales: nodes of the scales before the runs.
     """
+    # The noise is Student's t: normal with a variance over a weight that is gamma distributed. Starting from normal
+    # noise, a run that lies far off gets a smaller weight in every round (Lange, Little and Taylor, JASA 84, 1989).
     weight = np.ones((len(scales.weight), len(error)))
     for done in range(_REWEIGHTED):
-        of_node = scales.own[:, None] * noise
-        inverse = np.linalg.inv(prior.under(scales) + (of_node / weight)[:, :, None] * np.eye(len(error)))
+        noise_of_node = scales.own[:, None] * noise
+        inverse = np.linalg.inv(prior.under(scales) + (noise_of_node / weight)[:, :, None] * np.eye(len(error)))
         pull = inverse @ error
-        # a weight is gamma of its degrees of freedom: its prior counts for the node
-        log = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
-        log += OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(axis=1)
-        moved = (OUTLIERS + 1) / (OUTLIERS + pull**2 * of_node / weight**2)
+
+        # A node is as likely as the runs are under it, times the prior of the weights.
+        log_likelihood = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
+        log_likelihood += OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(axis=1)
+        moved = (OUTLIERS + 1) / (OUTLIERS + pull**2 * noise_of_node / weight**2)
         if np.abs(moved - weight).max(initial=0.0) < _ENOUGH:
             break
         weight = moved
-        # not in the last round, whose posterior is of all nodes that it began with
+
+        # Unlikely nodes are dropped to save time, but not in the last round, whose posterior is of all nodes that it
+        # began with.
         may_drop = _SETTLED <= done < _REWEIGHTED - 1
-        if may_drop and (kept := log > log.max() - _UNLIKELY).sum() < len(kept):
-            scales, weight = scales.take(kept), weight[kept]
-    likely = np.exp(log - log.max())
-    return KnownRuns(replace(scales, weight=likely / likely.sum()), inverse, pull)
+        is_likely = log_likelihood > log_likelihood.max() - _UNLIKELY
+        if may_drop and not is_likely.all():
+            scales, weight = scales.take(is_likely), weight[is_likely]
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
+    return KnownRuns(replace(scales, weight=likelihood / likelihood.sum()), inverse, pull)

@@ -1,4 +1,4 @@
-"""What the published record says of a site before any of its runs: one hierarchical model of measured over predicted.
+"""Prior of a site from the published record, before any of its runs: a hierarchical model of measured over predicted.
 
 A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the physics says. The log
 of such a factor is the sum of what all sites have in common, what a framework's have, what a device's have, and what is
@@ -27,16 +27,20 @@ from perfmodel.prediction._teams import teams_of
 from perfmodel.spec import Device, Framework, Model
 
 CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")
-"""Of a step's seconds: matrix products; attention; kernels bound by memory; collectives inside a node and between
-nodes, as far as they are exposed; the host, where the device waits for it; what else no event takes (waits for the
-slowest rank, kernels slowed by communication, copies, what a step costs beyond)."""
+"""Classes of a step's seconds, each with one factor of the site: matrix products; attention; kernels bound by memory;
+collectives inside a node and between nodes, as far as they are exposed; the host, where the device waits for it; the
+seconds that no event takes (waits for the slowest rank, kernels slowed by communication, copies, stragglers)."""
 DEGREES: Final[tuple[str, ...]] = ("unstated", "extrapolated", "bubble")
-"""What makes a step less certain without being a part of it: share of a run's settings that had to be assumed; of the
-critical path timed beyond what was measured; of the step that pipelines idle."""
+"""Drivers that make a step less certain without being a part of it: share of a run's settings that had to be assumed;
+share of the critical path timed beyond what was measured; share of the step that pipelines idle."""
 FILE_NAME: Final = "population.json"
+"""File of the fitted numbers."""
 CARD_NAME: Final = "population.md"
+"""File that describes how they were fitted."""
 GENERIC: Final = Framework().name
+"""Name that stands for no framework."""
 _PRODUCTS: Final = ("gemm", "bmm", "conv", "moe")
+"""Op families of the class `products`."""
 
 
 def class_of(parameter: str) -> str:
@@ -53,17 +57,18 @@ def class_of(parameter: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class SitePrior:
-    """What is believed of one site and of its runs before any of them, in log time."""
+    """Prior of one site and of its runs, before any of them, in log time."""
 
     mean: Float[np.ndarray, " classes"]
-    """Of the factors of `CLASSES`."""
+    """Mean of the logs of the factors of `CLASSES`."""
     covariance: Float[np.ndarray, "classes classes"]
+    """Covariance of the logs of the factors."""
     degrees: Float[np.ndarray, " degrees"]
-    """Standard deviation of what a site adds per unit of each of `DEGREES`."""
+    """Standard deviation that a site adds per unit of each of `DEGREES`."""
     events: float
-    """By what the half-widths of events' own intervals are multiplied to be those of a step's."""
+    """Factor that makes half-widths of events' own intervals those of a step's."""
     likeness: LayoutKernel
-    """What layouts share beyond the factors."""
+    """Covariance of layouts beyond the factors."""
     noise: float
     """Standard deviation of the noise of one run."""
     scatter: tuple[float, float]
@@ -73,10 +78,10 @@ class SitePrior:
     unknown: Mapping[str, float]
     """How much of each driver of `coverage` the site has before anything is known of a run's settings."""
     doubt: float
-    """By what the variance of the noise of known runs is multiplied for what they say of others, so that few of them
-    seldom make a site worse."""
+    """Noise inflation: factor of the variance of the noise of known runs for what they say of others, so that few of
+    them seldom make a site worse."""
     held_given: float
-    """Multiplies half-widths once some runs of the site are known, to the same end."""
+    """Coverage factor: multiplies half-widths once some runs of the site are known, to the same end."""
 
     @cached_property
     def scales(self) -> Scales:
@@ -91,12 +96,15 @@ class SitePrior:
     def half_width(
         self, shares: Mapping[str, float], more: float = 0.0, unknown: Mapping[str, float] = NOTHING_UNKNOWN
     ) -> float:
-        """Of the 90 % interval of a run's log step time with these shares by class.
+        """Half-width of the 90 % interval of a run's log step time.
 
         Args:
+            shares: shares of the step by class.
             more: variance from its events' own errors and the site's settings.
             unknown: how much of each driver of `coverage` the run has beside the site's.
         """
+        # Factors move the step as far as it spends on their classes. How much a site's runs scatter is unknown: the
+        # interval is that of a mixture over the nodes of its scales, and then scaled to cover what it promises.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
         within, own = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
         scales = self.scales
@@ -105,9 +113,9 @@ class SitePrior:
 
     def expected(self, device: Device) -> Adjustment:
         """The parameters of runs at the mean of the factors."""
-        at: dict[str, float] = dict(zip(CLASSES, self.mean.tolist(), strict=True))
+        mean_of_class: dict[str, float] = dict(zip(CLASSES, self.mean.tolist(), strict=True))
         names = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS)
-        return Adjustment(device=device.name, values=tuple((name, at[class_of(name)]) for name in names))
+        return Adjustment(device=device.name, values=tuple((name, mean_of_class[class_of(name)]) for name in names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,37 +123,46 @@ class SitePopulation:
     """Posteriors from the record, or from all of it but a group of sources."""
 
     common: Mapping[str, Any]
-    """What is the same for every site, by the names of `SitePrior`."""
+    """Numbers that are the same for every site, by the names of `SitePrior`."""
     of: Mapping[str, Mapping[str, list[float]]]
     """By `key`, `mean` and the lower triangle of `covariance`."""
     seen: Seen = field(default_factory=Seen)
-    """What the runs are of that it was fitted to."""
+    """Frameworks, devices, years and models of the runs that it was fitted to."""
 
     def site_prior(self, framework: Framework, device: Device, model: Model | None = None) -> SitePrior:
-        """Of a site with this framework and device; what the record has nothing of is as in all of it.
+        """Prior of a site with this framework and device.
 
         Args:
-            model: what the site trains; None where that is open.
+            model: the model that the site trains; None where that is open.
         """
         name, architecture = framework.name, device.architecture
         kind = "" if model is None else model_kind(model)
         unknown = self.seen.unknown(name, architecture, framework.since, kind, generic=GENERIC)
-        if name == GENERIC:  # physics is its median, which the record's offset from it makes less certain
-            found = self._belief(self._first(key("", architecture)), unknown)
-            shift = np.outer(found.mean, found.mean)
-            return replace(found, mean=0 * found.mean, covariance=found.covariance + shift)
-        return self._belief(self._first(key(name, architecture), key(name, ""), key("", architecture)), unknown)
+
+        # No framework is physics alone, which is the median. The record's offset from it makes physics less certain.
+        if name == GENERIC:
+            prior = self._prior(self._first(key("", architecture)), unknown)
+            shift = np.outer(prior.mean, prior.mean)
+            return replace(prior, mean=0 * prior.mean, covariance=prior.covariance + shift)
+
+        # A framework or device of which the record has no run is like all of it.
+        return self._prior(self._first(key(name, architecture), key(name, ""), key("", architecture)), unknown)
 
     def _first(self, *keys: str) -> str:
-        return next((one for one in keys if one in self.of), key("", ""))
+        """The first key that the record has a posterior of; that of the whole record if none."""
+        for candidate in keys:
+            if candidate in self.of:
+                return candidate
+        return key("", "")
 
-    def _belief(self, which: str, unknown: Mapping[str, float]) -> SitePrior:
-        told, size = self.of[which], len(CLASSES)
+    def _prior(self, posterior: str, unknown: Mapping[str, float]) -> SitePrior:
+        """A posterior of the record (by `key`) as the prior of a site."""
+        fitted, size = self.of[posterior], len(CLASSES)
         lower = np.zeros((size, size))
-        lower[np.tril_indices(size)] = told["covariance"]
+        lower[np.tril_indices(size)] = fitted["covariance"]
         common = self.common
         return SitePrior(
-            mean=np.array(told["mean"]),
+            mean=np.array(fitted["mean"]),
             covariance=lower + np.tril(lower, -1).T,
             degrees=np.array(common["degrees"]),
             events=common["events"],
@@ -161,12 +178,25 @@ class SitePopulation:
 
 NEUTRAL: Final = SitePopulation(
     common={
-        "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
-        "scatter": [0.0, 0.0], "coverage": {}, "doubt": 1.0, "held_given": 1.0,
+        "degrees": [0.0] * len(DEGREES),
+        "events": 1.0,
+        "near": 0.0,
+        "length": 1.0,
+        "layout": 0.0,
+        "noise": 0.0,
+        "scatter": [0.0, 0.0],
+        "coverage": {},
+        "doubt": 1.0,
+        "held_given": 1.0,
     },
-    of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
-)  # fmt: skip
-"""Physics alone, as if it were certain of everything but its events: what the record is held against."""
+    of={
+        "|": {
+            "mean": [0.0] * len(CLASSES),
+            "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2),
+        }
+    },
+)
+"""Physics alone, as if it were certain of everything but its events: the record is compared with it."""
 
 
 def key(framework: str, architecture: str) -> str:
@@ -176,13 +206,13 @@ def key(framework: str, architecture: str) -> str:
 
 @lru_cache
 def _fitted() -> Mapping[str, Any]:
-    """By teams that were left out ("" for none) the numbers; made by `perfmodel fit --sites`."""
+    """Fitted numbers by the teams that were left out ("" for none); made by `perfmodel fit --sites`."""
     return MappingProxyType(parse_json(read_checked(files("perfmodel.prediction"), FILE_NAME)))
 
 
 @lru_cache
 def population(without: str = "") -> SitePopulation:
-    """Fitted to all published sources but those that share a team with the source `without`."""
+    """The population fitted to all published sources but those that share a team with the source `without`."""
     numbers = _fitted()[fit_without(without, _fitted())]
     return SitePopulation(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
 
@@ -199,10 +229,12 @@ def fit_without(source: str, fits: Collection[str]) -> str:
     """
     if not source:
         return ""
+    # Every team of the record is left out of some fit: teams of the source that are in none have no runs in it.
     teams_left_out = {name: frozenset(name.split("+")) for name in fits if name}
     fitted_teams = frozenset[str]().union(*teams_left_out.values()) & teams_of(source)
     if not fitted_teams:
         return ""
+    # Of the fits without all of these teams, the one that lost least.
     covering = [name for name, teams in teams_left_out.items() if fitted_teams <= teams]
     if not covering:
         raise PerfModelError(
