@@ -136,6 +136,7 @@ def chrome_trace(events: Iterable[dict[str, Any]], description: Mapping[str, Any
 
 def write_chrome(trace: Mapping[str, Any], path: Path | str) -> None:
     """Write a trace as JSON, atomically; compressed if the name ends in .gz."""
+    # A time stamp in the archive would make equal traces differ.
     data = json_text(trace).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
@@ -208,6 +209,7 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
         path: file to write, atomically.
         format: what it was read from, to be noted in the file.
     """
+    # All tags are written, so that reading the file back gives the same trace.
     rows = trace.to_frame().to_dict(orient="records")
     devices = sorted({row["device"] for row in rows})
     events = [name_event("process_name", device, 0, f"device {device}") for device in devices]

@@ -144,6 +144,8 @@ def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Coun
                 row = {"source": "xplane", "device": options.name_of("")} | row
                 if "collective" in row:
                     row |= {"algorithm": "auto"} | options.nodes(int(row["num_ranks"]))
+                    # Instructions of a program are the same on all devices:
+                    # module and name pair the kernels of one collective.
                     calls.add(row, f"{name} {_instruction(event)}", (position, device), time_us)
                 else:
                     rows.append(row | {"time_us": time_us, "software": "xla", "variant": "xplane"})

@@ -57,6 +57,7 @@ def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]
             continue  # part of an operator that has a row itself
         row = op_row(torch_op(event, around))
         if row is None:
+            # An operator with a rule but no shapes was profiled without them; one without a rule is of no family.
             if has_row(event.name) and "Input Dims" not in event.args:
                 skipped["no input shapes (profile with record_shapes=True)"] += 1
             elif has_row(event.name) or file.device_work:
@@ -139,6 +140,7 @@ def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, 
         return None
     name = text(args["Collective name"], "Collective name", place)
     dtype = DTYPES.get(text(args.get("dtype", ""), "dtype", place), "")
+    # c10d's names have underscores around them and endings for variants of the call (`_allgather_base`).
     plain = name.strip("_")
     plain = next((plain.removesuffix(end) for end in _SUFFIXES if plain.endswith(end)), plain)
     if plain not in _COLLECTIVES or dtype not in DTYPE_BYTES:
@@ -241,6 +243,7 @@ def _works(name: str) -> bool:
 
 def _collective(event: ChromeEvent, file: KinetoFile) -> Row | None:
     """The row of a backend's range: kind by its name, size by its input, among all ranks of the job's only group."""
+    # Backends for CPUs name their ranges (`gloo:all_reduce`) and state no group.
     kind = collective_of(event.name)
     shapes, dtypes = event.args.get("Input Dims", []), event.args.get("Input type", [])
     dtype = DTYPES.get(str(dtypes[0]), "") if isinstance(dtypes, list) and dtypes else ""
@@ -257,6 +260,7 @@ def _elements(shapes: Any) -> int:
     """Elements of all tensors in a list of shapes."""
     if not isinstance(shapes, list) or not shapes:
         return 0
+    # One shape, or a list of them; True would pass for an int.
     if all(type(size) is int and size >= 0 for size in shapes):
         return prod(shapes)
     return sum(_elements(shape) for shape in shapes)

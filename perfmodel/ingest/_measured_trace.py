@@ -117,6 +117,7 @@ class MeasuredTrace:
             {
                 "device": self.device,
                 "stream": self.stream,
+                # Codes index into their names, for all rows at once.
                 "kind": np.array([k.name.lower() for k in ActivityKind])[self.kind],
                 "name": np.array(self.names, object)[self.name],
                 "phase": np.array(PHASES)[self.phase],
@@ -264,6 +265,7 @@ class Range:
 def parse_tags(name: str) -> Tags:
     """Tags in the name of a range, such as `backward stage=1 micro_batch=3`; other words are passed over."""
     profiler_step = re.fullmatch(r"ProfilerStep#(\d{1,9})", name)
+    # Marks of torch.profiler and of its hook around optimizers need no words of ours.
     if profiler_step:
         return Tags(step=int(profiler_step[1]))
     if name.startswith("Optimizer.step"):
@@ -297,6 +299,7 @@ def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list
         first = np.searchsorted(ordered, each.start_s)
         end = np.searchsorted(ordered, each.end_s, side="right")
         inside = order[first:end]
+        # A range overrides only what it names itself: `step=7` around `forward` leaves both standing.
         if each.tags.phase:
             columns["phase"][inside] = PHASES.index(each.tags.phase)
         for name in ("stage", "micro_batch", "step"):

@@ -169,6 +169,7 @@ def _comment(section: _Section, line: str, place: str) -> None:
 
     Some logs have lost the signs that begin comments: every line that is not of the table comes here.
     """
+    # From the most particular line to the least: a rank, the header of a table, its line of units, settings.
     rank = _RANK.match(line)
     if rank:
         section.ranks.append((rank["group"] or "0", rank["host"], rank["name"].strip()))
@@ -219,6 +220,7 @@ def _line(section: _Section, cells: list[str], place: str) -> _Line:
     columns = section.columns
     # A timestamp is two cells: a date and a time of day.
     width = len(columns) + columns.count("timestamp")
+    # The printed table has fixed columns and leaves cells blank; split at blanks, such cells vanish.
     for name in ("redop", "root"):
         index = columns.index(name) if name in columns else len(cells)
         if len(cells) < width and index < len(cells) and _is_blank(name, cells, index):
@@ -258,6 +260,7 @@ def _data(section: _Section, line: _Line, options: ReadOptions, skipped: Counter
             skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
             continue
         time_us = checked_time_us(block["time"], block["algbw"], size, place)
+        # Both are the same for all lines of a section, but errors shall name the line at hand.
         test, ranks = _identified(section, options, place)
         row = collective_row(test, options, place, size, line.cell("type"), skipped)
         if row is None:
@@ -294,6 +297,7 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
     stated_test = next((name for name, kind in COLLECTIVES.items() if kind == options.collective), "")
     test = section.test or stated_test or _test_by_ratio(section, ratio, stated_group, place)
     by_ratio = ratio.ranks(test)
+    # The log says nothing of its ranks: the bandwidths tell, if they can.
     if stated_group is None:
         if by_ratio is None:
             return test, group_columns(section.ranks, options, place)
@@ -367,6 +371,7 @@ def collective_row(
     if test not in COLLECTIVES:
         skipped[f"no such collective in the tables: {test}"] += 1
         return None
+    # The first line of many runs has less than one element per rank.
     if size == 0:
         skipped["no bytes"] += 1
         return None
@@ -384,6 +389,7 @@ def group_columns(ranks: Sequence[tuple[str, str, str]], options: ReadOptions, p
     """
     if not ranks and options.ranks is None:
         raise TableError(f"{place}: the file lists no ranks ('# Rank 0 ...'); say how many with --ranks N")
+    # A collective runs at the pace of its slowest device: a mixed group measures neither kind.
     names = {name for _, _, name in ranks}
     if len(names) > 1:
         listed = ", ".join(sorted(names))

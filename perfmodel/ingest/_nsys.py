@@ -113,6 +113,7 @@ class _Reader:
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path, self._connection = path, connection
+        # Which tables there are depends on what was traced and on the version.
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         self._tables = {str(row[0]) for row in tables}
         meta = {row["name"]: str(row["value"]) for row in self._rows("META_DATA_EXPORT", ("name", "value"))}
@@ -134,6 +135,7 @@ class _Reader:
         for table, name in (("CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memset")):
             for row in self._checked(table, "deviceId", "streamId"):
                 copies.append(row | {"name": name})
+        # Correlation numbers are counted per process: only both together tell a launch.
         launches = {
             (_process(row.get("globalTid")), row["correlationId"]): row
             for row in self._checked("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId")
@@ -301,6 +303,7 @@ def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
     """Operators' ranges by thread, sorted by start."""
     calls: dict[int, list[Call]] = defaultdict(list)
     for row in file.ranges:
+        # `aten::linear, seq = 12, op_id = 3, sizes = [[8, 1024], [4096, 1024]]` of torch's emit_nvtx.
         operator = _OPERATOR.search(str(row["name"]))
         if operator is None:
             continue

@@ -83,6 +83,7 @@ class Profile:
 
     def in_steps(self) -> tuple[Call, ...]:
         """Calls of the steps of `step_numbers`."""
+        # Calls outside of every marked step (warm-up, evaluation) are no part of a step's time.
         numbers = set(self.step_numbers())
         return self.calls if -1 in numbers else tuple(call for call in self.calls if call.step in numbers)
 
@@ -122,6 +123,7 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
 
 
 def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Counter[str]) -> Call:
+    # The first kernel stands for the call: where it runs, in which step and pass, and when it began.
     first, detail = min(kernels, key=lambda pair: pair[0].start_s)
     kind = first.kind
     op = None if detail.row is None else op_of(detail.row)

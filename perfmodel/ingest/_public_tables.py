@@ -94,6 +94,7 @@ def kernel_table_paths(folder: Path | str) -> list[Path]:
     Raises:
         TableError: if there are none.
     """
+    # Sorted, so that a fit does not depend on the order of a file system.
     kernel_tables = [p for p in sorted(Path(folder).glob("*/*.csv.gz")) if not p.name.startswith(_NOT_KERNELS)]
     paths = [p for p in kernel_tables if p.parent.name not in _NOT_FITTED]
     if not paths:
@@ -139,10 +140,12 @@ def clean_kernels(table: pd.DataFrame) -> pd.DataFrame:
     Plain are then `source` and `software` (never empty; software told apart by operand types), `dtype` (by which the
     kernel ran), `op` (what ran), `seq_kv` (keys of one sequence) and `mixed_n_decode` (none in pure decoding).
     """
+    # Cleaning twice would tell software apart twice.
     if "flaw" in table:
         return table
     source, software = text(table, "source", "measured"), text(table, "software", "unknown")
     variant = text(table, "variant")
+    # Kernels of different operand types are different software, as the regressors tell software apart.
     typed = (source == _TYPES_IN_VARIANT) & (variant != "")
     software = np.where(typed, software + " " + variant, software).astype(object)
     pairs = relabel(source + "\t" + software, lambda label: stand_in_order(*label.split("\t")))
@@ -212,6 +215,7 @@ def _keys_of_one_sequence(table: pd.DataFrame, source: np.ndarray) -> dict[str, 
     shared = (source == _SERVING_PROFILER) & (text(table, "software") == _KEYS_OF_WHOLE_BATCH)
     shared &= (text(table, "phase") == "decode") & (batch > 1)
     keys = np.where(shared, keys // np.maximum(batch, 1) + 1, keys)
+    # One query per sequence is decoding itself.
     beside = (number(table, "mixed_n_decode") > 0) & ~((number(table, "seq_q") == 1) & (keys > 1))
     mixed = ("mixed_n_decode", "mixed_kv_decode")
     return {"seq_kv": keys} | {name: np.where(beside, number(table, name), 0.0) for name in mixed}

@@ -88,8 +88,10 @@ def _xplanes(files: Files) -> list[XplaneFile]:
 
 
 READERS: Final = {
+    # Benchmarks: rows alone.
     "nccl-tests": Reader(list, rows=_rows_of_each(_nccl)),
     "osu": Reader(list, rows=_rows_of_each(_osu)),
+    # Profilers: the files are parsed once, and rows, timeline and calls are taken from the result.
     "kineto": Reader(
         lambda files: [read_kineto(path, n) for n, path in enumerate(files)],
         rows=kineto_rows,
@@ -113,6 +115,7 @@ READERS: Final = {
         activities=list,
         calls=lambda activities: [(activity, Detail(number)) for number, activity in enumerate(activities)],
     ),
+    # Traces that this package wrote: a timeline alone.
     "perfmodel": Reader(_own, activities=list),
 }
 """By name of the format."""

@@ -49,6 +49,7 @@ class TorchOp:
 def op_row(op: TorchOp) -> Row | None:
     """The row's own columns (family, op, element type, shape, pass); none for an operator without a row, or one
     whose arguments have other shapes than its rule expects."""
+    # A profile is a stranger's file: shapes that no tensor has make no row.
     rule = _RULES.get(op.name.removeprefix("aten::"))
     if rule is None or not all(_is_shape(s) or (isinstance(s, tuple) and all(map(_is_shape, s))) for s in op.shapes):
         return None
@@ -56,6 +57,7 @@ def op_row(op: TorchOp) -> Row | None:
         row = rule(op)
     except (IndexError, ValueError, TypeError):  # not the arguments that this operator has
         return None
+    # An empty tensor launches nothing worth a row.
     if any(isinstance(v, int) and v < 1 and k not in _MAY_BE_ZERO for k, v in row.items()):
         return None
     # The first tensor decides; indices and scalars have types of their own.
@@ -121,6 +123,7 @@ def _attention(order: str, head: int = 0, causal_at: int | None = None) -> Calla
     """Fused attention whose query, key and value lie at arguments `head` and after, with axes as in `order`."""
 
     def rule(op: TorchOp) -> Row:
+        # Kernels differ in the order of batch, sequence, heads and elements of a head.
         q, k, v = (dict(zip(order, shape, strict=True)) for shape in op.shapes[head : head + 3])
         row: Row = {
             "op_family": "attention",

@@ -53,6 +53,7 @@ def _tuning(settings: Mapping[str, Any]) -> Fields:
     adapter = settings.get("adapter")
     if not is_on(adapter):
         return {}
+    # `qlora` implies 4 bits; plain LoRA may load the weights in either.
     bits = 4 if adapter == "qlora" or is_on(settings.get("load_in_4bit")) else 0
     adapters = Adapters(
         rank=settings.get("lora_r", 8),

@@ -200,6 +200,7 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
             "recompute_modules",
             "fp8_activation_inputs",
         )
+        # Without experts on other ranks nothing is dispatched, and a file need not say how.
         if layout.ep > 1:
             names += ("expert_dispatcher", "expert_capacity_factor")
         fields |= {name: getattr(job, name) for name in names}
@@ -282,6 +283,7 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
     replaced: set[str] = set()
     for rule in form.table:
         replaced |= {places.get(key, key) for key in rule.keys}
+    # A table written as dotted keys replaces one that stands as a whole.
     for key in placed:
         replaced |= _parents(key)
     merged_values = {}

@@ -182,6 +182,7 @@ def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
     if "offload" in plain:
         if not plain.removesuffix(".json").endswith("params"):
             entries["zero_optimization.offload_optimizer.device"] = Entry("cpu", named.line)
+        # Only stage 3 can offload weights.
         if stage[1] == "3":
             entries["zero_optimization.offload_param.device"] = Entry("cpu", named.line)
     return entries

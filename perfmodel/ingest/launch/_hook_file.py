@@ -49,6 +49,7 @@ def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Sou
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise LaunchFileError(f"{place}: devices must be a whole number of at least 1, got {processes!r}")
     program = str(source.entries.get("program", Entry("", 0)).value)
+    # From here on the file is one of the framework's own format, with nothing left to be guessed.
     read, form = _READERS[kind](replace(source, entries=settings), program)
     model = model_from_config(config, place=place) if config else None
     return replace(read, devices=processes, model=model, written={}), form
@@ -147,6 +148,7 @@ def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
             renamed[new_name] = entry
     precision = source.entries.get("trainer.plugins.precision")
     if precision is not None and isinstance(precision.value, str):
+        # The precision plugin keeps Lightning's name of it and says FP8 beside that.
         fp8 = source.entries.get("trainer.plugins.fp8")
         has_fp8 = fp8 is not None and fp8.value is not None
         renamed["mixed_precision"] = replace(precision, value="fp8" if has_fp8 else precision.value)
@@ -165,6 +167,7 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
     """Settings of torchtitan, whose objects since 2026 hold the model's specification and converters by class."""
     entries: dict[str, Entry] = {}
     for key, entry in source.entries.items():
+        # Objects by class, as the configuration of 2026 has them, become the keys and words of the tables before.
         if key in ("model_spec.name", "model_spec.flavor"):
             entries[key.replace("model_spec", "model")] = entry
         elif key == "model_converters.converters" and isinstance(entry.value, list):

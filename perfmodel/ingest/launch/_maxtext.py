@@ -112,6 +112,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         stated["ici_fsdp_parallelism"] = 1
     for name, size in stated.items():
         axis = AXES.get(name.split("_", 1)[1].removesuffix("_parallelism"), "")
+        # Axes of inference are no axes of training.
         if name in ("shard_optimizer_over_data",) or not axis:
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
@@ -161,6 +162,7 @@ def _write_mesh(fields: Fields) -> Mapping[str, Any]:
         raise LaunchFileError(f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}")
     if sharded and shards == copies and fields["dp"] > 1:
         raise LaunchFileError("zero=3 with ep=dp: no ranks are left for MaxText's fsdp axis; take ep < dp")
+    # dcn axes span slices, of which this file assumes one.
     values = {
         "dcn_data_parallelism": 1,
         "ici_data_parallelism": copies if sharded else shards,
@@ -240,6 +242,7 @@ _CAPACITY: Final = "capacity_factor"
 
 def _capacity(settings: Mapping[str, Any]) -> Fields:
     """Tokens that an expert takes at most; the capacity holds where tokens are dropped, not in sparse products."""
+    # -1 is no capacity; sparse products (megablox) take as many tokens as come.
     capacity = NUMBER.read(settings.get(_CAPACITY, -1))
     if capacity <= 0 or settings.get("sparse_matmul", True) is True:
         return {}

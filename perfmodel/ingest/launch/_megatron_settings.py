@@ -88,6 +88,7 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
 
     def write(fields: Fields) -> Mapping[str, Any]:
         modules = tuple(module for module in fields.get("recompute_modules", ()) if module in _MODULES)
+        # The core of attention alone is Megatron's default, and needs no words.
         said = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
         return {name: joined(modules) if said else None}
 
@@ -110,6 +111,7 @@ def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
     if fields["vpp"] == 1:
         return None, None
     layers = fields.get("model.layers", 0)
+    # Both notations mean the same; Megatron takes only the second where layers do not divide.
     if layers and layers % (fields["pp"] * fields["vpp"]) == 0:
         return layers // (fields["pp"] * fields["vpp"]), None
     return None, fields["vpp"]
@@ -252,6 +254,7 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
     scope = name("cuda_graph_scope")
 
     def read(settings: Mapping[str, Any]) -> Fields:
+        # The two switches are older than `cuda_graph_impl`, and files of both generations are about.
         on = any(str(settings.get(flag)).lower() == "true" for flag in (core, external))
         if not on and str(settings.get(kind, "none")).lower() == "none":
             return {"cuda_graphs": "none"}

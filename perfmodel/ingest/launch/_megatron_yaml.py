@@ -115,6 +115,7 @@ def _value_of(value: Any) -> Any:
     """A value with the variables of the environment that have a default replaced, and words as YAML reads them."""
     if not isinstance(value, str):
         return value
+    # Then as YAML would have read it, had no variable stood there.
     text = _WITH_DEFAULT.sub(lambda match: os.environ.get(match[1], match[2]), value)
     known = {"true": True, "false": False, "null": None, "none": None, "": None}
     return known.get(text.lower(), text)
@@ -126,6 +127,7 @@ def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     for name, entry in stated.items():
         if name in _OPPOSITES:
             name, entry = _OPPOSITES[name], replace(entry, value=entry.value is False)
+        # Megatron-Core's configuration has functions where the command line has a switch for each gate.
         if name == "activation-func" and entry.value in ("swiglu", "geglu"):
             name, entry = str(entry.value), replace(entry, value=True)
         if entry.value is not False and entry.value is not None:
@@ -257,6 +259,7 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     if values.get("pipe-parallel-size") == 0:
         say("pipeline-model-parallel-size", 1, "pipe-parallel-size")
     precision = str(values.get("precision", "")).lower()
+    # NeoX says the precision in a word of its own, or leaves it to DeepSpeed's tables.
     if precision in ("bfloat16", "bf16") or values.get("bf16.enabled") is True:
         say("bf16", True, "precision")
     elif precision in ("fp16", "half") or values.get("fp16.enabled") is True:
@@ -267,8 +270,10 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     position = values.get("pos-emb")
     if position in _NEOX_POSITIONS:
         say("position-embedding-type", _NEOX_POSITIONS[position], "pos-emb")
+    # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for all.
     if any("flash" in str(part) for part in _flattened(values.get("attention-config"))):
         say("use-flash-attn", True, "attention-config")
+    # Attention and feed-forward side by side, on one norm where they share it (`gpt_j_tied`).
     if values.get("gpt-j-residual") is True:
         tied = values.get("gpt-j-tied") is True
         say("parallel-blocks", "one_norm" if tied else "two_norms", "gpt-j-residual")

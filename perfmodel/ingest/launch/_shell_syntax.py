@@ -64,6 +64,7 @@ def parse(text: str, place: str, line: int = 1, *, counts: bool = True) -> Seque
     Raises:
         LaunchFileError: a quote, bracket or block that is never closed.
     """
+    # Scripts edited on Windows have ends of lines that would stick to the last word of each line.
     parser = _Parser(text.replace("\r\n", "\n"), place, line, counts=counts)
     tree = parser.sequence(())
     parser.require_end()
@@ -93,6 +94,8 @@ class _Parser(WordParser):
             self.blanks()
 
     def here_text(self, here: HereText) -> None:
+        # `<<-EOF` allows tabs before the end word. An indented one is taken for
+        # the end of `<<EOF` too, which the shell would only warn about.
         end = re.compile(rf"^\s*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
         if end is None:
             raise broken(self.place, here.line, f"the here-document is never closed; add its {here.delimiter}")
@@ -114,6 +117,7 @@ class _Parser(WordParser):
 
     def expect(self, word: str, opened_by: str, opened: int) -> None:
         self.newlines()
+        # `for i in 1 2; do` and `while true; do` have a separator before the word.
         while self.char() in (";", "&") and word == "do":
             self.at += 1
             self.newlines()
@@ -162,6 +166,7 @@ class _Parser(WordParser):
         negated = False
         self.blanks()
         while self.reserved() in ("!", "time"):
+            # `! ! command` is the command itself.
             negated ^= self.reserved() == "!"
             self.at += len(self.reserved())
             self.blanks()
@@ -260,6 +265,7 @@ class _Parser(WordParser):
             self.at += len("in")
             raw_words = self.words_of_line()
         body = self.body(kind, line)
+        # `select` asks a person, so that nobody knows how often it runs.
         return CountingFor(None, body, line) if kind == "select" else For(match[0], raw_words, body, line)
 
     def words_of_line(self) -> tuple[RawWord, ...]:
@@ -294,6 +300,7 @@ class _Parser(WordParser):
             self.at += 1
             body = self.sequence(("esac",))
             clauses.append((tuple(patterns), body))
+            # `;;` ends a clause; `;&` and `;;&` of bash fall through to others, which is not followed.
             while self.char() in (";", "&"):
                 self.at += 1
             self.newlines()
@@ -327,6 +334,7 @@ class _Parser(WordParser):
 
     def calculation(self, line: int) -> Calculation | None:
         """`((...))`; None where the parentheses are those of subshells."""
+        # If it turns out to be subshells, the parser goes back and reads it again.
         before, before_line = self.at, self.line
         inside = self.enclosed("(", ")")
         if inside.endswith("))"):
@@ -378,6 +386,7 @@ class _Parser(WordParser):
             self.at = delimiter.end()
             self.pending.append(here)
             return here
+        # A descriptor alone, as in `2>&1`, names no file.
         if self.char() in ("", "\n", ";", "|", ")"):
             return None
         return self.word()

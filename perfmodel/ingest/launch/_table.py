@@ -183,6 +183,7 @@ def stated_value(settings: Mapping[str, Any]) -> Any:
 def accumulated(fields: Fields, unstated: str) -> int:
     """Micro-batches of a replica in a step (raises `LaunchFileError`: where no global batch is known with what the
     file has `unstated`)."""
+    # One pass of all replicas works on `each` sequences; a step is a whole number of such passes.
     total, each = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
     if not total:
         raise LaunchFileError(f"{unstated}; the global batch must be given too")

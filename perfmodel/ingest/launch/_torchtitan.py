@@ -129,6 +129,7 @@ _SCHEDULE: Final = (
 def _schedule(settings: Mapping[str, Any]) -> Fields:
     schedule, chunks = words(SCHEDULES).read(_stated(settings, "pipeline_parallel_schedule", "1F1B"))
     fields: Fields = {"schedule": schedule, "vpp": chunks}
+    # Schedules of one stage per rank ignore the layers per stage.
     if chunks > 1 and _SCHEDULE[1] in settings:
         fields["layers_per_chunk"] = WHOLE.read(settings[_SCHEDULE[1]])
     return fields
@@ -221,6 +222,7 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
     names = converters if isinstance(converters, list) else str(converters).split(",")
     if any("nvfp4" in str(name).lower() for name in names):
         return fields | {"dtype": "fp4"}
+    # Three generations of switches: a key of its own, converters by short names, and converters by path.
     converted = any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names)
     switched = any(FLAG.read(settings[name]) for name in _FLOAT8_SWITCHES if name in settings)
     if converted or switched or settings.get("training.fp8_linear") not in (None, "", False):

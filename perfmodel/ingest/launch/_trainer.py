@@ -111,6 +111,7 @@ _QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_
 
 def _bits(settings: Mapping[str, Any]) -> int:
     """Bits of frozen weights, by a switch or by their number; 0 where nothing is said."""
+    # bitsandbytes' switches, or a number of bits that LLaMA-Factory and Swift take for either.
     if is_on(settings.get("load_in_4bit")):
         return 4
     if is_on(settings.get("load_in_8bit")):

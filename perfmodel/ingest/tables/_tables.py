@@ -41,6 +41,7 @@ def _least(low: float, unit: str, meaning: str, kind: TableKind | None = None) -
 
 def _shapes() -> dict[str, Column]:
     """Columns of the shapes of all op families."""
+    # Families share columns (rows, hidden): each stands once, and its meaning names all of them.
     families: dict[str, list[str]] = {}
     stated = {}
     for family in FAMILIES.values():
@@ -57,6 +58,7 @@ def _shapes() -> dict[str, Column]:
 
 
 COLUMNS: Final[dict[str, Column]] = {
+    # What was measured, with what, and how.
     "source": _word("where the row is from"),
     "device": _word("catalog name or alias of the device"),
     "op_family": _word(f"family of the kernel: {', '.join(FAMILIES)}", "compute"),
@@ -72,10 +74,12 @@ COLUMNS: Final[dict[str, Column]] = {
     "collective": _word("all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or p2p", "collective"),
     "algorithm": _word("algorithm that the run is held to", "collective"),
     "mode": _word("way in which it is called", "collective"),
+    # The measurement itself, in the unit that profilers print.
     "time_us": _least(0, "us", "time of one call"),
     "time_us_std": _least(0, "us", "its standard deviation"),
     "n_repeats": _least(0, "", "calls that were timed"),
     **_shapes(),
+    # Who takes part in a collective, and how large it is.
     "num_ranks": _least(1, "", "ranks that take part", "collective"),
     "num_nodes": _least(1, "", "nodes that they are on", "collective"),
     "ranks_per_node": _least(0, "", "ranks within a node", "collective"),
@@ -114,6 +118,7 @@ def _job_file_columns() -> dict[str, tuple[str, str]]:
 
 
 RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
+    # Who ran what, and where.
     "case_id": ("text", "name of the run"),
     "source": ("text", "who published it; runs of one source are judged together"),
     "status": ("text", "ok, or why there is no time (oom, crash); ok if empty"),
@@ -126,6 +131,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "inter_link_as_stated": ("text", "the same in the source's own words"),
     "nics_per_node": ("number", "network adapters of a node"),
     "nic_gbit_per_s": ("Gbit/s", "rate of one adapter"),
+    # The model: by name, or by its sizes.
     "framework": ("text", "training framework, NAME or NAME@YEAR"),
     "model": ("text", "catalog name; or what the next columns say"),
     "family": ("text", "kind of model, such as llama"),
@@ -141,6 +147,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "n_experts": ("number", "experts; none if empty"),
     "top_k": ("number", "experts of a token"),
     "first_dense_layers": ("number", "leading layers without experts"),
+    # The job.
     "seq_len": ("tokens", "sequence length; the model's if empty"),
     "global_batch": ("sequences", "per step"),
     "micro_batch": ("sequences", "per micro-batch and replica"),
@@ -148,6 +155,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "dtype": ("text", "element type; bf16 if empty"),
     "dtype_recipe": ("text", "how scales of 8- and 4-bit products are found"),
     "flash_attention": ("0 or 1", "fused attention"),
+    # The layout.
     "tp": ("number", "degree as in a layout: tensor"),
     "pp": ("number", "degree as in a layout: pipeline"),
     "dp": ("number", "degree as in a layout: data"),
@@ -162,6 +170,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "recompute": ("text", "none, selective or full"),
     "recompute_detail": ("text", "which layers or ops"),
     "launch_and_overlap": ("text", "switches of the launch as name=value; name=value"),
+    # Origin of the row.
     "notes": ("text", "for people; nothing is read from it"),
     "url_or_repo": ("text", "where the row is from; who submitted it to MLPerf, where submitter is empty"),
     "submitter": ("text", "who ran it, if a source has runs of several; runs of one are judged together"),
@@ -170,6 +179,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     **_job_file_columns(),
     "layout": ("text", "in one column, as predict takes it (fit --runs)"),
     "name": ("text", "of the run, where layout is one column"),
+    # What came out: one of the first three is needed.
     "measured_iter_time_s": ("s", "time of a step"),
     "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
     "measured_mfu": ("share", "model FLOP/s of the peak"),
@@ -311,6 +321,7 @@ def _require_whole_rows(path: Path) -> None:
 
 
 def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
+    # A column without a unit is never guessed: milliseconds read as microseconds would fit, and be wrong by a thousand.
     for unitless, meant in _UNITLESS.items():
         if meant == name and unitless in table:
             return f"{path}: column {unitless!r} has no unit; rename it to {meant!r} (values in microseconds)"
