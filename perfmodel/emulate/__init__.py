@@ -17,5 +17,5 @@ if TYPE_CHECKING:
     from perfmodel.emulate._spans import iteration, measured_trace, typical
     from perfmodel.emulate._wire import PeerPlace
 
-# on first use: a rank's process, whose memory and start are the script's, imports next to nothing of this
+# Imported on first use: a rank's process runs the user's script, whose memory and start-up are measured.
 __getattr__, __dir__ = lazy_names(__name__)

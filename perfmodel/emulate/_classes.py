@@ -19,14 +19,14 @@ _PLACES: Final = ("device", "to")
 
 @dataclass(frozen=True)
 class Classes:
-    """Ranks by what they do."""
+    """Ranks of a job, grouped by what they do."""
 
     ranks: tuple[tuple[int, ...], ...]
     """Ranks of each class, ascending; classes by their first rank."""
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The first rank of each."""
+        """The first rank of each class."""
         return tuple(ranks[0] for ranks in self.ranks)
 
     def turns(self, at_once: int) -> list[tuple[int, ...]]:
@@ -46,6 +46,9 @@ def classes_of_program(program: Program) -> Classes:
 
     Two stages with equal layers differ: one sends what the other receives.
     """
+    # NeuronaBox classifies nodes by the part of the model they contain (section 2.3). Programs allow a stricter test:
+    # equal instructions on equal shapes. Names of ranks (`device`, `to`) are left out, or every rank would be its own
+    # class.
     function, types = program.function, program.types
     groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
 
@@ -84,6 +87,7 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
         EmulationError: as `emulate`; a rank that makes no two optimizer steps.
         PerfModelError: no rank at once.
     """
+    # Scouting is cheap: collectives take no time, ranks exchange no data, and each stops after two iterations.
     every = Classes(tuple((rank,) for rank in range(emulation.world_size)))
     free = Prices(cluster, lambda op: 0.0)
     rank_runs: dict[int, RankRun] = {}
@@ -102,6 +106,7 @@ def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> lis
 
 def _part(rank: RankRun) -> Hashable:
     """What a rank holds, its messages in order, and its collectives in any: several groups' are side by side."""
+    # The last scouted iteration stands for all that follow.
     last: Any = rank.collectives[rank.collectives.iteration == _SCOUTED - 1]
     calls = list(zip(last.kind, last["ranks"], last.bytes, strict=True))
     messages = tuple(call for call in calls if call[0] in ("send", "recv"))

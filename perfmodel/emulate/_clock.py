@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 _PR_SET_TIMERSLACK: Final = 29
+# Messages of a collective pass through the caches; a busy loop would leave the script's data there untouched.
 _CHUNK: Final = 16384
 """Bytes that are copied at once while a core is kept busy: about a microsecond."""
 _CHUNKS: Final = 16
-"""In turn: what they take of the caches."""
+"""Chunks that are copied in turn: together they take as much of the caches as messages do."""
 _WARM_UP: Final = 100
 _SLICE_S: Final = 5e-4
 _MAX_SLICES: Final = 64
@@ -41,6 +42,7 @@ def come_first(threads: Iterable[int]) -> None:
 
     Real-time priority, above that of ranks on emulated hosts. Without the right to it nothing changes.
     """
+    # A library's thread that wakes for a message would else wait for the script's time slice to end.
     if hasattr(os, "sched_setscheduler"):
         for thread in threads:
             with suppress(OSError):
@@ -65,6 +67,7 @@ class Core:
 
     def copies_per_s(self, copies: int = 500) -> float:
         """What this core does now."""
+        # Processor time, not wall time: other processes on the core do not count as its speed.
         for _ in range(_WARM_UP):
             self._copy()
         begin_s = time.thread_time()
@@ -88,6 +91,7 @@ class Core:
             When it was due; to wake may have taken longer.
         """
         # Work and waiting take turns in slices, as a library's messages do.
+        # One block of work followed by one long wait would stall the script longer at a stretch than a library does.
         slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
         lost_s = 0.0
         if core_s > 0:
@@ -96,6 +100,7 @@ class Core:
         for number in range(1, slices + 1):
             if core_s > 0:
                 lost_s += self._work(core_s / slices)
+            # Each slice ends at its own moment, so that errors of single sleeps do not add up.
             sleep_until(begin_s + delay_s * number / slices + lost_s, watch=waits and number == slices)
         return begin_s + delay_s + lost_s
 
@@ -123,6 +128,7 @@ def sleep_until(end_s: float, watch: bool = False) -> None:
         end_s: the moment.
         watch: keep to it more closely, by looking at the clock at last; other threads may run between the looks.
     """
+    # Sleeping to the end would overshoot by the time that waking takes, so the last stretch is watched.
     left_s = end_s - time.perf_counter() - (_WATCHED_S if watch else 0.0)
     if left_s > _SHORTEST_SLEEP_S:
         time.sleep(left_s)

@@ -37,6 +37,7 @@ class Effects:
 
     def all_reduce(self, tensors: Sequence[Tensor], op: Any) -> None:
         if self._group is not None:
+            # Emulated ranks add nothing, so the sum over the real ranks is the whole.
             options = dist.AllreduceOptions()
             options.reduceOp = op
             for tensor in tensors:
@@ -49,6 +50,8 @@ class Effects:
 
     def all_gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         for parts, sent in zip(outputs, inputs, strict=True):
+            # The places of emulated ranks get copies of this rank's own data: sizes that scripts exchange (of
+            # objects, of padded batches) then fit. Real ranks' data follow and overwrite theirs.
             for part in parts:
                 if part.data_ptr() != sent.data_ptr():
                     part.copy_(sent.view_as(part) if part.shape != sent.shape else sent)
@@ -60,11 +63,14 @@ class Effects:
             if self._group is None:
                 output.copy_(parts[self._own].view_as(output))
                 continue
+            # Only the shares of real ranks are needed: all-reduce these and keep the own one.
             reduced = torch.stack([parts[place].reshape(-1) for place in self._real])
             self.all_reduce([reduced], op)
             output.copy_(reduced[self._real.index(self._own)].view_as(output))
 
     def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        # Data for an emulated rank come back as what it would have sent; where sizes differ there is nothing that
+        # fits.
         for place, part in enumerate(received):
             sent_part = sent[place]
             if part.shape == sent_part.shape:
@@ -72,6 +78,7 @@ class Effects:
             elif place == self._own or place not in self._real:
                 part.zero_()
         if self._group is not None:
+            # Sends and receives are posted before any is awaited, or real ranks would wait for one another.
             requests = []
             for number, place in enumerate(self._real):
                 if place != self._own:
@@ -97,6 +104,7 @@ class Effects:
                     tensor.copy_(copy)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int) -> None:
+        # A gather is an all-gather of which all but the root drop the result.
         outputs_of_all: list[list[Tensor]] = []
         if self._group is not None:
             for sent in inputs:
@@ -141,6 +149,7 @@ class Effects:
 
 def type_of(tensors: Sequence[Tensor]) -> str:
     """Their type, and where they are if that is not here."""
+    # The CPU is the usual place and goes unsaid.
     first = tensors[0]
     qualifiers = [first.device.type] if first.device.type != "cpu" else []
     qualifiers += ["sparse"] if first.layout != torch.strided else []
@@ -165,6 +174,8 @@ def on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float]
     """
     if device is None:
         return lambda issued_s: issued_s, effect
+    # An event marks the kernels queued before the call; the CPU runs ahead of the GPU, and only the event tells when
+    # they are done.
     event = device.Event()
     event.record()
 

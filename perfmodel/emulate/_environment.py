@@ -35,15 +35,17 @@ class Environment:
             prices: from kind, bytes and members to seconds, and seconds of the core; asked once per kind,
                 size and group.
         """
+        # One logically central controller, as NeuronaBox has for asynchronous operations (section 2.2): only it sees
+        # what all real ranks do.
         self._prices, self._listener = prices, Listener(address, "AF_UNIX")
         self._changed = threading.Condition()
         self._groups: dict[str, tuple[int, ...]] = {}
         self._meetings: dict[tuple[str, int], _Meeting] = {}
         self._last: dict[int, str] = {}
         self.clock_s = 0.0
-        """Of the watchdog, who sets it; it stands still while the whole machine is suspended."""
+        """Clock of the watchdog, which sets it; it stands still while the whole machine is suspended."""
         self.failure = ""
-        """What is wrong, of the first that is; empty while all is well."""
+        """The first thing that went wrong; empty while all is well."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
@@ -60,6 +62,8 @@ class Environment:
     def stuck(self, timeout_s: float, ended: set[int]) -> str:
         """The operation that a real rank has not come to for too long, or never will; empty for none."""
         with self._changed:
+            # A meeting that lacks a rank which has ended can never complete; one that lacks a living rank gets its
+            # patience.
             for (channel, _), meeting in self._meetings.items():
                 absent = [rank for rank in meeting.members if rank not in meeting.calls]
                 late = self.clock_s - meeting.since_s > timeout_s
@@ -85,11 +89,13 @@ class Environment:
     def _serve(self, connection: Connection) -> None:
         with suppress(OSError, EOFError):
             while True:
+                # One thread per connection: a rank that waits in a meeting must not hold up the others' requests.
                 rank, name, *arguments = connection.recv()
                 connection.send(self._answer(rank, name, arguments))
 
     def _answer(self, rank: int, name: str, arguments: list[Any]) -> tuple[str, Any]:
         try:
+            # Whatever is wrong with one rank ends the emulation for all, with the first reason.
             return "ok", getattr(self, f"_on_{name}")(rank, *arguments)
         except Exception as error:
             self.fail(str(error))
@@ -97,6 +103,7 @@ class Environment:
 
     def _on_group(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         with self._changed:
+            # Prices are of the group's place on the cluster, so all ranks must mean the same members.
             if self._groups.setdefault(group, members) != members:
                 known_members = self._groups[group]
                 raise ValueError(
@@ -116,10 +123,12 @@ class Environment:
         operation = _where(channel, sequence)
         with self._changed:
             meeting = self._meetings.setdefault((channel, sequence), _Meeting(members, sequence, since_s=self.clock_s))
+            # A real library would hang or mix the data of calls that do not match; here both ranks are named.
             for other_rank, theirs in meeting.calls.items():
                 if theirs != call:
                     raise ValueError(f"{operation}: rank {rank} calls {call}, but rank {other_rank} calls {theirs}")
             meeting.calls[rank] = call
+            # A collective cannot begin before its last member has come.
             meeting.issued_s = max(meeting.issued_s, issued_s)
             self._last[rank] = f"{call}, {operation}"
             self._changed.notify_all()
@@ -135,7 +144,10 @@ def _where(channel: str, sequence: int) -> str:
 
 
 class Line:
-    """A rank's end; prices are kept: a call of the same kind and size in the same group takes as long the next time."""
+    """A rank's end of the connection to the environment.
+
+    Prices are remembered: a call of the same kind and size in the same group takes as long the next time.
+    """
 
     def __init__(self, address: str, rank: int) -> None:
         self._address, self._rank = address, rank
@@ -149,6 +161,7 @@ class Line:
             EmulationError: what the environment objects to, or that it is gone.
         """
         try:
+            # Lanes ask from threads of their own; a shared connection would interleave their messages.
             connection = getattr(self._of_thread, "connection", None)
             if connection is None:
                 connection = self._of_thread.connection = Client(self._address, "AF_UNIX")

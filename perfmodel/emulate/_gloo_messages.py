@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+# Memory layout of gloo's `Op` preamble, little-endian as it is sent.
 HEADER: Final = struct.Struct("<6Q")
 _, DATA, SEND_READY, RECV_READY = range(4)
 """What a message is; the first is of gloo's older algorithms, which torch does not call."""
@@ -32,7 +33,7 @@ _SOCKET_BYTES: Final = 1 << 23
 
 
 class Header(NamedTuple):
-    """Of one message."""
+    """Header of one message."""
 
     what: int
     slot: int
@@ -48,6 +49,7 @@ def kind_of(slot: int) -> str:
 
 def number_of(slot: int) -> int:
     """Number of the collective in its group; of what a script sends by itself, its tag."""
+    # Layout of a slot: 8 bits of kind, 32 of number, 24 of what the algorithm counts within the collective.
     return slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
 
 
@@ -58,6 +60,8 @@ def connects_to(host: str, peer: str) -> bool:
 
 def rank_info(host: str, port: int, sequences: range) -> bytes:
     """What a rank publishes: name of its host, where it listens, and by what number each other rank calls there."""
+    # As gloo serialises it: strings with their length before them, then a sequence number for each rank that may
+    # call.
     name = b"emulated"
     address = _ADDRESS.pack(socket.AF_INET, struct.pack(">H", port), socket.inet_aton(host), -1)
     numbers = b"".join(map(_SEQUENCE.pack, sequences))
@@ -75,6 +79,7 @@ class Connection:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
+        # Headers are small and must not wait to be joined with others (Nagle); data want large buffers.
         if connected.family == socket.AF_INET:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -101,7 +106,10 @@ class Connection:
         """
         taken = 0
         try:
+            # Bounded, so that one busy connection does not starve the others.
             while taken < _MOST_AT_ONCE:
+                # Two states: in the middle of a long message, whose rest goes straight to its place, or between
+                # messages.
                 if self._left:
                     got = self.socket.recv_into(self._into[self._at : self._at + self._left])
                     self._at, self._left = (self._at + got) % len(self._into), self._left - got
@@ -123,6 +131,7 @@ class Connection:
     def _open(self, place: Callable[[Header], memoryview], arrived: Callable[[Header], None]) -> None:
         """Take whole messages out of the box, and what there is of a last one's data."""
         box, at, have = self._box, 0, self._have
+        # Many messages are headers alone; one read may bring dozens.
         while have - at >= HEADER.size:
             _, what, slot, _, nbytes, _ = HEADER.unpack_from(box, at)
             at += HEADER.size
@@ -135,6 +144,7 @@ class Connection:
                     self._header, self._into, self._at, self._left = header, into, there, nbytes - there
                     break
             arrived(header)
+        # A header that is cut off waits at the front of the box for the rest.
         rest = have - at
         box[:rest] = box[at:have]
         self._have = rest
@@ -153,6 +163,7 @@ class Connection:
         out = self._out
         while out:
             try:
+                # Header and data leave in one system call without being copied together.
                 sent = self.socket.sendmsg(out[:_MOST_PARTS])
             except BlockingIOError:
                 return

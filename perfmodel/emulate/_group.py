@@ -31,6 +31,8 @@ class EmulatedGroup(_ProcessGroup):
             rank: this process.
             real: process group of the real members; None where this is the only one.
         """
+        # Two sets of real members: those whose calls must agree, and those that exchange data (fewer where ranks are
+        # kept apart).
         place = members.index(rank.orders.rank)
         super().__init__(place, len(members))
         self.name_, self.members, self._rank = name, members, rank
@@ -44,6 +46,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def try_out(self) -> None:
         """Find out what a call takes to emulate, before the script makes its own."""
+        # Without other real members, so that trials wait for nobody; sequence numbers start anew afterwards.
         tensor, members = torch.zeros(1), self._real_members
         self._real_members = ()
         self._rank.measure_overhead(lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once))
@@ -140,6 +143,7 @@ class EmulatedGroup(_ProcessGroup):
         return self._exchange(outputs, inputs, inputs, outputs, opts)
 
     def _exchange(self, received: Any, sent: Any, buffer: Any, result: Any, opts: Any) -> EmulatedWork:
+        # Sized by what this rank sends.
         call = Call("all_to_all", _nbytes(_listed(buffer)), type_of(sent))
         return self._submit(call, result, lambda: self._effects.all_to_all(received, sent), opts)
 
@@ -156,6 +160,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         root = _root(opts)
+        # Priced like an all-gather, whose size is that of the result.
         nbytes = _nbytes(inputs) * self.size()
         call = Call("gather", nbytes, type_of(inputs), f"root {self.members[root]}")
         return self._submit(call, outputs, lambda: self._effects.gather(outputs, inputs, root), opts)
@@ -227,6 +232,8 @@ class EmulatedGroup(_ProcessGroup):
 
         Where the caller waits for it (`async_op=False`) it is done on return.
         """
+        # Four things: number the call within its channel, note it, agree with the other real ranks, and answer when
+        # it is due.
         rank = self._rank
         number = self._sequence[channel] = self._sequence.get(channel, -1) + 1
         if "sparse" in call.dtype.split():
@@ -247,9 +254,11 @@ class EmulatedGroup(_ProcessGroup):
         record.collectives.append(noted)
         line = f"{self.name_}{channel and f', {channel}'}"
         call_name = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
+        # The watchdog reads this where a rank hangs.
         record.tell(call_name)
         # What the real ranks among the members must agree on before the call begins.
         agreed, alive, meets = call, self.members, self._real_members
+        # The two sides of a message must agree on its size, not on who sends.
         if peer is not None:
             agreed, alive = Call("message", call.nbytes, call.dtype), (rank.orders.rank, self.members[peer])
             meets = tuple(sorted({*alive} & {*rank.orders.real_ranks}))
@@ -260,10 +269,13 @@ class EmulatedGroup(_ProcessGroup):
         at_once = not getattr(opts, "asyncOp", True)
 
         def plan() -> Plan:
+            # The plan is made when the lane comes to the call: only then do the kernels before it and the other ranks
+            # count.
             rank.conditions.check_alive(alive, call_name)
             start_s = begun_s(noted.issued_s)
             if len(meets) > 1:
                 start_s = rank.line.meet(line, meets, number, agreed, start_s)
+            # Between real ranks alone the data really travel, which takes its time by itself.
             priced = emulated > 0 or rank.orders.apart
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
@@ -275,6 +287,7 @@ class EmulatedGroup(_ProcessGroup):
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
             self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.copies_per_s)
+        # A caller that waits is answered on its own thread: handing over to another would cost two wake-ups.
         if at_once:
             record.served(self._lanes[channel].answer(work))
             rank.conditions.together(noted.wait_end_s)

@@ -24,6 +24,7 @@ def install(c10d: ModuleType) -> None:
 
 class _Installed:
     def __init__(self, c10d: Any, orders: Orders) -> None:
+        # Every way to a process group leads through one helper of torch; wrapping it leaves scripts as they are.
         self._c10d, self._orders = c10d, orders
         self._rank: Any = None
         self._forming: tuple[int, ...] = ()
@@ -35,6 +36,7 @@ class _Installed:
         if orders.address:
             c10d.Backend.register_backend(_NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
         if orders.address or orders.wire:
+            # The script's rendezvous waits for all ranks of the world; only the real ones will come.
             c10d.rendezvous = lambda *_, **__: _store(orders)
             for name in ("broadcast_object_list", "scatter_object_list", "recv_object_list"):
                 setattr(c10d, name, self._checked(name, getattr(c10d, name)))
@@ -44,6 +46,7 @@ class _Installed:
 
         from perfmodel.emulate._rank import Rank
 
+        # Made with the first group, when torch is there and the script has joined its world.
         first = self._rank is None
         if first:
             self._rank = Rank(self._orders, torch)
@@ -52,6 +55,7 @@ class _Installed:
         self._forming = tuple(ranks) or tuple(range(size))
         if not (self._orders.address or self._orders.wire):
             return self._make(size, place, ranks, backend, store, *rest, **named)
+        # The script asked for NCCL or gloo; that is what torch must say when it is asked which backend a group has.
         asked = self._c10d.BackendConfig(self._c10d.Backend(str(backend)))
         used = self._c10d.Backend("gloo" if self._orders.wire else _NAME)
         group, store = self._make(size, place, ranks, used, store, *rest, **named)
@@ -63,9 +67,10 @@ class _Installed:
         return group, store
 
     def _prompt(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """The threads of a library's own group."""
+        """Wrap the making of a group so that the library's own threads come first on the rank's core."""
 
         def made(*arguments: Any, **named: Any) -> Any:
+            # gloo's threads are its own, so the new ones are told by difference.
             before = own_threads()
             group = make(*arguments, **named)
             if self._orders.pinned:
@@ -79,6 +84,7 @@ class _Installed:
 
         orders = self._orders
         members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        # Several real ranks exchange their data by a gloo group of their own.
         real = [rank for rank in members if rank in orders.exchanging]
         group = None
         if len(real) > 1:
@@ -88,11 +94,12 @@ class _Installed:
         return EmulatedGroup(str(options.group_id), members, self._rank, group)
 
     def _checked(self, name: str, function: Any) -> Any:
-        """Objects of an emulated rank do not exist: nothing computed them."""
+        """Wrap a function that receives Python objects, to refuse those of emulated ranks, which do not exist."""
 
         parameters = inspect.signature(function)
 
         def checked(*arguments: Any, **named: Any) -> Any:
+            # The source may be given by position, by name or not at all.
             bound = parameters.bind(*arguments, **named).arguments
             source = bound.get("src", None if name == "recv_object_list" else 0)
             orders = self._orders
@@ -116,6 +123,7 @@ def _store(orders: Orders) -> Generator[tuple[Any, int, int], None, None]:
 
     from torch.distributed import TCPStore  # pyright: ignore
 
+    # Waiting for workers would wait for ranks that do not exist.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     keeper = orders.rank == min(orders.real_ranks)
     yield TCPStore(address, port, None, keeper, TIMEOUT, wait_for_workers=False), orders.rank, orders.world_size

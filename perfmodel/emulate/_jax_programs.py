@@ -1,4 +1,4 @@
-"""The same for distributed programs of JAX kernels: one rank's code is run, collectives are answered by the model."""
+"""Emulation of distributed IR programs: one rank's code runs on JAX kernels, collectives take what the prices say."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +18,23 @@ from perfmodel.ir.execution import ProgramSession, RankCode, jax_dtype, rank_cod
 
 @dataclass(frozen=True, eq=False)
 class EmulatedProgram:
-    """Runs of one rank."""
+    """Times of the repeated runs of one rank."""
 
     rank: int
     instructions: tuple[str, ...]
-    """Names of what it ran."""
+    """Ops that the rank ran, in order."""
     spans_s: Float[np.ndarray, "repeats instructions"]
-    """What each took; collectives with the wait for their answer."""
+    """Seconds of each instruction in each run; of collectives the wait for their answer."""
     collective: tuple[bool, ...]
 
     @property
     def step_s(self) -> float:
-        """Median over the repeats."""
+        """Seconds of a step, the median over the repeats."""
         return float(np.median(self.spans_s.sum(axis=1)))
 
     @property
     def communication_s(self) -> float:
-        """Of it, in collectives."""
+        """Seconds of a step in collectives, the median over the repeats."""
         return float(np.median(self.spans_s[:, np.array(self.collective, bool)].sum(axis=1)))
 
 
@@ -83,8 +83,10 @@ class _Session(ProgramSession):
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
         if not OPS[instruction.op].collective or len(group) == 1:
             return super()._call(instruction, group, code)
+        # Contents do not change how long kernels take, so results are zeros, made once.
         results = [_like(code.types[name]) for name in instruction.outputs if code.types[name].device == self.rank]
         operand = code.types[instruction.inputs[0]]
+        # Prices size a gather by its result.
         gathered = len(group) if instruction.op in ("all_gather", "gather") else 1
         time_s, _ = self._prices(instruction.op, operand.n_bytes * gathered, group)
 

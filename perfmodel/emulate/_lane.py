@@ -20,7 +20,7 @@ _FOREVER: Final = threading.TIMEOUT_MAX
 
 
 class EmulatedWork(dist.Work):
-    """What a script holds of a collective under way."""
+    """Handle of a collective under way, as a script gets it from torch."""
 
     def __init__(
         self,
@@ -36,12 +36,14 @@ class EmulatedWork(dist.Work):
         self._result = result
         self._asked = threading.Lock()
         self._future: Any = None
+        # A lock that is held until the work is done: lighter to wait for than a condition.
         self._done = threading.Lock()
         self._done.acquire()
         self._error: Exception | None = None
 
     def finish(self, error: Exception | None = None) -> None:
         """Let those go on who wait."""
+        # Under the lock, so that a future asked for at this moment is told exactly once.
         self._error = error
         # The tensors of the effect belong to the script again.
         self.effect = _nothing
@@ -62,6 +64,7 @@ class EmulatedWork(dist.Work):
         if not noted.wait_end_s:
             noted.wait_start_s = time.perf_counter()
             seconds = timeout.total_seconds() if timeout else 0.0
+            # Taken and given back: several threads may wait for the same work.
             if not self._done.acquire(timeout=seconds if 0 < seconds < _FOREVER else -1):
                 raise EmulationError(f"{self.call}: not done after {seconds:g} s")
             self._done.release()
@@ -96,7 +99,7 @@ class EmulatedWork(dist.Work):
 
 
 class Lane:
-    """One at a time, in the order in which they were called."""
+    """Answers the calls of one communicator one at a time, in the order in which they were made."""
 
     def __init__(self, failed: Callable[[Exception], None], first: bool, copies_per_s: float = 0.0) -> None:
         """
@@ -109,6 +112,7 @@ class Lane:
         self._queue: SimpleQueue[EmulatedWork | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._core = Core(torch, copies_per_s)
+        # `_turn` keeps calls one after another, `_counted` the number that is under way.
         self._turn, self._counted = threading.Lock(), threading.Lock()
         self._under_way = 0
         self._free_s = 0.0
@@ -142,7 +146,7 @@ class Lane:
         return noted.core_s
 
     def close(self) -> None:
-        """After what is under way."""
+        """End the lane's thread after the calls that are under way."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(_PATIENCE_S)
@@ -160,10 +164,12 @@ class Lane:
         noted, error = work.noted, None
         with self._turn:
             try:
+                # Data first, time after: what moving the data takes is part of the wait that follows.
                 plan = work.plan()
                 work.effect()
                 # What emulating takes by itself is taken off, unless it passes unseen behind the call before.
                 noted.delay_s, comes_s = plan.delay_s, max(noted.issued_s, plan.start_s)
+                # A communicator serves one call at a time, so a call begins when the one before has ended.
                 noted.start_s = max(comes_s, self._free_s)
                 takes_s = plan.delay_s if self._free_s > comes_s else max(0.0, plan.delay_s - plan.over_s)
                 core_s = max(0.0, min(plan.core_s - plan.over_core_s, takes_s))
@@ -172,6 +178,7 @@ class Lane:
                 noted.core_s = time.thread_time() - thread_s
             except Exception as raised:
                 error = raised
+        # Counted off before the caller goes on: its next call must find the lane free.
         with self._counted:
             self._under_way -= 1
         if error is not None:

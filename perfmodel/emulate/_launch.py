@@ -33,7 +33,7 @@ _INJECTED: Final = Path(__file__).parent / "inject"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """Which script runs in which world."""
+    """A script, and the world that it is to believe in."""
 
     command: tuple[str, ...]
     """As from a shell, `("python", "train.py", ...)`."""
@@ -101,11 +101,14 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         PerfModelError: a call that the prices do not know.
     """
     with ExitStack() as stack:
+        # Notes of an earlier run in the same folder would be read as this one's.
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfmodel-")))
         folder = work if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         for stale in (*folder.glob("rank*.json"), *folder.glob(PEER)):
             stale.unlink()
+        # Either prices (calls are answered inside the ranks) or a wire (messages go to the peer process), or neither:
+        # all real.
         environment = None
         if emulation.prices is not None:
             environment = Environment(str(work / "environment"), emulation.prices)
@@ -126,6 +129,7 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
             with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
                 peer_process = stack.enter_context(peers(orders, emulation.wire, emulation.peer))
             orders = peer_process.orders
+        # Registered for ending before the first is started, so that none survives an error.
         processes: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_end, processes)
         for number, rank in enumerate(emulation.real_ranks):
@@ -137,6 +141,7 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
 
 
 def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors: Path) -> "subprocess.Popen[bytes]":
+    # The variables that torchrun sets; scripts read them.
     local = orders.rank % emulation.ranks_per_node
     host = emulation.hosts[number] if emulation.hosts else None
     master = emulation.hosts[0].address if emulation.hosts else "127.0.0.1"
@@ -150,6 +155,8 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
         "MASTER_PORT": port,
         VARIABLE: orders.to_json(),
     }
+    # `sitecustomize` of the injected folder is imported by the interpreter before the script, so the script stays as
+    # it is.
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package]))
     cores = emulation.cores
@@ -157,6 +164,7 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
     # Standard output is the report's, so scripts print to standard error.
     sink = subprocess.DEVNULL if emulation.quiet else 2
     command = emulation.command
+    # An emulated host is a network namespace that the process enters first.
     if host is not None:
         command = (sys.executable, "-m", f"{__package__}._on_host", host.namespace, host.address, *command)
     with _on_core(core), errors.open("wb") as error_file:
@@ -175,6 +183,7 @@ def _on_core(core: int | None) -> Iterator[None]:
     if core is None:
         yield
         return
+    # Children inherit the affinity of the thread that starts them.
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -191,7 +200,7 @@ def _watch(
     folder: Path,
     peer_process: Peers | None,
 ) -> None:
-    """Until all ranks have ended well.
+    """Watch the ranks until all have ended well; raise for the first that has not.
 
     A signal that ends a process after its script (its record is written by then) ends nothing of the script's: threads
     of the library that outlive the interpreter abort so, now and then.
@@ -204,6 +213,7 @@ def _watch(
         clock_s += min(now_s - before_s, 20 * _LOOK_S)
         before_s = now_s
         codes = {rank: process.poll() for rank, process in processes.items()}
+        # Deadlocks are looked for before silence: they have the better reason.
         if environment is not None:
             environment.clock_s = clock_s
             ended = {rank for rank, code in codes.items() if code is not None}
@@ -214,6 +224,7 @@ def _watch(
             raise EmulationError(f"emulated ranks: {peer_process.failure}")
         for rank, code in codes.items():
             progress = _told(folder, rank)
+            # The rank's last call says where in the script it was.
             if code and (code > 0 or not record_of(folder, rank).exists()):
                 last_line = _last_line(_errors_of(work, rank))
                 raise EmulationError(
@@ -222,6 +233,7 @@ def _watch(
             before, since_s = last_progress.get(rank, (None, 0.0))
             if progress != before:
                 last_progress[rank] = progress, clock_s
+            # A rank that tells of no new call or iteration is stuck outside of any collective.
             elif code is None and clock_s - since_s > (emulation.timeout_s if progress else _START_S):
                 raise EmulationError(
                     f"rank {rank}: silent for {clock_s - since_s:.0f} s after {progress or 'its start'}; "
@@ -249,6 +261,7 @@ def _told(folder: Path, rank: int) -> str:
 
 def _end(processes: "Mapping[int, subprocess.Popen[bytes]]") -> None:
     """End processes with what they started: the group of each."""
+    # First a chance to end by themselves, then by force; scripts may have started data loaders, hence groups.
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes.values():
             if process.poll() is None:

@@ -64,6 +64,8 @@ def measure_prices(
     """
     import pandas as pd
 
+    # Real ranks measure the library; one real rank with prices or a wire measures the emulation itself, for
+    # comparison.
     alone = prices is not None or wire is not None
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
         out = Path(folder) / "rows.json"
@@ -99,6 +101,7 @@ def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
     Returns:
         The same with one copies_per_s; what a call waits is left alone.
     """
+    # A core that ran faster at a row's time needed less processor time than one of median speed would have.
     usual = float(table.copies_per_s.median())
     faster = table.copies_per_s / usual
     works_s = table[["core_s", "time_s"]].min(axis=1)
@@ -110,6 +113,7 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
     import torch  # pyright: ignore[reportMissingImports]
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
+    # A rank has one core.
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rows, rates = [], []
@@ -128,6 +132,7 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
 
 
 def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
+    # Maxima instead of sums, so that numbers stay ones however often the buffers are reduced.
     n, rank = dist.get_world_size(), dist.get_rank()
     full = torch.ones(max(n, nbytes // 4 // n * n))
     share = full[: len(full) // n].clone()
@@ -136,6 +141,7 @@ def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     def shift() -> None:
+        # Everybody sends to the next, so that all links are used at once as by a pipeline.
         requests = [dist.isend(full, (rank + 1) % n), dist.irecv(received, (rank - 1) % n)]
         for request in requests:
             request.wait()
@@ -158,6 +164,7 @@ def _timed(
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
     times_s, cores_s, rates = [], [], []
     for number in range(calls + _WARM_UP):
+        # Compute on memory and caches for a while, each rank a little longer or shorter, as in training.
         until_s = time.perf_counter() + _COMPUTE_S + random.uniform(0.0, _SKEW_S)
         memory.add_(1.0)
         while time.perf_counter() < until_s:
@@ -165,6 +172,8 @@ def _timed(
         start_s, own_s = time.perf_counter(), time.process_time()
         call()
         end_s, core_s = time.perf_counter(), time.process_time() - own_s
+        # Waiting for late ranks is not the collective's time, so it counts from the last rank's start; ranks share a
+        # clock.
         own_start = torch.tensor([start_s], dtype=torch.double)
         starts = [torch.zeros_like(own_start) for _ in range(dist.get_world_size())]
         dist.all_gather(starts, own_start)
@@ -172,6 +181,7 @@ def _timed(
         if number >= _WARM_UP:
             # A sender may be done before the last rank has come.
             times_s.append(max(0.0, end_s - last_s))
+            # Only the last rank waits for nobody, so only its processor time is the call's own.
             if last_s == start_s:
                 cores_s.append(core_s)
             rates.append(core.copies_per_s())
@@ -204,6 +214,8 @@ def spread(rounds: Sequence[Sequence[float]]) -> float:
 
     Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
     """
+    # Rows less their mean take out what slows all ranks at once, columns less their median what makes one rank slow
+    # always.
     ranks = len(rounds[0])
     centred = []
     for row in rounds:
@@ -217,6 +229,7 @@ def spread(rounds: Sequence[Sequence[float]]) -> float:
 
 
 def _mean(values: list[float]) -> float:
+    # A mean of most: the median would hide the stalls that calls really have.
     shortest = sorted(values)[: max(1, int(_KEPT * len(values)))]
     return sum(shortest) / len(shortest)
 

@@ -23,14 +23,14 @@ _OF_ITS_OWN: Final = ("all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Network:
-    """Between any two ranks, beyond what this machine's own wire takes."""
+    """Latency and bandwidth between any two ranks, on top of what this machine's own wire takes."""
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
 
 
 class Before(NamedTuple):
-    """What emulated ranks do among themselves before they send to the real one."""
+    """Messages that must pass among emulated ranks before one is sent to the real rank."""
 
     steps: int
     """Messages one after another: as many as for the last of the ranks that are reached in the same step."""
@@ -39,10 +39,11 @@ class Before(NamedTuple):
 
 
 def before(kind: str, size: int, place: int, peer: int) -> Before:
-    """For a message from `peer` to the real rank at `place` of a group of `size`.
+    """Return what precedes a message from `peer` to the real rank at `place` of a group of `size`.
 
     A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves ranks in order.
     """
+    # Ring, exchange, barrier and all-to-all are alike for all ranks: nothing has to happen first among emulated ones.
     ahead = (place - peer) % size
     if kind == "broadcast":
         return Before(ahead.bit_length() - 1, 0)
@@ -82,6 +83,7 @@ class Links:
     out_s: float = 0.0
 
 
+# NeuronaBox's bitmaps (section 2.2) as Python integers, which have as many bits as needed.
 def first_clear(bits: int) -> int:
     """Place of the lowest bit that is not set."""
     return (~bits & (bits + 1)).bit_length() - 1
@@ -104,6 +106,7 @@ class Calls:
         """
         if kind == "send_recv":  # whose number is a tag
             return ""
+        # The first rank to make a call sets what the others are held against.
         calls = self._by_group.setdefault(group, {})
         first_rank, first_kind = calls.setdefault(number, (rank, kind))
         if len(calls) > _MOST_CALLS:
@@ -114,7 +117,7 @@ class Calls:
 
 
 Zeros = Callable[[int], memoryview]
-"""So many bytes."""
+"""A view of as many zero bytes as asked for."""
 
 
 class Operation:
@@ -146,6 +149,7 @@ class Operation:
 
     def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> memoryview:
         """Where the data of the message that is coming from the real rank go."""
+        # What is longer than that only needs somewhere to go.
         if nbytes > KEPT_BYTES:
             return scrap
         key = (self._part(peer, first_clear(self.pairs[peer].arrived)), nbytes)
@@ -156,6 +160,7 @@ class Operation:
     def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
         """Note a message's data; returns what is wrong with it, or nothing."""
         pair = self.pairs[peer]
+        # Try Receive of NeuronaBox: a message counts if it is the one that was expected, else an error is reported.
         number = first_clear(pair.arrived)
         if not (pair.granted >> number & 1) or pair.offered[number].nbytes != nbytes:
             return f"{self.kind}: message {number} to place {peer}, of {nbytes} bytes, was not expected"
@@ -171,6 +176,7 @@ class Operation:
         Returns:
             When to look again: now, if a message was sent; `NEVER_S` if there is nothing until more arrives.
         """
+        # Try Send of NeuronaBox: the next unsent message goes once its predecessors have been sent or received.
         number = first_clear(pair.sent)
         if number >= len(pair.asked):
             return NEVER_S
@@ -187,17 +193,20 @@ class Operation:
         due_s = max(max(there_s, asked_s + network.latency_s) + network.latency_s, links.in_s) + takes_s
         if due_s > now_s:
             return due_s
+        # The real rank's link carries one message at a time.
         links.in_s = due_s
         pair.sent |= 1 << number
         self.out_bytes += nbytes
         self.messages += 1
         self.last_s = now_s
+        # gloo wants an announcement before data.
         pair.connection.send(SEND_READY, self.slot, nbytes)
         pair.connection.send(DATA, self.slot, nbytes, data)
         return now_s
 
     def try_receive(self, pair: Pair, now_s: float) -> float:
         """Let the real rank send its next message; returns as `try_send`."""
+        # The receiver's readiness, which lets the real rank's library send, takes a latency to reach it.
         number = first_clear(pair.granted)
         if number >= len(pair.offered):
             return NEVER_S

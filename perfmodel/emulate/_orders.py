@@ -1,5 +1,8 @@
-"""What a rank's process is told by the one that started it, what every call of a collective says of itself, and what a
-what-if adds to it: delays, late emulated ranks, a rank that dies."""
+"""Orders of a rank's process, descriptions of its calls, and the what-if conditions.
+
+Orders travel from the launching process to the rank. Conditions add delays, late emulated ranks or a rank that dies
+(NeuronaBox's what-if analysis, section 3.3).
+"""
 
 import json
 import math
@@ -28,7 +31,7 @@ _LEAST: Final = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """For one real rank; travels as JSON in an environment variable."""
+    """Orders of one real rank; they travel as JSON in an environment variable."""
 
     address: str
     """Address of the socket at which the emulated environment answers; empty: only record, on a real network."""
@@ -70,6 +73,7 @@ class Orders:
     """Iterations after which the script ends; 0: when it does so itself."""
 
     def __post_init__(self) -> None:
+        # Checked where orders are given, since in the rank's process an error would look like the script's.
         for kind, delay_s in (*self.delays_s.items(), *((self.swept, delay_s) for delay_s in self.sweep_s)):
             check_delay(kind, delay_s)
         if self.swept and (not self.sweep_s or self.sweep_every < 1):
@@ -145,7 +149,7 @@ class EmulationError(PerfModelError, RuntimeError):
 
 
 class Conditions:
-    """The what-if of one rank."""
+    """What-if conditions of one rank, and the state that they need."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -156,6 +160,7 @@ class Conditions:
 
     def extra_s(self, kind: str, iteration: int) -> float:
         """Seconds by which the network takes longer for a call of a kind."""
+        # A sweep changes the delay with the iteration while the script runs, so that one run gives a whole curve.
         orders, kind = self._orders, delayed_as(kind)
         delay_s = orders.delays_s.get(kind, 0.0)
         if kind == orders.swept:
@@ -168,11 +173,14 @@ class Conditions:
         They have computed the same since all were last together, `straggler` times as long and each with a log-normal
         factor of its own: the largest of n of these is where the n-th power of the distribution function is uniform.
         """
+        # Before the first common moment nobody can be late.
         if emulated == 0 or self._together_s == 0:
             return 0.0
         if emulated not in self._factors:
             factor = self._orders.straggler
             if self._orders.jitter:
+                # One draw instead of n: if U is uniform, U^(1/n) is distributed as the largest of n uniforms. The
+                # quantile function turns it into the largest of n normal deviates; clipping keeps that finite.
                 level = min(max(self._random.random() ** (1 / emulated), _LEAST), 1 - _LEAST)
                 factor *= math.exp(self._orders.jitter * _NORMAL.inv_cdf(level))
             self._factors[emulated] = factor
@@ -180,6 +188,7 @@ class Conditions:
 
     def together(self, end_s: float) -> None:
         """Note that this rank has waited for a collective: all ranks are at one point, and compute anew."""
+        # Each stretch between common moments draws new factors.
         if end_s > self._together_s:
             self._together_s = end_s
             self._factors.clear()
@@ -189,6 +198,7 @@ class Conditions:
         orders = self._orders
         if orders.fail_rank < 0:
             return
+        # Calls are counted on the world group, which all ranks share, so `fail_call` means the same everywhere.
         self._calls += len(members) == orders.world_size
         if self._calls >= orders.fail_call and orders.fail_rank in members:
             raise EmulationError(f"{what}: emulated rank {orders.fail_rank} has failed, as was asked for")

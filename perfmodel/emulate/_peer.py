@@ -64,12 +64,12 @@ class _Group:
 
     @property
     def rank(self) -> int:
-        """The real one."""
+        """The real rank."""
         return self.members[self.place]
 
 
 class _Entry(NamedTuple):
-    """What may have something to send or to receive."""
+    """A pair of an operation that may have something to send or to receive."""
 
     end: "_End"
     operation: Operation
@@ -78,7 +78,7 @@ class _Entry(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _End:
-    """What stands behind a connection."""
+    """A connection, and the emulated rank and group that it stands for."""
 
     connection: Connection
     group: _Group
@@ -89,6 +89,7 @@ class Peer:
     """Serves real ranks until it is told to end."""
 
     def __init__(self, orders: Orders, network: Network) -> None:
+        # Two ports: one for the library's connections, one where real ranks announce the groups that they form.
         self._orders, self._network = orders, network
         self._selector: Any = selectors.DefaultSelector()
         address = orders.wire.rpartition(":")[0]
@@ -102,6 +103,8 @@ class Peer:
         self._next_base = 0
         self._reals: dict[int, tuple[Conditions, Links]] = {}
         self._groups: list[_Group] = []
+        # What may act now stands in a queue, what is due later in a heap: NeuronaBox polls its operations in turn
+        # (section 2.2), here only those with something to do.
         self._turn: deque[_Entry] = deque()
         self._later: list[tuple[float, int, _Entry]] = []
         self._numbers = count()
@@ -116,7 +119,7 @@ class Peer:
         return self._joins.getsockname()[1]
 
     def serve(self) -> None:
-        """Until standard input closes.
+        """Serve the real ranks until standard input closes.
 
         Raises:
             EmulationError: a message that does not belong, or an emulated rank that is to die.
@@ -126,6 +129,7 @@ class Peer:
             come_first([0])
         self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         while not self._ended:
+            # First everything that has come, then everything that is due, then messages in turn.
             for key, events in self._look():
                 if isinstance(key.data, _End):
                     self._exchange(key.data, events)
@@ -147,7 +151,7 @@ class Peer:
         self._ended = not os.read(sys.stdin.fileno(), 1)
 
     def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """What has come, by the time at which something is due."""
+        """Wait until something comes, or until the next message is due; return what has come."""
         if not self._later:
             return self._selector.select()
         # The selector's own patience is in whole milliseconds, which is too coarse for latencies.
@@ -157,6 +161,7 @@ class Peer:
 
     def _take_turns(self) -> None:
         """One message of every operation in turn, for as long as there are any."""
+        # Round robin over operations, one message each: NeuronaBox's fairness between streams (section 2.2).
         turn, woken, now_s = self._turn, set[_End](), 0.0
         while turn:
             end, operation, pair = entry = turn.popleft()
@@ -169,6 +174,7 @@ class Peer:
             pair.in_turn = False
             if again_s < NEVER_S:
                 heappush(self._later, (again_s, next(self._numbers), entry))
+        # Messages of a round are flushed together, one system call per connection.
         for end in woken:
             end.group.conditions.together(now_s)
             end.connection.flush()
@@ -199,10 +205,13 @@ class Peer:
 
     def _watch(self, end: _End) -> None:
         """Be woken when the socket takes more, as long as something waits for that."""
+        # The connection has gone meanwhile.
         if end.peer not in end.group.ends:
             return
+        # A socket can nearly always take more, so asking for that all the time would spin.
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.connection.sending else 0)
         key = self._selector.get_map().get(end.connection.socket.fileno())
+        # A system call, so only on a change.
         if key is not None and key.events != wanted:
             self._selector.modify(end.connection.socket, wanted, end)
 
@@ -211,6 +220,7 @@ class Peer:
         return end.group.operations[header.slot].place_for(end.peer, header.nbytes, self._scrap)
 
     def _arrived(self, end: _End, header: Header) -> None:
+        # gloo's handshake: both sides announce, then the data follow.
         operation, now_s = self._operation(end, header), time.perf_counter()
         pair = operation.pair(end.peer, end.connection)
         if header.what == RECV_READY:
@@ -230,11 +240,12 @@ class Peer:
         self._in_turn(_Entry(end, operation, pair))
 
     def _operation(self, end: _End, header: Header) -> Operation:
-        """The one that a message belongs to, begun with its first message."""
+        """Return the operation that a message belongs to; its first message begins it."""
         group = end.group
         operation = group.operations.get(header.slot)
         if operation is not None:
             return operation
+        # The first message of a slot begins its operation; the slot's bits say which collective it is.
         kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
         if wrong := self._calls.disagreement(group.name, group.rank, number_of(header.slot), kind):
             raise EmulationError(wrong)
@@ -249,7 +260,7 @@ class Peer:
         return operation
 
     def _forget(self, group: _Group) -> None:
-        """The oldest operation, but for the log."""
+        """Forget the oldest operation of a group, of which the log keeps a row."""
         operation = group.operations.pop(next(iter(group.operations)))
         row = (
             group.rank,
@@ -281,6 +292,8 @@ class Peer:
             if request == CLOCK:
                 line.write(json.dumps(time.perf_counter()) + "\n")
                 return
+            # Numbers by which ranks call are unique per (group, caller, callee), so a connection is known by its
+            # first message.
             rank, name, listed = details
             members = tuple(listed)
             if (name, members) not in self._bases:
@@ -297,6 +310,7 @@ class Peer:
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
+        # Whoever calls by an unknown number is none of ours.
         number = called_as(connected)
         if number not in self._expected:
             connected.close()

@@ -35,6 +35,7 @@ through its root's link what an all-gather moves through everybody's (Thakur et 
 
 def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:
     """A call of ranks of the world, laid out on the cluster in order."""
+    # A message is between two ranks, wherever the group that it belongs to reaches.
     pair, place = kind in ("send", "recv"), cluster.reach(members)
     return Collective(
         collective=_PRICED_AS.get(kind, kind),  # pyright: ignore[reportArgumentType]
@@ -53,7 +54,7 @@ def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
 
 
 def plugged(name: str) -> Seconds:
-    """By `module:function`, which takes a `perfmodel.spec.Collective` and gives seconds.
+    """Return the user's price function `module:function`, from a `perfmodel.spec.Collective` to seconds.
 
     Raises:
         PerfModelError: there is no such function.
@@ -93,6 +94,7 @@ class PriceTable:
             raise
         except (ValueError, pd.errors.ParserError, *DAMAGED) as error:
             raise TableError(f"{path}: not a table ({error})") from None
+        # A table of times alone is enough; processor times and the machine's speed are known only from measurements.
         missing = [name for name in COLUMNS if name not in table]
         if missing:
             raise TableError(f"{path}: column {', '.join(missing)} missing; needed: {', '.join(COLUMNS)}")
@@ -113,7 +115,7 @@ class PriceTable:
 
     @property
     def conditions(self) -> dict[str, float]:
-        """Of the machine of the measurements, for `Emulation.conditions`."""
+        """Jitter and core speed of the machine that was measured, for `Emulation.conditions`."""
         return {"jitter": self.jitter, "copies_per_s": self.copies_per_s}
 
     def time_s(self, op: Collective) -> float:
@@ -131,6 +133,7 @@ class PriceTable:
         buffer through every rank (Thakur et al. 2005, section 4); what the smallest message takes is taken for the
         steps'.
         """
+        # The nearest number of ranks, scaled by what a ring does.
         measured = [ranks for kind, ranks in self.curves if kind == op.collective]
         if not measured:
             return 0.0
@@ -139,6 +142,7 @@ class PriceTable:
         if op.collective in ("send_recv", "broadcast"):
             return at
         steps = min(at, float(self.curves[op.collective, ranks][0, 2]))
+        # Steps grow with n - 1, bytes through a rank with (n - 1) / n.
         more = (op.num_ranks - 1) / (ranks - 1)
         return steps * more + (at - steps) * more * ranks / op.num_ranks
 
@@ -148,6 +152,7 @@ class PriceTable:
             raise PerfModelError(
                 f"{self.path}: no {op.collective} of {op.num_ranks} ranks in it, which was called; add rows for it"
             )
+        # Large messages are bound by bandwidth, so time grows with bytes.
         beyond = op.bytes > rows[-1, 0] > 0
         at = float(np.interp(op.bytes, rows[:, 0], rows[:, column]))
         return at * op.bytes / rows[-1, 0] if beyond else at
@@ -155,7 +160,7 @@ class PriceTable:
 
 @dataclass(frozen=True)
 class Prices:
-    """What the emulated environment answers with."""
+    """Times that the emulated environment lets collectives take."""
 
     cluster: Cluster
     seconds: Seconds
@@ -174,6 +179,7 @@ class Prices:
         Raises:
             PerfModelError: what the prices do not know, or a plug-in's answer that is no time.
         """
+        # A group of one communicates with nobody.
         if len(members) == 1:
             return 0.0, 0.0
         op = placed(self.cluster, kind, nbytes, members)

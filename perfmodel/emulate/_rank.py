@@ -42,6 +42,7 @@ class Rank:
         self.line = Line(orders.address, orders.rank)
         self.conditions = Conditions(orders)
         self.record = Record(orders)
+        # At the optimizer all gradients have been reduced: all ranks are at one point.
         self.record.on_optimizer = self.conditions.together
         self.record.watch_training(torch)
         self._overhead, self._trial = {False: (0.0, 0.0), True: (0.0, 0.0)}, False
@@ -65,6 +66,7 @@ class Rank:
         Args:
             call: makes one that is answered at once, or else one to wait for.
         """
+        # A call in a warm loop takes less than one in a script, so caches are filled before each.
         memory, matrix = self._torch.ones(_COLD_FLOATS), self._torch.ones(256, 256)
         asked, self.conditions = self.conditions, Conditions(self.orders.without_what_if())
         self._trial = True
@@ -84,12 +86,16 @@ class Rank:
             self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self._trial, self.conditions = False, asked
         self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())
+        # Trials are no calls of the script.
         self.record.collectives.clear()
         self.record.tell("joining its world")
 
     @property
     def copies_per_s(self) -> float:
-        """Of the core that processor times are of; 0 while the overhead is measured, which is of this core now."""
+        """Speed of the core at which processor times are stated.
+
+        0 while the overhead is measured: that is in this core's own time.
+        """
         return 0.0 if self._trial else self.orders.copies_per_s
 
     def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:

@@ -61,9 +61,11 @@ class Record:
         self.iteration = 0
         self.overhead_s = 0.0
         self._served_s: dict[int, float] = {}
+
         _reset_peak()
         self._resident_at_start, self._code_at_start = _peak_bytes(), _code_bytes()
         self._progress = Path(orders.out) / f"rank{orders.rank}.progress"
+        # Progress goes to a file of fixed length by one `pwrite`: no lock, no thread, no blocking call in the script.
         self._handle = os.open(self._progress, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._optimizer: Any = None
         self._parameters: list[list[int]] = []
@@ -90,6 +92,7 @@ class Record:
 
     def watch_training(self, torch: Any) -> None:
         """Mark every backward pass, and every step of the first optimizer: the ends of iterations."""
+        # Hooks of torch see every script's training loop: backward, and the step of the optimizer.
         backward: Callable[..., Any] = torch.autograd.backward
 
         def marked(*arguments: Any, **named: Any) -> Any:
@@ -103,6 +106,7 @@ class Record:
         from torch.optim import optimizer as optim  # pyright: ignore
 
         def before(optimizer: Any, arguments: Any, named: Any) -> None:
+            # Scripts with several optimizers (of a GAN) are cut into iterations by the first.
             if self._optimizer is None:
                 self._optimizer = optimizer
                 for group in optimizer.param_groups:
@@ -142,6 +146,7 @@ class Record:
             "parameters": self._parameters,
             "code_bytes": max(0, _code_bytes() - self._code_at_start),
         }
+        # Renamed when it is complete: the watchdog takes a record that exists for a script that has ended well.
         path = record_of(Path(self.orders.out), self.orders.rank)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(data))

@@ -27,7 +27,7 @@ _BISECTIONS: Final = 40
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """One class per span of the script's thread and per collective."""
+    """An iteration as a structure: one class per span of the script's thread and per collective."""
 
     structure: Structure
     durations_s: Float[np.ndarray, " classes"]
@@ -59,6 +59,8 @@ class Replay:
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
         """Durations under a delay: spans grow by what collectives that are then under way take of the core."""
         # Op by op, since what a span loses of its core depends on which collectives are under way by then.
+        # A recorded span includes what collectives took of its core. Under a delay others are under way, so spans are
+        # recomputed before the critical path is.
         spans = self.structure
         durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
         ends_s, users = np.zeros(spans.n_ops), []
@@ -69,6 +71,7 @@ class Replay:
                 users.append(User(start_s, float(ends_s[op]), float(self.core_s[of_class])))
             else:
                 ends_s[op] = done_at_s(start_s, float(durations_s[of_class]), users)
+                # Class 0 is that of joins, which take no time.
                 if of_class:
                     durations_s[of_class] = ends_s[op] - start_s
         return durations_s
@@ -78,6 +81,7 @@ class Replay:
 
         Bisection on the gradient, which only grows with the delay: the iteration is a maximum of sums.
         """
+        # The gradient of the iteration by the delay counts the collectives of the kind on the critical path.
         first = self.felt(kind)
         low_s, high_s = 0.0, max(self.time_s(), 1e-6)
         if self.felt(kind, high_s) <= first:
@@ -90,6 +94,8 @@ class Replay:
 
 def replay(iteration: Iteration) -> Replay:
     """Spans follow one another and wait for what they waited for; the collectives of a lane follow one another."""
+    # The thread is a chain of spans; each call hangs off the span that makes it and off the call before it in its
+    # lane.
     ops = _Ops()
     thread, calls = -1, {}
     last_of_lane: dict[tuple[str, str], int] = {}
@@ -148,6 +154,7 @@ class _Ops:
     def after(self, before: Sequence[int]) -> list[int]:
         """At most two ops in place of any number; those below 0 are none."""
         ops = [op for op in dict.fromkeys(before) if op >= 0]
+        # A structure's ops have at most two predecessors; joins of no duration make a tree of more.
         while len(ops) > 2:
             ops = [*ops[2:], self.add(_Op(0.0, Kind.ZERO, -1, ops[:2]))]
         return ops
@@ -185,7 +192,10 @@ _LEAST: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedCurve:
-    """One value of the delay after another was set while the script ran, in turn, so that drifts cancel."""
+    """Iteration time against the delay of a collective, emulated and predicted.
+
+    The delays were set in turn while the script ran, so that drifts of the machine cancel.
+    """
 
     collective: str
     delays_s: tuple[float, ...]
@@ -200,7 +210,7 @@ class EmulatedCurve:
     felt: float
     """Collectives of the kind on the critical path at the first delay, by the timeline's gradient."""
     felt_at_most: float
-    """At the last delay."""
+    """Collectives of the kind on the critical path at the last delay."""
     hidden_s: float
     """Delay of each collective, beyond the first, up to which no more of them are felt."""
 
@@ -240,6 +250,7 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
     Raises:
         EmulationError: too few iterations for the delays.
     """
+    # Delays took turns while the script ran: one table has all points, and slow drifts of the machine hit all alike.
     table: Any = run.iterations()
     # The first round of delays warms up, and the first iteration of each stay still has the delay before.
     needed = every * len(delays_s) * 2
@@ -253,6 +264,7 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
             f"sweep: {len(table)} iterations are too few for {len(delays_s)} delays of {every} iterations each; "
             f"let the script make at least {max(needed, every * len(delays_s) * (1 + _LEAST // max(1, every - 1)))}"
         )
+    # A step lasts until its slowest rank is done.
     worst = steady.assign(point=point).groupby(["iteration", "point"], as_index=False).time_s.max()
     groups = worst.groupby("point").time_s
     first = steady[(point == 0) & (steady["rank"] == run.ranks[0].rank)].iteration.to_numpy()
@@ -277,6 +289,8 @@ def _knee(x: Sequence[float], y: Sequence[float]) -> float:
         return float("nan")
     xs, ys = np.asarray(x, float), np.asarray(y, float)
     best = (np.inf, float("nan"))
+    # Flat while the delay is hidden behind computation, then rising (NeuronaBox, figure 4): a line with one break, by
+    # grid search over the break, since the rest is linear least squares.
     for knee in np.linspace(xs[1], xs[-2], 200):
         basis = np.stack([np.ones_like(xs), xs, np.maximum(0.0, xs - knee)], axis=1)
         coefficients, *_ = np.linalg.lstsq(basis, ys, rcond=None)

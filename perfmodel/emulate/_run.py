@@ -64,8 +64,11 @@ class RankRun:
             start, end = ends.iloc[number - 1], ends.iloc[number]
             inside: Any = self.marks[(self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)]
             span_s = float(end.wall_s - start.wall_s)
+            # Forward is the rest: scripts mark no forward pass.
             backward_s = _between(inside, "backward", "backward_end")
             optimizer_s = _between(inside, "optimizer", "iteration_end")
+            # Processor time of the thread: what is left of the iteration it spent waiting, of which communication
+            # explains at most its own length.
             own_s = float(end.thread_s - start.thread_s)
             under_way_s = _under_way_s(self.collectives, float(start.wall_s), float(end.wall_s))
             exposed_s = float(np.clip(span_s - own_s, 0.0, under_way_s))
@@ -171,6 +174,7 @@ def read_run(folder: Path) -> EmulatedRun:
 
     ranks = []
     for path in folder.glob("rank*.json"):
+        # Ranks write their record when they end, so what is there is complete.
         data: dict[str, Any] = json.loads(path.read_text())
         data |= {name: pd.DataFrame(data[name]) for name in ("collectives", "marks")}
         data["parameters"] = tuple(map(tuple, data["parameters"]))
@@ -196,6 +200,8 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
 
     calls: Any = operations[operations["rank"] == rank.rank]
     calls = calls.sort_values("first_s")
+    # On the wire the library makes its calls by itself; only the peer process saw them. An operation belongs to the
+    # iteration in which it began.
     ends_s = rank.ends.wall_s.to_numpy()
     columns = {
         "group": calls.group,
@@ -220,6 +226,7 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
 
 def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
     """Seconds between marks of two names, summed over their pairs in order."""
+    # A pass that is cut off by the end of the record has no pair.
     starts, ends = (marks[marks.name == name].wall_s.to_numpy() for name in (first, last))
     pairs = min(len(starts), len(ends))
     return float((ends[:pairs] - starts[:pairs]).sum())
@@ -227,6 +234,7 @@ def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
 
 def _under_way_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
     """Seconds of an interval in which some call is under way."""
+    # Calls of several groups overlap, so intervals are merged before they are summed.
     spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
     starts_s, ends_s = (spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s"))
     starts_s, ends_s = merged_intervals(starts_s, ends_s)

@@ -49,6 +49,7 @@ def iteration(rank: RankRun, number: int) -> Iteration:
     A wait that the script does not make itself is the one of DistributedDataParallel: at the end of backward, for all
     that backward has called. It begins where the thread has had its processor time.
     """
+    # Iteration n lies between the ends of steps n - 1 and n; all times count from its start.
     first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
     begin_s, time_s = float(first.wall_s), float(last.wall_s - first.wall_s)
     calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
@@ -68,6 +69,8 @@ def iteration(rank: RankRun, number: int) -> Iteration:
     phase: Any = "forward"
     issued_s, issued_thread_s = 0.0, float(first.thread_s)
     for moment_s, what, value in sorted(events, key=lambda event: event[0]):
+        # Three kinds of moments. A call ends a span and issues a collective; a wait ends a span and the next one
+        # comes after that collective; a mark changes the phase.
         if what == "call":
             spans.append(Span(at_s, max(at_s, moment_s), phase, after, value))
             at_s, after = max(at_s, moment_s), ()
@@ -79,6 +82,8 @@ def iteration(rank: RankRun, number: int) -> Iteration:
             issued_thread_s += max(0.0, moment_s - issued_s)
             issued_s = at_s
         else:
+            # DistributedDataParallel waits inside backward, where no call of the script shows it: whatever is pending
+            # at the end of backward was waited for.
             pending = [p for p in range(len(calls)) if p not in waited and calls.issued_s[p] <= moment_s]
             end_s = moment_s
             if value.name == "backward_end" and pending:
@@ -130,7 +135,8 @@ def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
 
 
 def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
-    """When work is done that begins at `start_s` and has what the users leave of the core."""
+    """Return when work that begins at `start_s` is done, given what the users leave of the core."""
+    # The share of the core is constant between two moments, so work is done piece by piece.
     for low_s, high_s in pairwise(_moments_s(start_s, float("inf"), users)):
         share = _left(low_s, users)
         if share > 0 and (high_s - low_s) * share >= work_s:
@@ -148,6 +154,7 @@ def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float
 
 
 def _left(moment_s: float, users: Sequence[User]) -> float:
+    # Several collectives may want more than the whole core; the thread then gets nothing.
     taken = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
     return max(0.0, 1.0 - taken)
 
@@ -186,6 +193,7 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
                             step=number,
                         )
                     )
+            # A collective belongs to the phase in which it was issued.
             phase_of = {span.issues: span.phase for span in recorded.spans}
             rows: Any = recorded.calls.itertuples()
             for place, call in enumerate(rows):
@@ -208,6 +216,7 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
 
 
 def _phase(kind: str, phase: str) -> str:
+    # Names of the timeline's kinds, so that measured and predicted traces are drawn alike.
     if kind in ("send", "recv"):
         return "send_backward" if phase == "backward" else "send_forward"
     if kind in ("all_reduce", "reduce_scatter") and phase == "backward":

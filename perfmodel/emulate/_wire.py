@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perfmodel.measure import Host
 
 PEER: Final = "peer.json"
-"""File in which the process of the emulated ranks leaves what it noted."""
+"""File in which the process of the emulated ranks leaves its notes."""
 OPERATION_COLUMNS: Final = (
     *("rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages"),
     *("first_s", "begin_s", "last_s"),
@@ -51,6 +51,8 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
 
     class OnTheWire(library):
         def __init__(self, store: Any, place: int, size: int, timeout: timedelta | None = None) -> None:
+            # The library asks the store where its peers listen. For emulated ranks the answer is written there
+            # beforehand: they all listen at the peer process, told apart by number.
             ranks = members()
             joined = _join(orders, ranks)
             store = c10d.PrefixStore("wire", store)
@@ -59,6 +61,8 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
                     # the key that gloo gives a rank of its first device
                     first = joined.base + peer * size
                     store.set(f"0/{peer}", rank_info(joined.peer_host, joined.port, range(first, first + size)))
+            # A device with an address that gloo takes for the higher one, so that it connects instead of waiting
+            # (`ABOVE_LOOPBACK`).
             options = library._Options()
             options._devices = [library.create_device(hostname=joined.host)]
             options._timeout = timeout or TIMEOUT
@@ -74,6 +78,7 @@ def check_first_ranks(dist: Any, orders: Orders) -> None:
         dist: `torch.distributed`.
         orders: of this rank.
     """
+    # DDP calls this first, with the process group.
     check = dist._verify_params_across_processes
 
     def checked(group: Any, *rest: Any) -> None:
@@ -106,10 +111,12 @@ def _join(orders: Orders, members: tuple[int, ...]) -> Joined:
     Raises:
         EmulationError: they are gone, or gloo would wait for them to connect.
     """
+    # A group goes by its members' ranks, which every rank spells alike.
     name = ",".join(map(str, members))
     peer_host, _, port = orders.wire.rpartition(":")
     try:
         with socket.create_connection((peer_host, int(port))) as connected:
+            # The address by which this host reaches the peer is the one that the library will use too.
             host = connected.getsockname()[0]
             with connected.makefile("rw") as line:
                 line.write(json.dumps([orders.wire_key, JOIN, orders.rank, name, members]) + "\n")
@@ -159,6 +166,7 @@ class PeerPlace:
                 f"emulation: --peer {host}: {error.strerror or error}; name a host or an address"
             ) from None
         address = str(found[0][4][0])
+        # Another host is reached by ssh without a terminal; its clock is not this one's.
         if is_loopback(address):
             return cls(address=address, name=host)
         shell = ("ssh", "-o", "BatchMode=yes", host, "python3", "-m", "perfmodel.emulate._peer")
@@ -188,6 +196,7 @@ class Peers:
 
     def end(self) -> None:
         """Let it leave what it noted in the orders' folder: `PEER`."""
+        # Closing its standard input is the sign to end; it then prints what it noted.
         text, _ = self.process.communicate(timeout=_END_S)
         noted = json.loads(text)
         for operation in noted["operations"]:
@@ -230,6 +239,8 @@ def clock_ahead_s(orders: Orders) -> float:
                 f"emulation: the emulated ranks started, but {orders.wire} cannot be reached ({error}); is a firewall "
                 "between the hosts?"
             ) from None
+        # The clock was read somewhere between sending and the answer: in the middle, with an error of at most half
+        # the round.
         if back_s - sent_s < fastest_s:
             fastest_s, ahead_s = back_s - sent_s, there_s - (sent_s + back_s) / 2
     return ahead_s
@@ -242,6 +253,7 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[Peers]
     Raises:
         EmulationError: their process does not start.
     """
+    # A secret per run, since the port is open to whoever reaches the host.
     orders = replace(orders, wire=f"{place.address}:0", wire_key=secrets.token_hex(16))
     fields: Mapping[str, Any] = {**json.loads(orders.to_json()), "network": asdict(network)}
     process = subprocess.Popen(

@@ -42,6 +42,7 @@ def engine_commands(serving: Serving, model: str = "MODEL") -> dict[str, str]:
 def folded(command: str) -> str:
     """A command over several lines that a shell reads as one."""
     lines = [""]
+    # A flag and its value stay on one line.
     for word in command.replace(" -", "\n-").split("\n"):
         joined = f"{lines[-1]} {word}".strip()
         if len(joined) > _WIDTH - 4 and lines[-1]:
@@ -83,6 +84,7 @@ def _vllm(serving: Serving) -> Sequence[str]:
 
 def _sglang(serving: Serving) -> Sequence[str]:
     layout, requests = serving.layout, serving.requests
+    # SGLang calls it DP attention: each replica keeps its own cache, while experts are spread over the ranks of all.
     attention_of_replicas = _spreads_experts(serving) and layout.dp > 1
     # With attention by replica the ranks of all replicas count as tensor parallel.
     tp = layout.tp * layout.dp if attention_of_replicas else layout.tp

@@ -1,5 +1,7 @@
-"""What is asked of a server: a model on a cluster and requests of one length, in words or by a job file that says them;
-and the element types in which a server holds weights and cache."""
+"""Requests that a server answers, and where they are stated: keywords or a job file.
+
+All requests of a prediction have one length. The element types in which a server keeps weights and cache are here too.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -29,19 +31,19 @@ PREFILL_TOKENS: Final = 8192
 """Tokens of prompts that a step reads together at most (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
 `max_num_tokens` by default): several short prompts, or a part of a longer one."""
 NEEDED: Final = "serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them"
-"""What is told where one of these is missing."""
+"""Message for a missing cluster, prompt or output length."""
 MEMORY_SHARE: Final = 0.9
 """Share of a device's memory that a server takes (vLLM's `gpu_memory_utilization`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingWords:
-    """What `serve` takes in words."""
+    """Keywords of `serve`."""
 
     prompt_tokens: int | None = None
-    """Of every request."""
+    """Tokens of every request's prompt."""
     output_tokens: int | None = None
-    """Of every request."""
+    """Tokens that every request generates."""
     batch: int | None = None
     """Requests in flight over all replicas; the most that fit and hold the limits if not given."""
     batching: Batching = "continuous"
@@ -57,10 +59,10 @@ class ServingWords:
     step_overhead_s: float = 0.0
     """The server's own time between steps."""
     dtype: str = ""
-    """Of products; the first of bf16, fp16 and fp32 that the device has if not given."""
+    """Element type of products; the first of bf16, fp16 and fp32 that the device has if not given."""
 
     def requests(self, cluster: Cluster, batch: int) -> "Requests":
-        """So many requests in flight on a cluster.
+        """Return the requests of these keywords, `batch` of them in flight on a cluster.
 
         Raises:
             PerfModelError: a word that is needed is missing, or cannot be.
@@ -113,17 +115,18 @@ class Requests:
     prompt_tokens: int
     output_tokens: int
     batch: int
-    """In flight together, over all replicas."""
+    """Requests in flight together, over all replicas."""
     batching: Batching = "continuous"
     dtype: str = "bf16"
-    """Of the layers' products."""
+    """Element type of the layers' products."""
     weight_dtype: str = ""
-    """In which the layers' weights lie in memory, from where they are widened to `dtype`; empty: `dtype` itself."""
+    """Element type of the layers' weights in memory, which are widened to `dtype` when read; empty: `dtype` itself."""
     kv_dtype: str = ""
-    """Of the cache; empty: that of stored activations."""
+    """Element type of the cache; empty: that of stored activations."""
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("prompt_tokens", "output_tokens", "batch")}
+        # Far beyond any server, so a larger number is a slip.
         whole("serve", sizes, most=10**7)
         if self.batching not in get_args(Batching):
             raise PerfModelError(f"serve: batching must be {' or '.join(get_args(Batching))}, got {self.batching!r}")
@@ -133,6 +136,7 @@ class Requests:
         ):
             if name and name not in known:
                 raise UnknownNameError(what, name, known)
+        # Weights are widened on the way to the matrix units, never narrowed: that would be another product type.
         if self.dtype in WEIGHT_BYTES and self.weight_bytes > WEIGHT_BYTES[self.dtype]:
             raise PerfModelError(
                 f"serve: weights in {self.weight_dtype} are wider than products in {self.dtype}; "
@@ -152,12 +156,12 @@ class Requests:
 
 @dataclass(frozen=True)
 class ServingQuestion:
-    """A model on a cluster, and what of it is served."""
+    """A model on a cluster, and the requests that it is to serve."""
 
     model: Model
     cluster: Cluster
     layout: str
-    """What a job file says of it; empty without one."""
+    """Layout of the job file; empty without one."""
     words: ServingWords
     framework: Framework
     calibration: Path | str | None
@@ -183,6 +187,7 @@ def serving_question(
         {word: value for word, value in keywords.items() if value not in (None, "")},
         "",
     )
+    # Keywords come from users too (`serve(..., promt_tokens=1)`), so slips are named here.
     known = {field.name for field in fields(ServingWords)}
     unknown = next((name for name in stated if name not in known), None)
     if unknown:
@@ -193,6 +198,7 @@ def serving_question(
         of_file = serving_words(file)
         if "dtype" in file.problem_fields:
             of_file["dtype"] = file.problem_fields["dtype"]
+        # What is said directly goes before the file.
         stated = of_file | stated
         named, cluster, layout = (
             file.problem_fields.get("model", ""),

@@ -1,5 +1,8 @@
-"""A server: what reading prompts, or generating one token of every sequence, takes on each pipeline stage; and what it
-holds: weights, the cache that the rest of the memory is for, and what a step needs besides."""
+"""A server: time of its steps on each pipeline stage, and the memory that it needs.
+
+A step reads prompts (prefill) or generates one token of every sequence (decode). Memory holds the weights, what a step
+works with, and the cache of keys and values, which takes the rest.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,20 +37,20 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload import layer_cache_bytes, storage_dtype
 
 PARTS: Final = ("products", "attention", "experts", "element_wise", "communication", "gaps")
-"""What the seconds of a step go to; `gaps`: the device waits between kernels."""
+"""Parts of a step's time; `gaps`: the device waits between kernels."""
 _PART_OF_FAMILY: Final = {"gemm": 0, "attention": 1, "moe": 2}
 _ELEMENT_WISE, _COMMUNICATION, _GAPS = 3, 4, 5
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds with all that their interval depends on; costs add up, and scale."""
+    """Seconds by part, with what their interval depends on; costs add up and scale."""
 
     parts_s: Float[np.ndarray, "*stages parts"]
     uncertain_s: Float[np.ndarray, "*stages parts"]
     """Seconds of every part times the half-width of their 90 % interval."""
     shaky_s: Float[np.ndarray, "*stages 2"]
-    """Seconds that are extrapolated, and that are spent between nodes."""
+    """Seconds that are extrapolated, and seconds spent between nodes."""
 
     @property
     def total_s(self) -> float:
@@ -78,6 +81,7 @@ class Cost:
         """Ends of the 90 % interval as factors of the seconds: errors within a part are common to all its events, those
         of different parts and of what no table knows (`belief`) independent, as in predictions of training steps."""
         total_s = self.total_s
+        # Shares of the time weigh the uncertainty of what they go to, as for training steps.
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
         products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
         shares = {
@@ -88,6 +92,7 @@ class Cost:
             "inter_node": between_nodes,
             "intra_node": max(0.0, communication - between_nodes),
         }
+        # Variances of the log of the time add up: of what lies beyond the tables, and of each part's own regressors.
         more = (extrapolated * float(site_prior.degrees[DEGREES.index("extrapolated")])) ** 2
         more += site_prior.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
         half = site_prior.half_width(shares, more)
@@ -113,6 +118,8 @@ class Server:
 
     def setting(self, tokens: int, cached: int, sequences: int) -> Setting:
         """The step that reads `tokens` of each of so many sequences of a replica after `cached` ones."""
+        # A step of a server is an inference job whose sequences have `cached` tokens behind them, so that attention
+        # reads the cache.
         dtype = self.requests.dtype
         job = Job(
             global_batch=sequences * self.layout.dp,
@@ -127,14 +134,18 @@ class Server:
     def step(self, tokens: int, cached: int, sequences: int) -> Cost:
         """Cost of a step by stage; of prompts only the last token's logits are computed."""
         costs = self._blocks(tokens, cached, sequences)
+        # A server samples from the last position only, so the head's product has one row per prompt, not one per
+        # token.
         if tokens > 1:
             last = self._blocks(1, 0, sequences)  # whose head is that of any token
             for values, of_last in zip(_arrays(costs), _arrays(last), strict=True):
                 values[-1] = of_last[-1]
         layout = self.layout
+        # One column per kind of block, one row per stage: costs of stages are counts times costs of blocks.
         blocks = shard_events(self.setting(tokens, cached, sequences), layout.replace(micro_batch=sequences))
         counts = stage_blocks(blocks.kinds, layout.pp, 1, layout.partition)[:, 0]
         staged = Cost(*(counts @ values for values in _arrays(costs)))
+        # The server's own work (scheduling, sampling) is done once per step, before the first stage.
         staged.parts_s[0, _GAPS] += self.framework.step_overhead_s
         return staged + self._sends(tokens * sequences) if layout.pp > 1 else staged
 
@@ -142,8 +153,10 @@ class Server:
         """Cost of every kind of block."""
         setting = self.setting(tokens, cached, sequences)
         blocks = shard_events(setting, self.layout.replace(micro_batch=sequences))
+        # Embedding and head keep the wide type: engines quantise the layers' products alone.
         in_layers = np.asarray(blocks.counts[blocks.layers, Phase.FORWARD].any(axis=0))
         times = self._times(blocks.ops, in_layers)
+        # Kernels that engines fuse into others do not run by themselves.
         counts = blocks.counts[:, Phase.FORWARD] * np.array([not _is_fused(op) for op in blocks.ops])
         weights = _weights(blocks.ops, times)
         parts_s, uncertain_s, shaky_s = (counts @ values for values in weights)
@@ -153,6 +166,7 @@ class Server:
     def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
         """Times of events, products of layers with weights as they are stored, attention with the cache as it is."""
         requests = self.requests
+        # Decoding is bound by reading weights and cache, so their stored width decides, whatever type computes.
         cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
         stored = [
             cache if isinstance(op, Attention) else requests.weight_bytes if layer else dtype_bytes(op.dtype)
@@ -161,15 +175,16 @@ class Server:
         return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
 
     def _sends(self, rows: int) -> Cost:
-        """Cost of handing on the hidden state of so many tokens, a part by every rank of a stage."""
+        """Cost of sending the hidden state of `rows` tokens to the next stage, a part by every rank of a stage."""
         layout = self.layout
+        # Hidden states travel in 16 bits; each tensor rank sends its part to its counterpart in the next stage.
         n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
         op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
         # Stages follow one another, so that a send is between two ranks, however many stages there are.
         two = replace(op, num_ranks=2, ranks_per_node=min(2, op.ranks_per_node))
         return Cost(*_weights((two,), self._times((two,), np.zeros(1, bool))))
 
-    # how steps follow one another
+    # --- how steps follow one another ---------------------------------------------------------------
 
     def decode(self, sequences: int, context: int) -> Cost:
         """Cost of a token of each of so many sequences of a replica with `context` tokens.
@@ -177,7 +192,9 @@ class Server:
         Stages work on micro-batches, one a stage where there are sequences enough. A sequence's next token starts when
         its last has left the pipeline and the other micro-batches have passed the slowest stage.
         """
+        # With fewer micro-batches than stages some stages idle; more would only make each smaller.
         micro = min(self.layout.pp, sequences)
+        # The token itself is one of the context's: the cache has the others.
         step = self.step(1, context - 1, -(-sequences // micro))
         through, bottleneck = step.through, step.slowest * micro
         return through if through.total_s >= bottleneck.total_s else bottleneck
@@ -190,6 +207,7 @@ class Server:
     def prefill(self, prompts: int) -> Cost:
         """Cost of reading so many prompts, as steps of at most `PREFILL_TOKENS` tokens follow one another through the
         stages."""
+        # A pipeline: the first step passes through all stages, each further one costs as much as the slowest stage.
         together = min(prompts, self.prompts_together)
         step, parts = self._prompt_step(together)
         return step.through + step.slowest * (parts * prompts / together - 1.0)
@@ -203,6 +221,7 @@ class Server:
     def _prompt_step(self, together: int) -> tuple[Cost, int]:
         """A step that reads so many prompts, and in how many such steps they are read."""
         tokens = self.requests.prompt_tokens
+        # Long prompts are read in parts of equal size (chunked prefill), short ones several at once.
         parts = -(-tokens // PREFILL_TOKENS)
         size = -(-tokens // parts)
         # attention's time is linear in what was read before, so that the step in the middle is the mean one
@@ -219,6 +238,7 @@ def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarr
     for i, op in enumerate(ops):
         comm = isinstance(op, Collective)
         part[i, _COMMUNICATION if comm else _PART_OF_FAMILY.get(op.family, _ELEMENT_WISE)] = 1.0
+    # Half-widths relative to the time; the floor keeps empty events from dividing by zero.
     half = (times.hi_s - times.lo_s) / 2.0 / np.maximum(times.time_s, 1e-300)
     beyond = np.isin(times.provenance, ("extrapolated", "analytical"))
     between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool)
@@ -246,9 +266,9 @@ class ServingMemory:
     workspace_bytes: float
     """Activations of the largest step, and the framework's context."""
     cache_bytes: float
-    """Of the requests in flight, each as long as it gets."""
+    """Cache of the requests in flight, each at its full length."""
     available_bytes: float
-    """What a server takes of the device (`MEMORY_SHARE`)."""
+    """Memory that a server takes of the device (`MEMORY_SHARE`)."""
     most_requests: int
     """Requests of full length whose cache fits beside the weights, over all replicas."""
 
@@ -264,6 +284,7 @@ class ServingMemory:
 def serving_memory(server: Server) -> ServingMemory:
     """Memory of a server with its requests in flight."""
     requests, layout = server.requests, server.layout
+    # Activations are largest while prompts are read.
     size = min(requests.prompt_tokens, PREFILL_TOKENS)
     prompts = min(server.sequences, server.prompts_together)
     largest = shard_events(server.setting(size, 0, prompts), layout.replace(micro_batch=prompts))
@@ -274,9 +295,11 @@ def serving_memory(server: Server) -> ServingMemory:
     # The head works on the last token of every prompt alone.
     workspace = float(largest.workspace_bytes[largest.layers].max()) + server.framework.context_bytes
     a_sequence = _cache_of_sequence(server, counts[:, largest.layers].sum(axis=1).astype(int))
+    # The stage whose cache has room for the fewest requests decides for all, since every request passes every stage.
     available = MEMORY_SHARE * server.cluster.device.memory_bytes
     rooms = np.floor(np.maximum(available - weights - workspace, 0.0) / np.maximum(a_sequence, 1e-300))
     tightest = int(np.argmin(rooms))
+    # Where some stage has no room at all, show the one with most weights: that is what does not fit.
     if not rooms[tightest]:
         tightest = int(np.argmax(weights))
     return ServingMemory(
@@ -292,7 +315,9 @@ def _cache_of_sequence(server: Server, layers: np.ndarray) -> np.ndarray:
     """Bytes on a device of every stage of a request at its end, in whole pages."""
     requests = server.requests
     element = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
+    # The last page of a sequence is taken as a whole.
     tokens = -(-requests.tokens // PAGE_TOKENS) * PAGE_TOKENS
     per_layer = np.array(layer_cache_bytes(server.model, server.layout.tp, tokens, element))
+    # Layers may differ in their cache (windows, mixers), so each stage sums those of its own.
     ends = np.cumsum(layers)
     return np.array([per_layer[end - n : end].sum() for end, n in zip(ends, layers, strict=True)])

@@ -36,10 +36,10 @@ class Serving:
     decode_step_s: float
     """A step that generates a token of every request, halfway through their outputs."""
     tokens_per_s: float
-    """Output tokens of all requests."""
+    """Output tokens per second of all requests together."""
     tokens_per_s_interval: Interval
     breakdown_s: dict[str, float]
-    """The decode step by what it goes to."""
+    """Seconds of the decode step by part (`PARTS`)."""
     memory: ServingMemory
 
     @property
@@ -123,6 +123,7 @@ def serve(
         LayoutError: a layout that cannot serve the model.
         PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
     """
+    # Without a batch the search starts from one request per replica.
     question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
     layout = layout or question.layout or "tp=1"
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
@@ -132,7 +133,7 @@ def serve(
 
 
 def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
-    """The server that is asked about, with so many requests in flight over all replicas, checked.
+    """Return the server of a question with `batch` requests in flight over all replicas, once it has been checked.
 
     Raises:
         LayoutError: a layout that cannot serve the model.
@@ -153,7 +154,7 @@ def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
 
 
 def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:
-    """The model, if it can be served so."""
+    """Return the model if it can be served on this layout; raise otherwise."""
     if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
         raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
     longest = max(model.seq_len, model.longest_seq_len)
@@ -161,6 +162,7 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
         raise PerfModelError(
             f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
         )
+    # What is for training only (ZeRO, recomputation, virtual stages) must be at its default.
     used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
     if layout != Layout(**used):
         raise LayoutError(
@@ -184,16 +186,22 @@ def served(server: Server) -> Serving:
         server.requests,
         Site().site_prior(server.framework, server.cluster.device),
     )
+    # Prefill gives the first token, decoding the others. Their context grows by one each; cost is linear in it, so
+    # the one halfway stands for the mean.
     sequences, more = server.sequences, requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
+    # All prompts are read together and nothing comes between the tokens.
     if requests.batching == "static":
         ttft = server.prefill(sequences)
         between = decode * 0.0
     else:
+        # In a steady state every request that is served sees each other one's prompt once: before its own (which
+        # delays the first token) or between its tokens.
         alone, other_costs = server.prefill(1), server.others()
         whole_s = (alone + decode * more + other_costs).total_s
         waited = _waiting_share(other_costs.total_s, whole_s, sequences)
         ttft, between = alone + other_costs * waited, other_costs * (1.0 - waited)
+    # Little's law: `batch` requests in flight, each of which takes `request_s`.
     request_s = ttft + decode * more + between
     tpot = (decode * more + between) * (1.0 / more) if more else decode
     tokens_per_s = requests.batch * requests.output_tokens / request_s.total_s
@@ -223,6 +231,7 @@ def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
     r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
     1975, section 5.6), and never for more than all others.
     """
+    # Alone there is nobody to wait for.
     if sequences == 1:
         return 0.0
     utilisation = others_s / whole_s
@@ -250,11 +259,13 @@ def largest(server: Server, limits: ServingWords) -> Serving:
     ):
         if limit_s is not None:
             positive(f"serve: limit of the {name} in seconds", limit_s)
+    # Whole batches per replica.
     step = server.layout.dp
     smallest_batch = served_with(server, step)
     reason = _exceeded(smallest_batch, limits)
     if reason:
         raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
+    # The first try is all that fit: without a limit that binds it is the answer, and no bisection is needed.
     low, high = 1, max(1, smallest_batch.memory.most_requests // step)
     best, tried = smallest_batch, high
     while low < high:

@@ -24,7 +24,7 @@ class StartingPoint:
 
     serving: Serving
     chosen: tuple[str, ...]
-    """Sentences on what nobody said and was chosen."""
+    """Sentences on what was left open and has been chosen."""
 
 
 def starting_point(
@@ -61,6 +61,7 @@ def starting_point(
         )
 
     server = server_of(question, laid_out, laid_out.dp)
+    # One limit that is given is taken alone: adding the usual other one might leave nothing.
     if question.words.ttft_limit_s is not None or question.words.tpot_limit_s is not None:
         return StartingPoint(serving=largest(server, question.words), chosen=tuple(chosen))
     usual = replace(question.words, ttft_limit_s=USUAL_TTFT_S, tpot_limit_s=USUAL_TPOT_S)
@@ -79,6 +80,7 @@ def starting_point(
 def _smallest(question: ServingQuestion) -> Layout:
     """The fewest devices, by tp inside a node and then pp, that hold the model and some requests."""
     cluster = question.cluster
+    # Tensor parallelism inside a node, whose links can bear an all-reduce per layer; beyond it pipeline stages.
     node = cluster.devices_per_node
     sizes = [Layout(tp=tp) for tp in divisors(node)]
     sizes += [Layout(tp=node, pp=pp) for pp in (2, 4, 8, 16)]
@@ -88,6 +90,8 @@ def _smallest(question: ServingQuestion) -> Layout:
             serving = served(server_of(question, layout, 1))
         except LayoutError:
             continue
+        # Sizes ascend, so the first with room is the smallest; a layout that only just holds the model is second
+        # best.
         if serving.memory.most_requests >= _ROOM:
             return layout
         if fits is None and serving.fits:

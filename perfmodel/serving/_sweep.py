@@ -22,12 +22,13 @@ class ServingSweep:
 
     servings: tuple[Serving, ...]
     rejected: dict[str, str]
-    """Layouts without any, each with why."""
+    """Layouts without a server that fits, each with the reason."""
 
     @property
     def pareto(self) -> tuple[Serving, ...]:
         """Servers that no other beats both in tokens per second and user, and per second and device; fastest for users
         first."""
+        # Fastest for users first: a later one belongs to the front only if it gives devices more than all before it.
         front: list[Serving] = []
         for serving in sorted(
             self.servings,
@@ -39,7 +40,7 @@ class ServingSweep:
 
     @property
     def best(self) -> Serving:
-        """The most tokens per second and device."""
+        """The server with the most tokens per second and device."""
         return self.pareto[-1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def serve_sweep(
         except PerfModelError as error:
             rejected[layout.label] = str(error)
             continue
+        # Larger batches trade speed of a user for throughput: powers of two trace the curve up to the most that fits.
         batches = {layout.dp << i for i in range((most.requests.batch // layout.dp).bit_length())}
         for batch in sorted(batches - {most.requests.batch}):
             servings.append(served_with(server, batch))
@@ -112,6 +114,7 @@ def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
         for pp in divisors(devices // tp):
             dp = devices // tp // pp
             possible.append(Layout(tp=tp, pp=pp, dp=dp))
+            # Experts over the tensor ranks, each whole (`etp=1`), or over the replicas.
             if experts and dp == 1 < tp:
                 possible.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
             if experts and tp == 1 < dp:
@@ -121,6 +124,7 @@ def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
 
 def _divides(question: ServingQuestion, layout: Layout) -> bool:
     try:
+        # Building one small step is the test: whatever does not divide raises.
         server_of(question, layout, layout.dp).step(1, 0, 1)
     except LayoutError:
         return False

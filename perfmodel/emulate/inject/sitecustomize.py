@@ -9,6 +9,8 @@ from importlib.util import find_spec, module_from_spec
 _MODULE = "torch.distributed.distributed_c10d"
 
 
+# torch must not be imported here, which would take seconds in every Python process of the script. Its module is
+# prepared when the script itself imports it.
 class _Prepared(Loader):
     def __init__(self, loader):
         self._loader = loader
@@ -27,6 +29,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, fullname, path=None, target=None):
         if fullname != _MODULE:
             return None
+        # The ordinary finder finds the module; only its loader is wrapped.
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Prepared(spec.loader)
@@ -35,6 +38,7 @@ class _Finder(MetaPathFinder):
 
 def _run_hidden():
     """The sitecustomize of the environment, which this one hides."""
+    # Python imports the first `sitecustomize` on the path, so that of the environment would not run.
     here = os.path.dirname(os.path.abspath(__file__))
     path_before = list(sys.path)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
