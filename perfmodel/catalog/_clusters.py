@@ -33,7 +33,7 @@ class LevelEntry(Stated):
     contention: float = 0.0
     """Exponent of the number of nodes by which collectives take longer than alone on the network."""
     rank_latency_us: float = 0.0
-    """What rings between nodes wait for each rank beyond the first."""
+    """Microseconds that rings between nodes wait for each rank beyond the first."""
 
     def level(self) -> NetworkLevel:
         """The network level of this entry, in SI units."""
@@ -69,7 +69,7 @@ class KindEntry(Stated):
 
     name: str
     devices: int
-    """Of this kind."""
+    """Number of devices in nodes of this kind."""
     cluster: str | None = None
     """Catalog name or TOML file."""
     device: Any = None
@@ -110,7 +110,7 @@ class ClusterEntry(Stated):
     device: Any = None
     levels: tuple[LevelEntry, ...] = ()
     devices_per_node: int | None = None
-    """In place of `levels`, with the next four: links in words, read as those of a table of runs (`cluster_for`)."""
+    """Devices of a node. With the next four fields, links in words that replace `levels` (read by `cluster_for`)."""
     intra_link: str = ""
     inter_link: str | None = None
     nics_per_node: int | None = None

@@ -128,9 +128,9 @@ class PartNames:
     """Parts of the names of one device of the catalog."""
 
     names: tuple[DeviceWords, ...]
-    """Of its name and aliases."""
+    """Parts of its name and of each alias."""
     memory_gb: float
-    """Of its data sheet."""
+    """Memory by its data sheet."""
 
     def fits(self, stated: DeviceWords) -> bool:
         """Whether the device has all the parts that words name."""

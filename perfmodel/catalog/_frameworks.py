@@ -17,7 +17,7 @@ from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Framework
 
 Versions = MappingProxyType[int, Framework]
-"""By year, from the oldest on."""
+"""Versions of a framework by year, from the oldest on."""
 
 
 def framework(name: str | Framework) -> Framework:

@@ -46,7 +46,7 @@ class Lfm2(Llama):
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
     def kinds(self) -> tuple[str, ...]:
-        """What each layer is."""
+        """Kind of each layer: convolution or attention."""
         if self.layer_types:
             return self.layer_types
         # The older notation numbers the layers that attend.

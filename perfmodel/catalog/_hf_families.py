@@ -49,7 +49,7 @@ class Family(Protocol):
     """A family's configuration."""
 
     def fields(self) -> Fields:
-        """Of the model that it means."""
+        """Fields of the model that it means."""
         ...
 
 

@@ -16,7 +16,7 @@ from perfmodel.spec import DeltaNet, Experts, Mamba, SelectiveScan
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNetKeys:
-    """What configurations of Qwen3-Next and Qwen3.5 call the sizes of their gated delta nets."""
+    """Keys of Qwen3-Next and Qwen3.5 for the sizes of their gated delta nets."""
 
     linear_num_value_heads: Count
     linear_num_key_heads: Count
@@ -66,7 +66,7 @@ class Qwen35(Llama, DeltaNetKeys):
 
 
 _ONLY: Fields = {"norm": "rms_norm", "positions": "none", "bias": False, "dropout": False}
-"""What hybrids of Mamba-2 have in common."""
+"""Fields that all models of Mamba layers have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class Jamba(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class MambaKeys:
-    """What configurations of Bamba and Granite 4 call the sizes of their Mamba-2 mixers."""
+    """Keys of Bamba, Granite 4 and Falcon-H1 for the sizes of their Mamba-2 mixers."""
 
     mamba_n_heads: Count
     mamba_d_head: Count

@@ -96,7 +96,7 @@ class LayerLists:
     layer_types: tuple[str, ...] | None = None
     """How each layer attends."""
     mlp_layer_types: tuple[str, ...] | None = None
-    """Which layers have experts."""
+    """Feed-forward of each layer: dense, or experts."""
     mlp_only_layers: tuple[CountOrNone, ...] = ()
     """Numbers of layers that have none (Qwen)."""
     moe_layer_freq: Count | tuple[CountOrNone, ...] = 1

@@ -1,5 +1,5 @@
-"""What Hugging Face configurations of all families share: kinds of values, and sizes that follow from others; and those
-of LLaMA and what follows its shape without experts: Mistral, Qwen."""
+"""Kinds of values and sizes that Hugging Face configurations of all families share, and the configurations of LLaMA and
+what follows its shape without experts: Mistral, Qwen."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ def plain_sizes(layers: int, hidden: int, heads: int, ffn: int | None, vocab: in
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What most families call by the same names."""
+    """Sizes that most families call by the same names."""
 
     hidden_size: Count
     num_attention_heads: Count
@@ -44,7 +44,7 @@ class Stack:
     vocab_size: Count
 
     def sizes(self, ffn: int | None, seq_len: int) -> Fields:
-        """As `plain_sizes`."""
+        """Sizes of the stack, four times as wide inside unless `ffn` says another width (`plain_sizes`)."""
         return plain_sizes(
             self.num_hidden_layers, self.hidden_size, self.num_attention_heads, ffn, self.vocab_size, seq_len
         )

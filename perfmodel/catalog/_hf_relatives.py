@@ -18,7 +18,7 @@ class Relative:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Transformer` in which its layers differ."""
     left_out: str = ""
-    """What it has that is not counted."""
+    """A sentence on parts that it has and that are not counted."""
 
 
 _UNGATED: Final = {"gated_ffn": False}

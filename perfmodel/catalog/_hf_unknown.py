@@ -1,4 +1,4 @@
-"""What is said of a Hugging Face family that is not known: the model as TOML, as far as its configuration tells."""
+"""The error for a Hugging Face family that is not known: the model as TOML, as far as its configuration tells."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -20,7 +20,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _all_keys(size: str) -> tuple[str, ...]:
-    """What configurations call a size of experts: its name here, and those that families have for it."""
+    """Keys of configurations for a size of experts: its name here, and those that families have for it."""
     return (size, *(key for key, known in EXPERT_KEYS.items() if known == size))
 
 

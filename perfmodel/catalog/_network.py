@@ -28,10 +28,10 @@ class Network:
     family: str = ""
     """`InfiniBand`, `RoCE`, `AWS EFA` and so on; empty where no word names one."""
     generation: str = ""
-    """Of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty where it is not known."""
+    """Generation of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty where it is not known."""
     adapters: int | None = None
-    """Of a node, device or rack, see `scope`. None: not told; the rate is then the whole node's, or that of the one
-    adapter of a device."""
+    """Adapters of a node, device or rack, see `scope`. None: not told; the rate is then the whole node's, or that of
+    the one adapter of a device."""
     gbit_per_s: float | None = None
     """One way, of one adapter (of a whole node where `adapters` is None and `scope` is `node`); None: not told."""
     scope: Scope = "node"

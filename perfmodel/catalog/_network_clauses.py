@@ -61,9 +61,9 @@ class AdapterSet:
     count: int | None = None
     """None where the clause does not say it, as all that follows."""
     gbit_per_s: float | None = None
-    """As stated: of one adapter or of all together."""
+    """Rate as it is stated: of one adapter or of all together."""
     link_gbit_per_s: float | None = None
-    """What adapters of the name carry at most."""
+    """Rate that adapters of the name carry at most."""
     family: str = ""
     generation: str = ""
     scope: str = ""

@@ -107,6 +107,7 @@ def _fit_together(first: AdapterSet, second: AdapterSet) -> bool:
 
 
 def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
+    """One set of adapters from two clauses that say different things of it."""
     counted, rated = (first, second) if first.count is not None else (second, first)
     rate = first.gbit_per_s if first.gbit_per_s is not None else second.gbit_per_s
     link = first.link_gbit_per_s or second.link_gbit_per_s

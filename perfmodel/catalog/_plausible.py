@@ -22,7 +22,8 @@ class Plausible:
     mistaken: Mapping[str, float] = field(default_factory=dict)
     """Units that it may have been meant in, and what they are in the unit of the key."""
     kind: str = ""
-    """Of `perfmodel.units.QUANTITY_KINDS`, where it may be text with a unit of its own; else a number alone."""
+    """Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of a figure that may be text with a unit of its own; empty
+    for one that is a number alone."""
     inside: float = 1.0
     """The unit of the key in the unit of the kind."""
 
@@ -68,9 +69,9 @@ PLAUSIBLE: Final[Mapping[str, Plausible]] = {
     "reached_share": Plausible(1e-3, 1.0, "of 1", {"%": 1e-2}),
     "usd_per_hour": Plausible(1e-4, 1e4, "USD", {"cents": 1e-2}),
 }
-"""By key of a file. 0 and what is below are refused, or mean none, where the figure is used."""
+"""Limits by key of a file. 0 and what is below are refused, or mean none, where the figure is used."""
 PEAK_RATE: Final = Plausible(1e-3, 1e6, "TFLOP/s", {"FLOP/s": 1e-12, "GFLOP/s": 1e-3, "PFLOP/s": 1e3}, "rate", 1e12)
-"""Of every element type in `peak_tflops`."""
+"""Limits of the peak of every element type in `peak_tflops`."""
 
 
 def plausible_figures(data: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def _checked(key: str, path: str, value: Any, place: str) -> Any:
 
 
 def _figure(key: str, value: Any, limits: Plausible, place: str) -> Any:
+    """One figure as a number in the unit of its key (raises `PerfModelError` as `plausible_figures`)."""
     # Text carries its own unit and is converted; a number is in the unit of the key.
     if isinstance(value, str) and limits.kind:
         try:

@@ -51,7 +51,7 @@ class JobFile:
     problem_fields: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `catalog.problem`: model, cluster, framework, devices and fields of the job."""
     layout: str = ""
-    """In the notation of `Layout`; empty where it says none."""
+    """Layout in its notation; empty where the file says none."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """Words of a search, as they stand there."""
     serving: Mapping[str, Any] = field(default_factory=dict)
@@ -242,12 +242,12 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
 
 
 PROBLEM_WORDS: Final = ("devices", "job", "framework", *JOB_WORDS)
-"""What `problem` takes beside model and cluster."""
+"""Keywords that `problem` takes beside model and cluster."""
 LAYOUT_WORDS: Final = tuple(f.name for f in fields(Layout))
 StatedLayout = Layout | str | Mapping[str, Any]
 """A layout, its notation, or its fields by name."""
 Named = Problem | Model | JobFile | Path | str
-"""What stands for a model or a whole problem."""
+"""Values that stand for a model or a whole problem."""
 
 
 def problem(

@@ -30,7 +30,7 @@ class Recipe:
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     recompute_layers: int | None = None
     offload_layers: int | None = None
-    """As far as there is no pipeline."""
+    """Layers whose activations go to the host, where there is no pipeline."""
     cuda_graphs: CudaGraphs | None = None
     blocking_launches: bool | None = None
     flash_attention: bool | None = None
@@ -100,7 +100,7 @@ def _recipes(framework: str) -> tuple[Recipe, ...]:
 
 
 def _files(framework: str) -> list[tuple[str, dict[str, Any]]]:
-    """Those with recipes of a framework, and their names."""
+    """Files with recipes of a framework, by their names."""
     of_all = package_tables("recipes").items()
     return [(name, file) for name, file in of_all if framework in file.get("frameworks", [name.removesuffix(".toml")])]
 
@@ -147,7 +147,7 @@ class ExchangeLibrary:
 
     source: str = ""
     multiprocessors: int = 0
-    """That they hold as training frameworks call them; 0: not known."""
+    """Multiprocessors that the kernels hold as training frameworks call them; 0: not known."""
     rate: tuple[ExchangeRates, ...] = ()
     """Published rates; empty where there are none."""
 

@@ -15,9 +15,9 @@ from perfmodel.spec import Cluster, Device, NetworkLevel
 UNBOUNDED = 1 << 20
 """Least number of devices of the outermost level where the words state no size."""
 DEVICES_PER_NODE: Final = 8
-"""Of servers where nobody says."""
+"""Devices of a server where nobody says how many it has."""
 NVL72_DEVICES: Final = 72
-"""That one NVLink domain joins, in trays of four."""
+"""Devices that one NVLink domain joins, in trays of four."""
 NVL_TRAY_DEVICES: Final = 4
 LARGEST_NVLINK_NODE: Final = 16
 """Devices of the largest server that NVSwitch joins (DGX-2); more are a rack."""

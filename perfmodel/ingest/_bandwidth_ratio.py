@@ -19,7 +19,7 @@ BUS_FACTORS: Final = {
     "reduce": (1.0, 0.0),
     "sendrecv": (1.0, 0.0),
 }
-"""By test, a and b of the factor a (1 - b / n)."""
+"""Numbers a and b of the factor a (1 - b / n) of each test among n ranks."""
 _DIGIT: Final = 0.005
 """Bandwidths are printed to two decimals."""
 _MOST_ROUNDING: Final = 0.02

@@ -167,6 +167,7 @@ def read_own(path: Path) -> list[Activity]:
 
 
 def _own_activity(event: ChromeEvent) -> Activity:
+    """An event of a trace of this package as an activity (raises `TableError` for one that it never writes)."""
     device, stream = integer(event.pid, "pid", event.place), integer(event.tid, "tid", event.place)
     fields = event.args
     phase = fields.get("event", "")

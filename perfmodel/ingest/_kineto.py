@@ -49,7 +49,7 @@ class KinetoFile:
 
     rank: int
     base_ns: int
-    """What the zero is on the common clock (`baseTimeNanoseconds`)."""
+    """Time of the file's zero on the clock of all ranks (`baseTimeNanoseconds`)."""
     world_size: int
     """Ranks of a job with a single process group; 1 where there are several, or none is named."""
     device_name: str
@@ -57,7 +57,7 @@ class KinetoFile:
     """Kernels and copies; empty for a trace of the CPU alone."""
     operators: tuple[ChromeEvent, ...]
     launches: dict[int, ChromeEvent]
-    """By correlation."""
+    """Runtime calls by the correlation number of the kernels that they launch."""
     ranges: tuple[ChromeEvent, ...]
     """User annotations."""
 

@@ -58,7 +58,7 @@ class MeasuredTrace:
     """Number of the device, counted over all files of the trace from 0."""
     stream: Int[np.ndarray, " activities"]
     start_s: Float[np.ndarray, " activities"]
-    """On one clock for all devices, from the start of the first activity."""
+    """Seconds from the start of the first activity, on one clock for all devices."""
     end_s: Float[np.ndarray, " activities"]
     name: Int[np.ndarray, " activities"]
     """Number in `names`."""
@@ -94,7 +94,7 @@ class MeasuredTrace:
 
     @property
     def batch_time_s(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return float(self.end_s.max() - self.start_s.min())
 
     def select(self, chosen: "Bool[np.ndarray, ' activities'] | Int[np.ndarray, ' chosen']") -> "MeasuredTrace":

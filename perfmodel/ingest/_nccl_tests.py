@@ -59,7 +59,7 @@ _LABEL: Final = re.compile(
     )\s?""",
     re.VERBOSE,
 )
-"""What launchers and containers put before every line."""
+"""Labels that launchers and containers put before every line."""
 _MOST_LABELS: Final = 3
 _UNITS: Final = {"(B)", "(elements)", "(us)", "(GB/s)", "(%)"}
 

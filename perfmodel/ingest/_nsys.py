@@ -52,12 +52,12 @@ class NsysFile:
     """When the session started; none for reports too old to say."""
     device_names: dict[int, str]
     kernels: tuple[Record, ...]
-    """With `name` resolved."""
+    """Rows of kernels, `name` as text."""
     copies: tuple[Record, ...]
     launches: dict[tuple[int, int], Record]
     """Runtime calls by (process, correlation)."""
     ranges: tuple[Record, ...]
-    """NVTX ranges with `name` resolved."""
+    """NVTX ranges, `name` as text."""
 
 
 def is_sqlite(data: bytes) -> bool:

@@ -84,6 +84,7 @@ def _columns(header: str, place: str) -> list[str]:
 def _row(
     test: str, cells: dict[str, str], place: str, options: ReadOptions, skipped: Counter[str], dtype: str, software: str
 ) -> list[Row]:
+    """The row of one line; empty for a test or size without one (raises `TableError` as `read_osu`)."""
     if test not in _TESTS:
         skipped[f"no such collective in the tables: OSU {test or 'test without a title'}"] += 1
         return []

@@ -25,11 +25,11 @@ class Call:
     """One call of an operator or of a collective: the kernels that it launched on one device."""
 
     name: str
-    """Of the operator, else of the kernel."""
+    """Name of the operator, else of the kernel."""
     family: str
     """Op family (`bmm` apart), kind of collective, or empty where no name tells."""
     op: Op | None
-    """With its shape, where the profile says it; collectives as if within one node."""
+    """The operation with its shape, where the profile says it; collectives are taken to lie within one node."""
     kind: ActivityKind
     device: int
     step: int
@@ -42,7 +42,7 @@ class Call:
     launched_s: float
     """When the host launched the first of them; NaN where the profile does not say, or nothing is launched (CPU)."""
     group: str
-    """Of the ranks of a collective, as the profiler names it."""
+    """Group of the ranks of a collective, as the profiler names it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +50,11 @@ class Profile:
     """Calls of all devices on one clock."""
 
     trace: MeasuredTrace
-    """The same kernels as a timeline."""
+    """Timeline of the kernels that the calls launched."""
     calls: tuple[Call, ...]
-    """In the order of their start."""
+    """Calls in the order in which they start."""
     unread: dict[str, int]
-    """What the profile does not say -> of how many calls."""
+    """Facts that the profile leaves out, and of how many calls."""
 
     @property
     def devices(self) -> int:
@@ -123,6 +123,7 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
 
 
 def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Counter[str]) -> Call:
+    """Join the kernels of one call; counts in `unread` what the profile does not say of it."""
     # The first kernel stands for the call: where it runs, in which step and pass, and when it began.
     first, detail = min(kernels, key=lambda pair: pair[0].start_s)
     kind = first.kind

@@ -118,7 +118,7 @@ READERS: Final = {
     # Traces that this package wrote: a timeline alone.
     "perfmodel": Reader(_own, activities=list),
 }
-"""By name of the format."""
+"""Readers by the names of their formats."""
 FORMATS: Final = tuple(READERS)
 TABLE_FORMATS: Final = tuple(name for name, reader in READERS.items() if reader.rows)
 """Formats that hold rows of measurement tables."""

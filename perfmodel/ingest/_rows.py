@@ -24,7 +24,7 @@ _MEASURED: Final = ("time_us", "time_us_std", "n_repeats")
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Said by the user; a file that says otherwise is refused only where the two cannot both hold."""
+    """Facts that the user states; a file that states another is refused only where the two cannot both hold."""
 
     device: str = ""
     """Name for the `device` column instead of the one in the file."""

@@ -28,7 +28,7 @@ DTYPES: Final = {
     "float16": "fp16",
     "bfloat16": "bf16",
 }
-"""As the profiler names them -> as the tables do."""
+"""Element types by the names that the profiler has for them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TorchOp:
 
     name: str
     shapes: tuple[Any, ...]
-    """Of each argument: a tuple of sizes; a tuple of those for a list of tensors; empty for what is no tensor."""
+    """Shape of each argument: a tuple of sizes; a tuple of those for a list of tensors; empty for what is no tensor."""
     dtypes: tuple[str, ...]
     concrete: tuple[str, ...] = ()
     """Values of arguments that are no tensors, as text; empty where the profiler did not record them."""

@@ -56,6 +56,7 @@ def read_xspace(path: Path) -> tuple[XPlane, ...]:
 
 
 def _plane(data: bytes, path: Path) -> XPlane:
+    """Parse an `XPlane` message: its names first, then its lines of events that refer to them."""
     message = fields(data, path)
     name = text(message, 2)
     # Names are stored once per plane (fields 4 and 5 are protobuf maps: key 1, value 2), events refer to their numbers.

@@ -54,6 +54,7 @@ _OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.o
 
 
 def _zero(settings: Mapping[str, Any]) -> Fields:
+    """ZeRO stage, copies and offload of the engine that the file chooses."""
     if not set(settings) - {_DTYPE}:
         return {}
     # One file configures four engines, and the kind says whose block counts;

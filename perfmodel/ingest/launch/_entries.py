@@ -17,7 +17,7 @@ from perfmodel.spec import Model
 MOST_RESOLVED: Final = 1_000_000
 """Characters of one value with its references replaced: each reference may double what the one before it stands for."""
 MOST_OPERANDS: Final = 16
-"""Of one product or sum; more factors make a number of thousands of digits."""
+"""Operands of one product or sum at most; more factors make a number of thousands of digits."""
 MOST_REFERENCES: Final = 100_000
 """Values that are looked at while the references of a file are replaced."""
 AUTO: Final = "auto"
@@ -34,7 +34,7 @@ class Entry:
 
     value: Any
     line: int
-    """From 1; 0 where it is not known. Of what an included file says, the line that includes it."""
+    """Line from 1; 0 where it is not known. For what an included file says, the line that includes it."""
     included: tuple[str, int] | None = None
     """Path of the included file that says it, and the line there."""
     is_default: bool = False
@@ -57,7 +57,7 @@ class Source:
     written: Mapping[str, Any] = field(default_factory=dict)
     """Its own values as they stand in it, references unresolved; empty of scripts."""
     devices: int | None = None
-    """On which a run wrote it, which no file for a launcher tells."""
+    """Devices of the run that wrote the file (by a hook); files for launchers do not have it."""
     model: Model | None = None
     """The model of such a run, by its own configuration."""
 
@@ -215,7 +215,7 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
-"""What Jinja and its like begin a place to fill in with."""
+"""Marks by which Jinja and its like begin a place to fill in."""
 
 
 def _is_template(text: str, line: int) -> bool:

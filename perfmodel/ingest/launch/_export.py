@@ -185,6 +185,7 @@ def write_launch(path: Path | str, text: str) -> None:
 
 
 def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_node: int) -> Fields:
+    """The fields that a file shall say: of the layout, and of job and model where they are given."""
     canonical = comparable(layout)
     fields: Fields = {name: getattr(canonical, name) for name in vars(canonical)}
     fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}

@@ -26,7 +26,7 @@ class Adapters:
     """Products that have them: a list, names with commas, or a word for all; None if nothing says it."""
     dropout: Any = None
     bits: int = 0
-    """Of the frozen weights; 0 for those of the products."""
+    """Bits of each frozen weight; 0 where they are stored in the type of the products."""
 
     @property
     def fields(self) -> Fields:

@@ -22,7 +22,7 @@ class Stated:
 
     fields: Fields
     defaults: Fields
-    """What the framework fills in."""
+    """Fields that the framework fills in where the file says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

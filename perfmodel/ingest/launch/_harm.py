@@ -94,7 +94,7 @@ class Unread:
 
     key: str
     line: int
-    """From 1; 0 where it is not known."""
+    """Line of the file, from 1; 0 where it is not known."""
     harm: Harm
 
     def __str__(self) -> str:

@@ -215,7 +215,7 @@ _TORCHTITAN: Final = replace(
         *patterns("dataloader.* validator.* tokenizer.* loss.* hf_assets_path dump_folder"),
     ),
 )
-"""With the tables that its configuration has since it is Python."""
+"""The format with the tables that torchtitan's configuration has since it is Python."""
 
 
 def _converters(converters: list[Any]) -> list[str]:
@@ -254,4 +254,4 @@ _READERS: Final[Mapping[str, Callable[[Source, str], tuple[Source, LaunchFormat]
     "maxtext": _maxtext,
     "nanotron": _nanotron,
 }
-"""By the names of the hooks."""
+"""Readers of the settings of each hook, by its name."""

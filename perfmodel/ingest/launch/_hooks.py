@@ -56,7 +56,7 @@ def perfmodel_dump(settings, defaults, **further):
 
 
 '''
-"""What all hooks begin with; names begin with `perfmodel_` because they stand in somebody else's script."""
+"""Lines that all hooks begin with; names begin with `perfmodel_` because they stand in somebody else's script."""
 
 _FIDDLE: Final = '''\
 import fiddle

@@ -1,4 +1,4 @@
-"""From what a file says to a model, a layout and a job; what is left open is named, and what is filled in is said."""
+"""Turns what a file says into a model, a layout and a job, and lists what is left open and what is filled in."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class Launch:
 
     path: str
     format: str
-    """Such as `megatron` or `torchtitan`."""
+    """Name of the format, such as `megatron` or `torchtitan`."""
     framework: str
     """Name of the framework, with `@year` where the file tells its generation."""
     model: Model | None
@@ -65,13 +65,13 @@ class Launch:
     job_fields: Mapping[str, Any]
     """Further fields of `Job` that the file states, by name."""
     assumed: tuple[str, ...] = ()
-    """What the file leaves unsaid and the framework, or this package, fills in."""
+    """Settings that the file leaves open, as the framework or this package fills them in, a sentence each."""
     may_be_wrong: tuple[str, ...] = ()
-    """Which facts of model, layout, precision or memory unread settings may make wrong, the worst first."""
+    """Facts of model, layout, precision or memory that unread settings may make wrong, the worst first."""
     ignored: tuple[str, ...] = ()
-    """What the file says that could matter and was not understood, the worst first."""
+    """Settings of the file that could matter and were not understood, the worst first."""
     missing: tuple[str, ...] = ()
-    """What must be given for a prediction, one sentence with the remedy each."""
+    """Facts that a prediction still needs, a sentence with the remedy each."""
 
     def problem(self, cluster: Cluster | str) -> Problem:
         """The file's problem on a cluster: with the layout all that a prediction or a search needs.
@@ -98,7 +98,7 @@ class Overrides:
     devices: int | None = None
     global_batch: int | None = None
     layout: str = ""
-    """In the notation of `Layout.parse`; keys that it leaves out are the file's."""
+    """Layout in the notation of `Layout.parse`; keys that it leaves out are the file's."""
     model: Model | None = None
     seq_len: int | None = None
     dtype: str | None = None
@@ -320,6 +320,11 @@ def _even(number: float, place: str, what: str) -> int:
 
 
 def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model | None, place: str) -> Layout:
+    """The layout of the file with the caller's changes.
+
+    Raises:
+        LaunchFileError: degrees that do not divide the devices or the layers, or that no layout can have.
+    """
     values = {name: known[name] for name in _LAYOUT if name in known}
     # dp is the one degree that most files leave to be computed from the number of processes.
     values["dp"] = degrees.dp

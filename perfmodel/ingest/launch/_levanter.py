@@ -68,6 +68,7 @@ _SIZE_KEYS: Final = (
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
+    """Fields of the model: what its type fixes, and its sizes with the defaults of that type."""
     kind = TEXT.read(settings.get("model.type", "gpt2"))
     if kind not in _KINDS:
         raise BadValue(f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}")

@@ -148,6 +148,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_mesh(fields: Fields) -> Mapping[str, Any]:
+    """Degrees of the axes within a slice (raises `LaunchFileError` for what MaxText's mesh cannot hold)."""
     if fields["zero"] == 2:
         raise LaunchFileError("zero=2: MaxText shards optimizer states over data (1) or weights over fsdp (3)")
     # The inverse of `_mesh`: replicas that are no expert ranks are divided between copies (data) and shards (fsdp).

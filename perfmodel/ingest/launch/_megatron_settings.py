@@ -26,7 +26,7 @@ LIMITS: Final = {
     "partition": "stages between the first and the last must be alike, and the model be written too",
     "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
 }
-"""What Megatron-Core cannot do, however it is asked."""
+"""Reasons why Megatron-Core cannot run some settings of a layout, however it is asked."""
 
 
 def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:

@@ -119,7 +119,7 @@ _MODEL: Final = (
     key("model.mtp_num_layers", "model.mtp_layers", SOME),
     key("model.add_qkv_bias", "model.qkv_bias", FLAG),
 )
-"""What both call alike: parallelism and architecture, as Megatron-Core's `TransformerConfig` has them."""
+"""Rules of the keys that both have: parallelism and architecture, as Megatron-Core's `TransformerConfig` names them."""
 
 
 def _nemo_world(settings: Mapping[str, Any]) -> Fields:

@@ -23,7 +23,7 @@ _DECODER: Final = "model.decoder."
 
 
 def _kind(settings: Mapping[str, Any]) -> Fields:
-    """What is trained where that is no causal decoder."""
+    """Fields of a model that is no causal decoder: BERT, or an encoder of images, which is only named."""
     if any(name.startswith("model.bert") for name in settings):
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
     named = ", ".join(name.removeprefix("model.") for name in settings)

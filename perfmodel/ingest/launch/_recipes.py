@@ -33,7 +33,7 @@ _LOOKS_LIKE_ONE: Final = re.compile(
 _SETTING: Final = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _TITAN_FILE: Final = ("job.config_file", "job.config-file")
 _TITAN_DEFAULTS: Final = {"MODULE": "llama3", "CONFIG": "llama3_debugmodel"}
-"""What `run_train.sh` takes where nothing says it."""
+"""Module and configuration that `run_train.sh` takes where nothing says them."""
 _USUAL_DEVICES: Final = "8"
 """Processes that `run_train.sh` starts where `NGPU` is not set."""
 

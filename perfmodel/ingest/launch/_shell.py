@@ -224,6 +224,7 @@ class _Interpreter(Commands):
         return Word(" ".join(word.text for word in argv[1:] if word.text not in ("-e", "-n")), node.line)
 
     def run(self, node: tree.Node) -> bool | None:
+        """Run a node of any kind; its status."""
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
             raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")

@@ -29,9 +29,9 @@ class Builtins(Expander):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self.written: list[str] | None = None
-        """What has been written so far, inside `$(...)`."""
+        """Texts that commands have written so far inside `$(...)`; None outside."""
         self.folder = "."
-        """Where a command inside `$(...)` runs."""
+        """Folder in which a command inside `$(...)` runs."""
         self.locals: list[dict[str, Value | None]] = []
         """For every function that runs, the values that its local variables have outside."""
 
@@ -64,6 +64,7 @@ class Builtins(Expander):
         return True
 
     def assign(self, assignments: Sequence[tree.Assignment]) -> None:
+        """Set variables: plain ones, elements of arrays, or whole arrays, anew or appended to."""
         for assignment in assignments:
             name = assignment.name
             before = self.state.variables.get(name, {})

@@ -24,7 +24,7 @@ MOST_SCRIPTS: Final = 8
 MOST_BEFORE_SCRIPT: Final = 30
 """Words of a command before the name of the script that it starts."""
 _SYSTEM_FILES: Final = ("/etc/", "/usr/", "/opt/", "/root/", "~", "/home/")
-"""Where files lie that set up a machine, and say nothing of a job."""
+"""Beginnings of paths of files that set up a machine, and say nothing of a job."""
 
 
 class Stop(Exception):

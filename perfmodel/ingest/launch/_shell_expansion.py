@@ -14,7 +14,7 @@ from perfmodel.ingest.launch._shell_words import parse_word
 MOST_EXPANDED: Final = 2_000_000
 """Characters of all words of a script with their variables replaced."""
 _WORD_CHARS: Final = 10
-"""What a word counts beside its characters, so that words of none are bounded too."""
+"""Characters that every word counts for beside its own, so that empty words are bounded too."""
 _LONGEST_INDEX: Final = 18
 MOST_TURNS: Final = 2_000
 """Turns of one loop that are followed."""

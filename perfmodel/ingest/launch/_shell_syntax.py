@@ -182,6 +182,7 @@ class _Parser(WordParser):
     # Commands.
 
     def command(self) -> Node:
+        """The block, function or plain command that begins here."""
         line, word = self.line, self.reserved()
         blocks: dict[str, Callable[[int], Node]] = {
             "if": self.if_block,
@@ -343,6 +344,7 @@ class _Parser(WordParser):
         return None
 
     def simple(self) -> Simple:
+        """A plain command up to its end: assignments, words and redirections in any order."""
         line = self.line
         assignments: list[Assignment] = []
         raw_words: list[RawWord] = []

@@ -48,7 +48,7 @@ class Assignment:
     appends: bool
     value: RawWord | None
     elements: tuple[tuple[str | None, RawWord], ...] | None
-    """Of an array: an index, where it has one, and a word each."""
+    """Elements of an array: the index of each, where one is written, and its word."""
     line: int
 
 
@@ -61,7 +61,7 @@ class HereText:
     """Nothing in it is expanded (`<<'EOF'`)."""
     text: str = ""
     word: RawWord | None = None
-    """Of a `<<<`."""
+    """The word behind `<<<`; None for a here-document."""
     line: int = 0
 
 
@@ -70,7 +70,7 @@ class Simple:
     """Assignments, or a command with its arguments."""
 
     assignments: tuple[Assignment, ...]
-    """Those before the command; of `export` and the like also those after."""
+    """Assignments before the command; behind `export` and the like also those after it."""
     raw_words: tuple[RawWord, ...]
     here: HereText | None
     output: RawWord | None

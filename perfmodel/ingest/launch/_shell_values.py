@@ -145,7 +145,7 @@ class Condition:
     def __init__(self, tokens: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]) -> None:
         self.tokens = list(tokens)
         self.double = double
-        """Of `[[`: the right side of `==` is a pattern."""
+        """Whether it is `[[`, in which the right side of `==` is a pattern."""
         self.exists = exists
         """Whether a file exists, as far as anybody can say."""
 

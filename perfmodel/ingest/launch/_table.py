@@ -63,7 +63,7 @@ class Rule:
     """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
     rule's keys need no value. Empty: it is always needed."""
     auto_keys: tuple[str, ...] = ()
-    """Those of the keys for which `auto` means something, instead of leaving them to the framework."""
+    """Keys for which `auto` means something, instead of leaving them to the framework."""
 
     def said(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values of its keys without those that leave their key to the framework."""

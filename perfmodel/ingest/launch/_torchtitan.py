@@ -156,7 +156,7 @@ _BATCH: Final = (
     "training.batch_size",
 )
 _ACCUMULATED: Final = "training.gradient_accumulation_steps"
-"""Of forks and launchers (torchft's), where torchtitan itself states the global batch."""
+"""Key of forks and launchers (torchft's); torchtitan itself states the global batch."""
 _PIECES: Final = (
     "experimental.pipeline_parallel_microbatches",
     "parallelism.pipeline_parallel_microbatches",

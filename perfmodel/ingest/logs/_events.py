@@ -154,7 +154,7 @@ _RESERVED: Final = (
     (re.compile(r"""['"]memory\(GiB\)['"]: ['"]?([\d.]+)"""), GIB),
     (re.compile(r"memory/device_reserved \(GiB\)': ([\d.]+)"), GIB),
 )
-"""Of what a line says of memory: pattern and unit. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
+"""Patterns of what lines say of memory, and their units. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
 
 
 def peak_bytes(lines: Sequence[str]) -> tuple[float | None, float | None]:

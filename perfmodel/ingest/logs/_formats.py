@@ -236,5 +236,5 @@ FORMATS: Final = (
     LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps, retime=timed_by_spans),
     LogFormat(name="hf-trainer", marks=DICTIONARY, read=dictionary_steps, retime=timed_by_spans),
 )
-"""In the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed too, and DeepSpeed under the
-Trainer of Hugging Face a progress bar."""
+"""Formats in the order in which they are tried: Megatron-DeepSpeed logs hold lines of DeepSpeed too, and DeepSpeed
+under the Trainer of Hugging Face a progress bar."""

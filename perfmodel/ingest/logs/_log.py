@@ -33,7 +33,7 @@ class LoggedStep:
     """Per step, a mean over the steps since the line before it; None where the log gives a throughput alone."""
     tokens_per_s_per_device: float | None = None
     samples_per_s: float | None = None
-    """Of all devices together."""
+    """Sequences per second of all devices together."""
     tflops_per_device: float | None = None
     global_batch: int | None = None
     """Sequences per step."""
@@ -83,7 +83,7 @@ class TrainingLog:
     steps: tuple[LoggedStep, ...]
     events: tuple[LogEvent, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the log says was run: `devices`, `global_batch`, `seq_len`, fields of `Layout`, `dtype`."""
+    """Settings that the log says were run: `devices`, `global_batch`, `seq_len`, fields of `Layout`, `dtype`."""
     timers: Mapping[str, PhaseTimer] = field(default_factory=dict)
     """Medians over the steps, by phase (`Phase`); empty where the log has no timers."""
     allocated_bytes: float | None = None

@@ -1,4 +1,4 @@
-"""From the text of a log to what it holds."""
+"""Reader of logs: the format of a text, its steps, and what else it reports."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

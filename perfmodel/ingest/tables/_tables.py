@@ -28,7 +28,7 @@ class Column:
     unit: str = ""
     meaning: str = ""
     kind: TableKind | None = None
-    """Of tables of one kind; None: of both."""
+    """The kind of tables that have it; None: both have."""
 
 
 def _word(meaning: str, kind: TableKind | None = None) -> Column:
@@ -188,7 +188,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "memory_unit": ("text", "GiB where the column before holds these"),
     "memory_kind": ("text", "what counts that memory: allocated, reserved or the driver's"),
 }
-"""What a table of runs may hold: unit or kind of values, and meaning."""
+"""Columns that a table of runs may have: unit or kind of their values, and meaning."""
 
 
 def read_table(path: Path | str) -> pd.DataFrame:
