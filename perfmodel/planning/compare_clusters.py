@@ -190,6 +190,9 @@ def compare_problems(
     if by not in ORDERS:
         raise UnknownNameError("order of clusters", by, ORDERS)
     started = time.perf_counter()
+
+    # A price of something that is not compared is a slip of the pen, which would otherwise change
+    # nothing and go unseen.
     for key in prices or {}:
         if not any(_is_of(key, problem.cluster) for problem in problems):
             raise UnknownNameError(
@@ -222,6 +225,9 @@ def compare_problems(
             # Also an element type that the device lacks, or nothing measured (`strict`).
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
+
+        # A cluster that cannot run the job is told with its reason; the others are compared by what
+        # the whole run takes, each with its own layout.
         price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
         run = training_run(
             result.first_to_try,
@@ -248,6 +254,7 @@ def compare_problems(
 
 def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:
     """The figure that is asked for, infinite where it is not known, then time for the same work."""
+    # Failures cost time too, so that a cluster is as fast as the tokens that it keeps.
     run, slowness = plan.run, 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
     known = {
         "cost": run.usd_per_million_tokens,

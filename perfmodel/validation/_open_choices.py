@@ -85,6 +85,7 @@ class HostActivations(OpenChoice):
     name = "activations_on_host"
 
     def matters(self, case: Case) -> bool:
+        # Where the device's link to the host is not known, nobody knows what copies cost.
         layout, framework = case.layout, case.framework
         copies = framework.offloads and case.cluster.device.host_bandwidth_bytes_per_s is not None
         is_open = COPIES_TO_HOST in case.assumed and layout.recompute == "full"
@@ -117,6 +118,8 @@ class Sharding(OpenChoice):
     chain = (("stages",), ("stages", "size"), ("framework",))
 
     def matters(self, case: Case) -> bool:
+        # States are sharded over the ranks that hold the same weights: replicas, and the ranks among
+        # which sequences are cut.
         return case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
 
     def stated(self, case: Case) -> bool:
@@ -395,6 +398,8 @@ class Network(OpenChoice):
         return len(levels) > 1 and not case.cluster.kinds and case.layout.devices > levels[0].size
 
     def stated(self, case: Case) -> bool:
+        # A reference network was assumed whole; of the other kind the rate was stated, but not how
+        # many adapters have it.
         return case.cluster.levels[-1].source not in (
             REFERENCE_NETWORK,
             ADAPTERS_NOT_STATED,

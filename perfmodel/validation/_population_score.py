@@ -298,11 +298,15 @@ class Score:
             within_of = jnp.diag(own.within)[index]
             repeats_of = jnp.diag(own.repeats)[index]
             variance = fixed_of + scales[0][:, None] * within_of + scales[1][:, None] * (repeats_of + noise)
+
+            # The density of a mixture: that of every node, weighted by how likely the node is.
             log = logsumexp(_log_normal(residual[index], variance) + prior, axis=0)
             return jnp.where(there, log, 0.0).sum() / there.sum()
 
         def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
             """Mean log score of a source's other runs once the drawn ones are known."""
+            # The source's block of every part, and in it the columns of the drawn runs. Parts
+            # stay apart, since every node multiplies them by its own scales.
             covariances = [part[index][:, index] for part in (fixed, own.within, own.repeats)]
             columns_of_drawn = []
             for run in drawn:
@@ -313,22 +317,28 @@ class Score:
 
                 Each known run takes its column of the covariance's Cholesky root from the residuals and variances.
                 """
-                fixed, within, repeats = (jnp.diag(part) for part in covariances)
+                fixed_part, within_part, repeats_part = (jnp.diag(part) for part in covariances)
                 remainder = residual[index]
-                variance = fixed + scale * within + own_scale * (repeats + noise)
+                variance = fixed_part + scale * within_part + own_scale * (repeats_part + noise)
                 log = 0.0
                 columns: list[Any] = []
-                for run, (fixed, within, repeats) in zip(drawn, columns_of_drawn, strict=True):
-                    gain = fixed + scale * within + own_scale * repeats - sum(root * root[run] for root in columns)
+                for run, (fixed_column, within_column, repeats_column) in zip(drawn, columns_of_drawn, strict=True):
+                    with_run = fixed_column + scale * within_column + own_scale * repeats_column
+                    gain = with_run - sum(root * root[run] for root in columns)
                     log = log + _log_normal(remainder[run], variance[run])
                     remainder = remainder - gain * remainder[run] / variance[run]
                     columns.append(gain / jnp.sqrt(variance[run]))
                     variance = variance - columns[-1] ** 2
                 return log, _log_normal(remainder, variance)
 
+            # Bayes' rule over the nodes: one under which the known runs are likely counts more
+            # for the others.
             likely, log = jax.vmap(condition)(*scales)
             likely = likely[:, None] + prior
             log = logsumexp(log + likely, axis=0) - logsumexp(likely)
+
+            # The known runs themselves are not predicted, nor is padding; a source with too few
+            # runs scores 0.
             is_unknown = there.at[drawn].set(False)
             log = jnp.where(is_unknown, log, 0.0)
             return jnp.where(enough, log.sum() / jnp.maximum(is_unknown.sum(), 1), 0.0)

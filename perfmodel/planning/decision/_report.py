@@ -118,6 +118,7 @@ def report(
     Raises:
         PerfModelError: as `predict` and `search`; no layout is possible (the message says what would make one so).
     """
+    # Words of the search are set apart from those of the problem, as `search` does it.
     tell = progress or (lambda *_: None)
     options, space, of_problem = worded(fields, options or SearchOptions(top=TOP), space)
     if isinstance(global_batch, Sequence) and global_batch:

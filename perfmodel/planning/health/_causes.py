@@ -65,6 +65,22 @@ class _MachineFault:
     applies: Callable[[StepProblem, Layout], bool] = lambda problem, layout: True
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SettingFault:
+    """A setting that may not be what the script says."""
+
+    name: str
+    title: str
+    prior: float
+    fields: Mapping[str, Any]
+    """Fields of the layout or job as they are with the fault."""
+    remedy: str
+
+    def differs(self, stated: object) -> bool:
+        """Whether the script's layout or job has another value of any of these fields."""
+        return any(getattr(stated, field) != value for field, value in self.fields.items())
+
+
 def _times(name: str) -> Callable[[StepProblem, Layout, float], Sequence[Setting]]:
     return lambda problem, layout, value: [Setting(name, "times", value)]
 
@@ -138,46 +154,45 @@ _MACHINE_FAULTS: Final = (
         remedy="unset CUDA_LAUNCH_BLOCKING and debug switches, pin processes to cores, use CUDA graphs or compile",
     ),
 )
-_LAYOUT_SETTINGS: Final[tuple[tuple[str, str, float, dict[str, Any], str], ...]] = (
-    (
-        "overlap_off",
-        "communication of gradients and weights is not overlapped",
-        0.6,
-        {"overlap_grad_reduce": False, "overlap_param_gather": False},
-        "check that the overlap flags reach the run (its arguments in the log), and CUDA_DEVICE_MAX_CONNECTIONS",
+_LAYOUT_SETTINGS: Final = (
+    _SettingFault(
+        name="overlap_off",
+        title="communication of gradients and weights is not overlapped",
+        prior=0.6,
+        fields={"overlap_grad_reduce": False, "overlap_param_gather": False},
+        remedy="check that the overlap flags reach the run (its arguments in the log), and CUDA_DEVICE_MAX_CONNECTIONS",
     ),
-    (
-        "tp_overlap_off",
-        "communication of tensor parallelism is not overlapped",
-        0.3,
-        {"tp_overlap": False},
-        "check that the overlap of tensor parallelism reaches the run, and that its buffers could be set up",
+    _SettingFault(
+        name="tp_overlap_off",
+        title="communication of tensor parallelism is not overlapped",
+        prior=0.3,
+        fields={"tp_overlap": False},
+        remedy="check that the overlap of tensor parallelism reaches the run, and that its buffers could be set up",
     ),
-    (
-        "full_recompute",
-        "whole layers are recomputed",
-        0.3,
-        {"recompute": "full", "recompute_full_layers": None},
-        "check the recompute flags in the arguments that the log prints",
-    ),
-)
-_JOB_SETTINGS: Final[tuple[tuple[str, str, float, dict[str, Any], str], ...]] = (
-    (
-        "unfused_attention",
-        "attention is not fused",
-        0.2,
-        {"flash_attention": False},
-        "check that the log names the fused attention kernel that the script asks for",
-    ),
-    (
-        "blocking_launches",
-        "every kernel is waited for",
-        0.1,
-        {"blocking_launches": True},
-        "unset CUDA_LAUNCH_BLOCKING",
+    _SettingFault(
+        name="full_recompute",
+        title="whole layers are recomputed",
+        prior=0.3,
+        fields={"recompute": "full", "recompute_full_layers": None},
+        remedy="check the recompute flags in the arguments that the log prints",
     ),
 )
-"""(name, title, prior, fields, remedy) of settings that may not be what the script says."""
+_JOB_SETTINGS: Final = (
+    _SettingFault(
+        name="unfused_attention",
+        title="attention is not fused",
+        prior=0.2,
+        fields={"flash_attention": False},
+        remedy="check that the log names the fused attention kernel that the script asks for",
+    ),
+    _SettingFault(
+        name="blocking_launches",
+        title="every kernel is waited for",
+        prior=0.1,
+        fields={"blocking_launches": True},
+        remedy="unset CUDA_LAUNCH_BLOCKING",
+    ),
+)
 _BETWEEN: Final = 4
 """Parts into which the way from one severity to the next is divided."""
 _LEAST_EFFECT: Final = 0.005
@@ -195,14 +210,13 @@ def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Faul
     # Options and job settings can only be a cause if the script asks for something else.
     applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
     candidates = [_machine_fault(problem, layout, fault) for fault in applicable]
-    for name, title, prior, fields, remedy in _LAYOUT_SETTINGS:
-        if any(getattr(layout, field) != value for field, value in fields.items()):
-            with_setting = replace(layout, **fields)
-            candidates.append(_setting_fault(problem, with_setting, name, title, prior, fields, remedy))
-    for name, title, prior, fields, remedy in _JOB_SETTINGS:
-        if any(getattr(problem.job, field) != value for field, value in fields.items()):
-            changed = replace(problem, job=replace(problem.job, **fields))
-            candidates.append(_setting_fault(changed, layout, name, title, prior, fields, remedy))
+    for setting in _LAYOUT_SETTINGS:
+        if setting.differs(layout):
+            candidates.append(_setting_fault(problem, replace(layout, **setting.fields), setting))
+    for setting in _JOB_SETTINGS:
+        if setting.differs(problem.job):
+            changed = replace(problem, job=replace(problem.job, **setting.fields))
+            candidates.append(_setting_fault(changed, layout, setting))
     candidates.append(_data_loading(expected_s))
     return [fault for fault in candidates if fault is not None and _has_effect(fault, expected_s)]
 
@@ -277,15 +291,8 @@ def _between(low: float, high: float, at: float) -> float:
     return low ** (1 - at) * high**at
 
 
-def _setting_fault(
-    problem: StepProblem,
-    layout: Layout,
-    name: str,
-    title: str,
-    prior: float,
-    fields: dict[str, Any],
-    remedy: str,
-) -> Fault | None:
+def _setting_fault(problem: StepProblem, layout: Layout, setting: _SettingFault) -> Fault | None:
+    """Predict the step of a problem and layout that have the setting already; None where they cannot have it."""
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout)
         changed = explain(problem, layout)
@@ -300,25 +307,27 @@ def _setting_fault(
         peak_bytes=changed.memory_counted_bytes,
     )
     return Fault(
-        name=name,
-        title=title,
-        prior=prior,
+        name=setting.name,
+        title=setting.title,
+        prior=setting.prior,
         severities=(severity,),
-        remedy=remedy,
-        setting=", ".join(fields),
+        remedy=setting.remedy,
+        setting=", ".join(setting.fields),
     )
 
 
 def _data_loading(expected_s: float) -> Fault:
     """A loader that every step waits for; how long, nothing in the script tells."""
-    shares = {0.1: 3, 0.25: 2, 0.5: 1, 1.0: 1}
-    severities = tuple(
-        Severity(description="", weight=weight / 7, step_s=expected_s * (1 + share)) for share, weight in shares.items()
-    )
+    # Small delays are more frequent than large ones, by judgement as for faults of the machine.
+    weights = {0.1: 3, 0.25: 2, 0.5: 1, 1.0: 1}
+    severities = []
+    for share, weight in weights.items():
+        waiting_s = expected_s * (1 + share)
+        severities.append(Severity(description="", weight=weight / 7, step_s=waiting_s))
     return Fault(
         name=DATA_LOADING,
         title="every step waits for its data",
         prior=0.4,
-        severities=severities,
+        severities=tuple(severities),
         remedy="use more loader workers, prefetch, and data on local disks",
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import erf, exp, log, sqrt
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.catalog import StatedLayout
 from perfmodel.display import Report, health_html, health_page
@@ -207,6 +207,7 @@ def check_run(
     # Known sites scatter about the prediction, so that a healthy run lies somewhere in its
     # interval.
     deviation = log_deviation(expected)
+
     # What the log itself shows (checkpoints, slow steps, options that differ) is named first; hidden faults are left
     # the rest.
     excess = log_ratio(series.usual_s, expected.step_time_s)
@@ -219,18 +220,22 @@ def check_run(
     hidden, no_fault = weigh(observed, faults(step_problem, intended, expected.step_time_s))
     named = {cause.name for cause in shown}
     left_s = max(0.0, observed.excess_s - explained_s)
-    guessed = [
-        Cause(
-            name=likely.fault.name,
-            title=likely.fault.title,
-            explains_s=min(likely.explains_s, left_s),
-            probability=likely.probability,
-            evidence=f"fits best: {likely.severity.description}" if likely.severity.description else "",
-            remedy=likely.fault.remedy,
+    guessed = []
+    for likely in hidden:
+        if likely.fault.name in named or likely.probability <= _LEAST_PROBABILITY:
+            continue
+        description = likely.severity.description
+        guessed.append(
+            Cause(
+                name=likely.fault.name,
+                title=likely.fault.title,
+                explains_s=min(likely.explains_s, left_s),
+                probability=likely.probability,
+                evidence=f"fits best: {description}" if description else "",
+                remedy=likely.fault.remedy,
+            )
         )
-        for likely in hidden
-        if likely.fault.name not in named and likely.probability > _LEAST_PROBABILITY
-    ]
+
     # The share of known sites that would be faster: a normal law of the logarithm.
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
 
@@ -280,6 +285,7 @@ def _observed(
     deviation: float,
     job: WhatRan,
 ) -> Observed:
+    # Where the log has both counters, the one of the allocator's reserve: it is what fills a device.
     counter = "reserved" if log.reserved_bytes is not None else "allocated"
     return Observed(
         # What slows down later on is a cause of its own.
@@ -297,28 +303,38 @@ def _observed(
 
 # ---- causes that the log shows by itself ----
 
-_STALL_CAUSES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "checkpoint": (
-        CHECKPOINTS,
-        "checkpoints stop the training",
-        "save less often, or asynchronously",
+
+class _StallCause(NamedTuple):
+    """What stalls of one kind mean."""
+
+    name: str
+    title: str
+    remedy: str
+
+
+_STALL_CAUSES: Final[Mapping[str, _StallCause]] = {
+    "checkpoint": _StallCause(
+        name=CHECKPOINTS,
+        title="checkpoints stop the training",
+        remedy="save less often, or asynchronously",
     ),
-    "evaluation": (
-        EVALUATIONS,
-        "evaluations stop the training",
-        "evaluate less often, or on fewer batches",
+    "evaluation": _StallCause(
+        name=EVALUATIONS,
+        title="evaluations stop the training",
+        remedy="evaluate less often, or on fewer batches",
     ),
-    "periodic": (
-        PERIODIC_STALLS,
-        "the job stalls at regular steps, as it does where a data loader runs dry",
-        "more loader workers and prefetch; if checkpoints are written there, save asynchronously",
+    "periodic": _StallCause(
+        name=PERIODIC_STALLS,
+        title="the job stalls at regular steps, as it does where a data loader runs dry",
+        remedy="more loader workers and prefetch; if checkpoints are written there, save asynchronously",
     ),
-    "irregular": (
-        "irregular_stalls",
-        "the job stalls now and then, as it does with slow storage or a busy network",
-        "look at storage, data loader and other tenants at the times of the stalls",
+    "irregular": _StallCause(
+        name="irregular_stalls",
+        title="the job stalls now and then, as it does with slow storage or a busy network",
+        remedy="look at storage, data loader and other tenants at the times of the stalls",
     ),
 }
+"""Causes by kind of stall (`Stalls.kind`)."""
 
 
 def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, options: Sequence[Cause]) -> list[Cause]:
@@ -337,6 +353,8 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
                 remedy="watch clocks and temperatures, memory of hosts and devices, and other jobs on the network",
             )
         )
+
+    # A step whose gradients overflow takes its time and trains nothing.
     steps = float(series.covered.sum()) + series.warm_up_steps
     if series.skipped_steps > _SKIPPED * steps:
         causes.append(
@@ -367,16 +385,16 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
 
 
 def _stall_cause(stalls: Stalls) -> Cause:
-    name, title, remedy = _STALL_CAUSES[stalls.kind]
+    cause = _STALL_CAUSES[stalls.kind]
     every = f", every {stalls.every:,} steps" if stalls.every else ""
     times = "once" if stalls.count == 1 else f"{stalls.count} times"
     return Cause(
-        name=name,
-        title=title,
+        name=cause.name,
+        title=cause.title,
         explains_s=stalls.seconds_per_step,
         probability=1.0,
         evidence=f"{times}{every}, {duration(stalls.seconds_each)} each",
-        remedy=remedy,
+        remedy=cause.remedy,
     )
 
 
@@ -398,6 +416,8 @@ def _option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> 
         return []
     if gain_s <= 0:
         return []
+
+    # Options interact, so that only what they cost together is known; it stands under the first.
     first = next(iter(job.options))
     evidence = "; ".join(contradiction.sentence for contradiction in job.contradictions if contradiction.is_option)
     return [
