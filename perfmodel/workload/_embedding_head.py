@@ -228,14 +228,25 @@ def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
 
 
 def _cross_entropy(local: ShardSizes) -> Piece:
-    """Vocabulary-parallel cross entropy, which keeps fp32 logits; or the loss together with its gradient."""
+    """Vocabulary-parallel cross entropy, which keeps fp32 logits; or the loss together with its gradient.
+
+    Where it is no kernel of its own, logits are made fp32 before (Megatron-LM v2.5 megatron/model/gpt_model.py,
+    `vocab_parallel_cross_entropy(output.float(), labels)`; Transformers 4 modeling_llama.py, `logits.float()`; PyTorch
+    documentation, autocast: `cross_entropy` runs in fp32). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit
+    sum.
+    """
     if local.job.loss_with_gradient or local.job.chunked_loss:
         return _loss_with_gradient(local)
-    name, dtype = ("cross_entropy", "fp32") if local.job.fuses("cross_entropy") else ("cross_entropy_unfused", None)
+    fused = local.job.fuses("cross_entropy")
+    name, dtype = ("cross_entropy", "fp32") if fused else ("cross_entropy_unfused", None)
     forward = memory(local.precision, name, local.tokens, local.vocab, dtype=dtype)
+    # Losses of several operators take fp32 logits, which are made from those of the product, and their gradient is
+    # brought back. A fused loss reads the product's.
+    widens = not fused and local.act_bytes == 2
+    cast = (memory(local.precision, "add", local.tokens, local.vocab, 2),) if widens else ()
     return Piece(
-        forward=(forward,),
-        backward_input=(replace(forward, pass_="bwd"),),
+        forward=(*cast, forward),
+        backward_input=(replace(forward, pass_="bwd"), *cast),
         forward_comm=_loss_reductions(local),
         saved_bytes=(local.act_bytes if local.job.narrow_logits else 4.0) * local.tokens * local.vocab,
     )

@@ -485,3 +485,18 @@ def test_inputs_of_activations_are_cut_by_kernels_of_their_own_where_nothing_fus
     assert kept[1][1] == kept[0][1]
     joined, plain = (replace(job, eager_kernels=kinds, fused_experts=True) for kinds in (("clamp",), ()))
     assert blocks(net, joined, Shard(ep=64)) == blocks(net, plain, Shard(ep=64))
+
+
+@pytest.mark.parametrize(("dtype", "casts"), [("bf16", 1), ("fp8", 1), ("fp32", 0)])
+def test_a_loss_of_several_operators_makes_narrow_logits_wide_and_back(dtype, casts):
+    job = Job(global_batch=1, seq_len=1024, dtype=dtype)
+    fused, apart = (
+        blocks(model("llama3-8b"), replace(job, eager_kernels=kinds), Shard())[-1][0]
+        for kinds in ((), ("cross_entropy",))
+    )
+    for phase in ("forward", "backward_input"):
+        wide = [(op, n) for op, n in getattr(apart, phase) if op.op == "add" and op.hidden == 128256]
+        assert sum(n for _, n in wide) == casts
+        # it reads 2 bytes and writes 4, or the other way round
+        assert all(op.bytes == 6 * 1024 * 128256 for op, _ in wide)
+        assert not [op for op, _ in getattr(fused, phase) if op.op == "add" and op.hidden == 128256]
