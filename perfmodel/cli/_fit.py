@@ -132,10 +132,15 @@ def _check(arguments: argparse.Namespace) -> None:
             "fit: nothing to fit to; give TABLE... (kernels, collectives), --runs RUNS.csv, --log SCRIPT=LOG or "
             "--profile FILE..."
         )
+
+    # A log tells what ran, but not on which machine.
     if arguments.logs and arguments.cluster is None:
         raise PerfModelError("fit: --log needs --cluster: where did it run?")
     if arguments.logs and (arguments.profile or arguments.sites):
         raise PerfModelError("fit: --log goes without --profile and --sites; fit in two steps, --base")
+
+    # A profile corrects one calibration by one recorded step, whose job the flags of a job say. Runs
+    # and logs say by themselves what ran.
     if arguments.profile and (arguments.tables or arguments.runs or arguments.sites or arguments.family):
         raise PerfModelError(
             "fit: --profile goes without TABLEs, --runs, --sites and --family; fit in two steps, --base"
@@ -151,12 +156,16 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(f"fit: {flags_of([job])} belongs to --profile FILE...; give both or neither")
     if arguments.step_time is not None and not 0 < arguments.step_time < inf:
         raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
+
+    # Constants of unknown sites are fitted to tables of published runs alone.
     if arguments.sites and (arguments.runs or arguments.base or arguments.family or not arguments.tables):
         raise PerfModelError(
             "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
         )
     if arguments.unstated and not arguments.sites:
         raise PerfModelError("fit: --unstated SOURCE belongs to --sites; give both or neither")
+
+    # Tables make a calibration of their own; runs, logs and profiles correct one that is there.
     if arguments.base and (arguments.tables or not (has_runs or arguments.profile)):
         raise PerfModelError(
             "fit: --base DIR is what --runs, --log or --profile corrects in place of TABLEs; give one of them and no "
