@@ -125,7 +125,7 @@ def facts_and_drawings(
                 times = equal_parts(schedule, **seconds)
             else:
                 facts = chunk_facts(name, p, m, exact, chunks=chunks)
-                times = exact.of(schedule)
+                times = exact.pass_times(schedule)
         except LayoutError as error:
             # A schedule that was named has to run; of all of them, those that cannot are reported
             # and left out.

@@ -120,7 +120,6 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
     """
     if not (plan.kernel_points or plan.collectives):
         raise PerfModelError("calibrate: the plan asks for nothing; give it [[kernels]] or [[collectives]]")
-    # The device is that which nccl-tests prints (`nccl_tests_rows`).
     if backend == "nccl-tests":
         _nccl_tests_of(plan)
         return
@@ -147,8 +146,10 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
     Raises:
         PerfModelError: where a package, a device or its units are missing, or the device is another one.
     """
+    # The device of nccl-tests is the one that its programs print (`nccl_tests_rows`).
     if backend == "nccl-tests":
         return
+
     # Kernels, on the device that the backend finds.
     if plan.kernel_points:
         with open_backend(backend) as opened:

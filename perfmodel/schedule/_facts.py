@@ -62,7 +62,7 @@ class PassTimes:
             Phase.BACKWARD_WEIGHT: np.asarray(self.backward_weight_s),
         }
 
-    def of(self, schedule: Schedule) -> Float[np.ndarray, " instructions"]:
+    def instruction_s(self, schedule: Schedule) -> Float[np.ndarray, " instructions"]:
         """Seconds of every instruction of a schedule."""
         # Several micro-batches in one go take as long as one after another.
         table = np.stack([self.by_phase[phase] for phase in Phase])
@@ -74,7 +74,7 @@ def starts_and_ends(
 ) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
     """When every instruction runs, each as early as its device and its inputs allow; transfers do not queue."""
     # Lists, as the loop below reads single numbers.
-    seconds = times.of(schedule).tolist()
+    seconds = times.instruction_s(schedule).tolist()
     device = schedule.device.tolist()
     needs = [need.tolist() for need in waits(schedule)]
     start, end = [0.0] * len(device), [0.0] * len(device)
@@ -130,7 +130,7 @@ class ChunkTimes:
             shown = ",".join(f"{float(time):g}" for time in passes)
             raise PerfModelError(f"times of a chunk must not be negative and not all be 0, got {shown}")
 
-    def of(self, schedule: Schedule, unit: int = 1) -> PassTimes:
+    def pass_times(self, schedule: Schedule, unit: int = 1) -> PassTimes:
         """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
         # The transfer's time is that of a message, whatever it carries.
         ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
@@ -233,11 +233,12 @@ def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *
     """
     schedule = get_schedule(name)(stages, micro_batches, chunks)
     unit = times.whole_unit(schedule)
-    in_units = times.of(schedule, unit)
+    in_units = times.pass_times(schedule, unit)
 
     # The largest sum that can arise: all passes and transfers of a step one after another, of as many steps
     # as are ever laid out.
-    longest_step = float(in_units.of(schedule).sum() + in_units.transfer_s * schedule.n_instructions)
+    passes = in_units.instruction_s(schedule).sum()
+    longest_step = float(passes + in_units.transfer_s * schedule.n_instructions)
     if longest_step * _MOST_STEPS > _EXACT_UP_TO:
         raise PerfModelError(f"schedule {name}: times with so many digits cannot be added exactly; round them")
     return _facts(name, schedule, in_units, micro_batches, chunks, unit)
@@ -265,7 +266,7 @@ def _facts(
         without_transfers = replace(times, transfer_s=0.0)
         bare_makespan = _makespan(schedule, without_transfers)
         bare_steps, bare_interval = _steady(scheduler, schedule, without_transfers, micro_batches, chunks)
-    work = float(times.of(schedule).sum()) / stages
+    work = float(times.instruction_s(schedule).sum()) / stages
 
     # Staleness and memory of a stream show once the pipeline is full.
     if scheduler.asynchronous:

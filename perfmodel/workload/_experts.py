@@ -31,7 +31,7 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
     # The router is never quantised. It keeps its fp32 probabilities.
     routing = route(model, local, experts)
     router = replace(local.precision, dtype=local.precision.wide_dtype)
-    latent = local.of("latent").precision
+    latent = local.for_module("latent").precision
     rows = routing.rows
 
     # Experts may work on a smaller latent size, to which tokens are brought before they are sent.

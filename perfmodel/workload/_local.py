@@ -87,7 +87,7 @@ class ShardSizes:
             precision=replace(self.precision, dtype=self.precision.wide_dtype, base=""),
         )
 
-    def of(self, module: WideModule) -> "ShardSizes":
+    def for_module(self, module: WideModule) -> "ShardSizes":
         """Sizes for products that the job may keep wider than others (`Job.wide_modules`)."""
         if module not in self.job.wide_modules:
             return self

@@ -45,7 +45,7 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Pie
             params=inner,
             saved_bytes=tensor * inner,
         ),
-        row_linear(local.of("mamba_output"), local.hidden, inner),
+        row_linear(local.for_module("mamba_output"), local.hidden, inner),
     ]
 
 

@@ -148,7 +148,7 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
 def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
     """Self-attention, under a sliding window where the letter says so."""
     window = model.window if letter == "W" else 0
-    return self_attention(model, local.of("attention"), causal=model.causal, window=window, reduced=reduced)
+    return self_attention(model, local.for_module("attention"), causal=model.causal, window=window, reduced=reduced)
 
 
 def _further_tokens(model: Transformer, local: ShardSizes) -> Blocks:
@@ -172,7 +172,7 @@ def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
     """
     # Embedding and head are counted where they stand. On another stage than the embedding's the table is held again,
     # unless it is the head's own.
-    local = local.of("further_tokens")
+    local = local.for_module("further_tokens")
     layer = _sub_layers(model, local, model.mtp_stack[0])
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
     return assemble(
