@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display import json_text
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import compose_yaml, parse_json, parse_toml, read_text
 from perfmodel.spec import Model
+
+if TYPE_CHECKING:
+    import yaml
 
 MOST_RESOLVED: Final = 1_000_000
 """Characters of one value with its references replaced: each reference may double what the one before it stands for."""
@@ -245,6 +248,34 @@ def _merged_tables(root: Any) -> set[int]:
     return tables
 
 
+def _template_error(place: str, line: int) -> LaunchFileError:
+    return broken(place, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
+
+
+def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
+    """The nodes of a YAML file, which unlike finished values know their lines.
+
+    Raises:
+        LaunchFileError: no YAML, a template of YAML, or YAML without keys.
+    """
+    import yaml
+
+    try:
+        root = compose_yaml(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 0
+        if _is_template(text, line):
+            raise _template_error(place, line) from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise broken(place, line, f"not valid YAML: {problem}; mend this line") from None
+    except ValueError as error:
+        raise LaunchFileError(f"{place}: {error}; this is no launch file") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise broken(place, 1, "must hold keys and values, `key: value`")
+    return root
+
+
 def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict[str, Entry]:
     """Entries of a YAML file; of a key that is given twice the last counts, as in every loader in use.
 
@@ -253,23 +284,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
     """
     import yaml
 
-    def template(line: int) -> LaunchFileError:
-        return broken(place, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
-
-    try:
-        # The tree of nodes is read, not the finished values: only nodes know their lines.
-        root = compose_yaml(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 0
-        if _is_template(text, line):
-            raise template(line) from None
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise broken(place, line, f"not valid YAML: {problem}; mend this line") from None
-    except ValueError as error:
-        raise LaunchFileError(f"{place}: {error}; this is no launch file") from None
-    if not isinstance(root, yaml.MappingNode):
-        raise broken(place, 1, "must hold keys and values, `key: value`")
+    root = _yaml_tree(text, place)
     loader = yaml.SafeLoader("")
     entries: dict[str, Entry] = {}
 
@@ -287,7 +302,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
                 if _is_template(text, line):
-                    raise template(line)
+                    raise _template_error(place, line)
                 raise broken(place, line, "a key must be a plain word, `key: value`; mend this line")
             if key_node.value in seen and key_node.value != "<<" and notes is not None:
                 notes.append(f"{prefix}{key_node.value} is given twice; the last one counts (line {line})")

@@ -163,6 +163,7 @@ def settle(
     default_micro_batch = framework_defaults.pop("micro_batch", 1)
     stated = replace(stated, defaults=stated.defaults | framework_defaults)
     known = stated.defaults | stated.fields
+
     # A file may well leave the model or the devices open (both are often given on the command line of the framework):
     # what is missing is collected, so that one answer names all of it.
     model = overrides.model or model_of(known, place, Path(place).name.partition(".")[0])
@@ -178,25 +179,7 @@ def settle(
     global_batch = overrides.global_batch or degrees.global_batch
     if global_batch is None:
         missing.append("the global batch is not in it; give --global-batch")
-    # Whatever nobody said is listed with the flag that would say it: a reader must see what the answer rests on.
-    assumed = _assumed(stated, overrides, framework.label)
-    assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
-    # A model that is given or named has a vocabulary of its own, whatever the tokenizer is called.
-    if model is not None and overrides.model is None and "model" not in known:
-        assumed += _assumed_vocabulary(stated)
-    if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
-        assumed.append(f"micro_batch={default_micro_batch} (it does not say; give --layout micro_batch=N)")
-    if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
-        assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
-    if model is not None and "seq_len" not in known and overrides.seq_len is None:
-        assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
     job_fields = {key: known[key] for key in JOB_FIELDS if key in known}
-    settled = tuple(SUBJECTS[harm] for harm in overrides.settled)
-    stated_doubts = []
-    for key, text in known.items():
-        # What the caller states cannot be wrong, whatever the file leaves open.
-        if key.startswith("doubt.") and not (settled and text.startswith(settled)):
-            stated_doubts.append(text)
     if overrides.dtype is not None:
         job_fields["dtype"] = overrides.dtype
     return Launch(
@@ -209,11 +192,52 @@ def settle(
         global_batch=global_batch,
         seq_len=overrides.seq_len or known.get("seq_len"),
         job_fields=job_fields,
-        assumed=tuple(assumed),
-        may_be_wrong=(*stated_doubts, *doubts(unread, form.noun, overrides.settled)),
+        assumed=_assumptions(stated, overrides, framework.label, model, default_micro_batch, global_batch),
+        may_be_wrong=(*_stated_doubts(known, overrides), *doubts(unread, form.noun, overrides.settled)),
         ignored=_ignored(unread, notes),
         missing=tuple(missing),
     )
+
+
+def _assumptions(
+    stated: Stated,
+    overrides: Overrides,
+    framework_label: str,
+    model: Model | None,
+    default_micro_batch: int,
+    global_batch: int | None,
+) -> tuple[str, ...]:
+    """Whatever neither the file nor the caller says, a sentence each with the flag that would say it.
+
+    Args:
+        framework_label: the framework whose defaults were filled in.
+        model: as it was settled.
+        default_micro_batch: of the framework.
+        global_batch: as it was settled.
+    """
+    known = stated.defaults | stated.fields
+    assumed = _assumed(stated, overrides, framework_label)
+    assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
+    # A model that is given or named has a vocabulary of its own, whatever the tokenizer is called.
+    if model is not None and overrides.model is None and "model" not in known:
+        assumed += _assumed_vocabulary(stated)
+    if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
+        assumed.append(f"micro_batch={default_micro_batch} (it does not say; give --layout micro_batch=N)")
+    if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
+        assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
+    if model is not None and "seq_len" not in known and overrides.seq_len is None:
+        assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
+    return tuple(assumed)
+
+
+def _stated_doubts(known: Fields, overrides: Overrides) -> list[str]:
+    """Doubts that rules of the format state, but for what the caller states: that cannot be wrong."""
+    settled = tuple(SUBJECTS[harm] for harm in overrides.settled)
+    stated_doubts = []
+    for key, text in known.items():
+        if key.startswith("doubt.") and not (settled and text.startswith(settled)):
+            stated_doubts.append(text)
+    return stated_doubts
 
 
 def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
