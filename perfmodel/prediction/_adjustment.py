@@ -1,6 +1,6 @@
-"""What measured runs say of the cost models: named physical parameters, and how they move times."""
+"""Adjustment of the cost models to measured runs: named physical parameters, and how they move times."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,25 +22,35 @@ from perfmodel.spec import Framework
 TINY_S: Final = 1e-300
 """Below every time."""
 SCHEMA: Final = "end-to-end/3"
+"""Version of the file's schema."""
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
 KERNEL_FACTORS: Final = (*FAMILIES, "bmm")
+"""Log factors of kernels' time by op family; `bmm` are products of many small matrices, as unfused attention has them,
+apart from the other `gemm`s."""
 _KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 _TIERS: Final = ("intra_node", "inter_node")
 HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
+"""Log factors of fields of `Framework`."""
 LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overhead_s")
 """Fields of `Framework` that are 0 unless runs say otherwise, and never negative."""
 SKEW: Final = "collective_skew_s"
 """Field of `Framework` to which a profile adds what ranks wait beyond it, or takes away; whole runs do not tell it."""
-LINK_FACTORS: Final = tuple(
-    name for tier in _TIERS for name in (f"{tier}.alpha", *(f"{tier}.{kind}.beta" for kind in _KINDS))
-)
+
+
+def _link_factors() -> Iterator[str]:
+    for tier in _TIERS:
+        yield f"{tier}.alpha"
+        for kind in _KINDS:
+            yield f"{tier}.{kind}.beta"
+
+
+LINK_FACTORS: Final = tuple(_link_factors())
+"""Log factors of collectives by network tier: `alpha` of their latency, `beta` of the rest of a collective's time
+(inverse bandwidth)."""
 PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES, SKEW)
-"""Everything that runs can move. A family: log factor of its kernels' time (`bmm`: of the products of many small
-matrices, as unfused attention has them, apart from the other `gemm`s). `alpha`, `beta`: log factors of the
-latency of a network tier's collectives, and of the rest of a collective's time (inverse bandwidth). `HOST_FACTORS`:
-log factors of fields of `Framework`. `LOSSES`, `SKEW`: amounts added to fields of `Framework`."""
+"""Everything that runs can move."""
 
 
 def factors_of(op: Op) -> tuple[str, str]:
@@ -65,7 +75,7 @@ class Adjustment:
     half_width: tuple[tuple[str, float], ...] = ()
     """By parameter the log half-width of the 90 % intervals of the events in the runs that it moved."""
     runs: FittedRuns | None = None
-    """That the parameters were fitted to; None before any run."""
+    """Runs that the parameters were fitted to; None before any run."""
 
     @cached_property
     def of(self) -> dict[str, float]:
@@ -87,16 +97,22 @@ class Adjustment:
 
     @property
     def noise(self) -> float:
-        """Scale of log(measured / predicted) that is one run's alone."""
-        return float(self.runs.known.scales.weight @ self.runs.noise_variance) ** 0.5 if self.runs else 0.0
+        """Standard deviation of the part of log(measured / predicted) that is one run's alone."""
+        if self.runs is None:
+            return 0.0
+        return float(self.runs.known.scales.weight @ self.runs.noise_variance) ** 0.5
 
     def without_runs(self) -> "Adjustment":
         """The parameters alone."""
         return replace(self, runs=None)
 
     def times(self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]) -> EventTimes:
-        """Times of events after the factors: latency e^alpha + (time - latency) e^beta (Hockney 1994, each
-        term scaled by itself)."""
+        """Times of events after the factors: latency e^alpha + (time - latency) e^beta.
+
+        Args:
+            latency_s: seconds of each event if it carried nothing; 0 for kernels.
+        """
+        # Hockney's model (1994): latency and the rest of an event's time are scaled separately.
         factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
         parameters = [factors_of(op) for op in ops]
         latency_factor = np.array([factor[latency] for latency, _ in parameters])
@@ -144,7 +160,7 @@ class Adjustment:
 
 
 def save_adjustments(folder: Path, adjustments: Mapping[str, Adjustment]) -> Path:
-    """Write what runs said, by device, into a calibration directory."""
+    """Write the adjustments of devices into a calibration directory."""
     path = folder / END_TO_END_FILE
     devices = {device: adjustment.to_dict() for device, adjustment in adjustments.items()}
     content = {"schema": SCHEMA, "checksum": UNSEALED, "devices": devices}
@@ -153,7 +169,7 @@ def save_adjustments(folder: Path, adjustments: Mapping[str, Adjustment]) -> Pat
 
 
 def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
-    """What runs said, by device, in a calibration as it was at one moment; nothing without such a file.
+    """Adjustments by device in a calibration as it was at one moment; none without such a file.
 
     Raises:
         CalibrationError: the file is truncated or of another schema version.

@@ -14,11 +14,14 @@ from perfmodel.workload import BlockOps, Shard, blocks
 
 
 def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, tuple[str, ...]]:
-    """A layout of a problem, checked; and sentences on what it left unsaid and what its framework cannot run.
+    """Check a layout of a problem.
 
     Args:
         layout: a `Layout`, which is taken at its word, or its notation or its fields by name, in which what is not
             said is as the framework has it.
+
+    Returns:
+        The layout, and sentences on what was assumed and what its framework cannot run.
 
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse` and `check_layout`.
@@ -33,9 +36,10 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
 
 
 def _assumed_of_blocks(model: Model, layout: Layout) -> str:
-    """What is assumed of layers whose parts run side by side; Megatron-LM and Hugging Face reduce each part."""
+    """A sentence on the assumption about layers whose parts run side by side; empty for other layers."""
     if layout.tp == 1 or not isinstance(model, Transformer) or model.parallel_blocks == "none":
         return ""
+    # Megatron-LM and Hugging Face reduce each part.
     return (
         f"{model.name}: results of attention and feed-forward, which run side by side, are assumed to be added before "
         f"the {layout.tp} tensor-parallel ranks reduce them, once; software that reduces each takes longer"
@@ -53,9 +57,11 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
             Reason.DEVICES,
         )
     check_machine(cluster, job, layout.devices, f"layout {layout.label}")
-    found = blocks(model, job, Shard.of(layout))
-    check_pipeline(model, job, layout, layer_count(found), stages_without_layer(found))
-    check_offloaded_layers(layer_count(found), layout.offload_layers)
+    # The workload refuses what its blocks cannot be sharded by; the pipeline is checked against the layers they have.
+    sharded_blocks = blocks(model, job, Shard.of(layout))
+    layers = layer_count(sharded_blocks)
+    check_pipeline(model, job, layout, layers, stages_without_layer(sharded_blocks))
+    check_offloaded_layers(layers, layout.offload_layers)
 
 
 def hosted(cluster: Cluster, layout: Layout) -> Layout:
@@ -65,18 +71,20 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
         LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce gradients over them.
     """
     layout = cluster.hosting(layout)
-    if layout.kinds is not None and len(set(layout.kinds)) > 1:
-        scheduler = get_schedule(layout.effective_schedule)
-        stage_map = scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp))
-        for stage in range(int(stage_map.max()) + 1):
-            on = {layout.kinds[rank] for rank in np.flatnonzero((stage_map == stage).any(axis=1)).tolist()}
-            if len(on) > 1:
-                raise LayoutError(
-                    f"layout {layout.label}: schedule={layout.schedule} puts replicas of stage {stage} on several "
-                    f"kinds of nodes ({', '.join(sorted(on))}), a data-parallel group over them; give both ranks "
-                    "one kind",
-                    Reason.KINDS,
-                )
+    if layout.kinds is None or len(set(layout.kinds)) == 1:
+        return layout
+    scheduler = get_schedule(layout.effective_schedule)
+    stage_map = scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp))
+    for stage in range(int(stage_map.max()) + 1):
+        ranks = np.flatnonzero((stage_map == stage).any(axis=1)).tolist()
+        kinds = {layout.kinds[rank] for rank in ranks}
+        if len(kinds) > 1:
+            raise LayoutError(
+                f"layout {layout.label}: schedule={layout.schedule} puts replicas of stage {stage} on several "
+                f"kinds of nodes ({', '.join(sorted(kinds))}), a data-parallel group over them; give both ranks "
+                "one kind",
+                Reason.KINDS,
+            )
     return layout
 
 
@@ -91,7 +99,8 @@ def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_
     """Raise `LayoutError` if the model's layers, the batch or the sequence do not fill the pipeline of a layout.
 
     Args:
-        layers: of the model, between which a pipeline can be cut (`layer_count` of its blocks on the layout's shard).
+        layers: layers of the model, between which a pipeline can be cut (`layer_count` of its blocks on the layout's
+            shard).
         without_layer: see `stages_without_layer`.
     """
     scheduler = get_schedule(layout.effective_schedule)
@@ -114,13 +123,15 @@ def check_offloaded_layers(layers: int, offloaded: int) -> None:
         )
 
 
-def stages_without_layer(found: Sequence[tuple[BlockOps, int]]) -> int:
-    """Ends of the model that can be a stage without a layer: an embedding, a head."""
-    return (not found[0][0].is_layer) + (not found[-1][0].is_layer)
+def stages_without_layer(blocks: Sequence[tuple[BlockOps, int]]) -> int:
+    """Number of ends of the model that can be a stage without a layer: an embedding, a head."""
+    (first, _), (last, _) = blocks[0], blocks[-1]
+    return (not first.is_layer) + (not last.is_layer)
 
 
 def _suggest_dp(layout: Layout, devices: int) -> str:
-    rest = layout.tp * layout.cp * layout.pp
-    if devices % rest == 0:
-        return f"use dp={devices // rest}"
+    """A remedy for a layout that does not use all devices."""
+    per_replica = layout.tp * layout.cp * layout.pp
+    if devices % per_replica == 0:
+        return f"use dp={devices // per_replica}"
     return f"choose tp, pp and cp whose product divides {devices}"

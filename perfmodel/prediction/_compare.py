@@ -1,4 +1,4 @@
-"""All schedules on one's own model, side by side."""
+"""Comparison of pipeline schedules on one model, and Chimera's own performance model beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,11 @@ class Compared:
     """A schedule's prediction, or why it cannot run."""
 
     schedule: str
+    """Name of the schedule."""
     prediction: Prediction | None
+    """None where it cannot run."""
     reason: str = ""
+    """Why it cannot run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -93,7 +96,7 @@ def compare_schedules(
     Args:
         model, cluster: as in `predict`.
         layout: everything but the schedule and the number of chunks (schedules that take any number of
-            chunks get the layout's own, or 2).
+            chunks get the layout's, or 2).
         schedules: names; all that train if empty.
         progress: called per schedule; without one, a bar where there is somebody to see it.
         calibration, site, strict: as in `predict`.
@@ -132,11 +135,10 @@ def compare_schedules(
 
 
 def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, ChimeraModel]:
-    """Chimera's own performance model (Li and Hoefler 2021, section 3.4) with the times of a layout's stages: `mean`
-    takes them all to be as long as the mean of them, `longest` as the longest.
+    """Chimera's own performance model (Li and Hoefler 2021, section 3.4) with the times of a layout's stages.
 
-    The paper has one T_f and one T_b, of equal stages. Gradients, of the fullest stage, go between a stage's replicas
-    over the outermost level of the network.
+    The paper has one T_f and one T_b, of equal stages: `mean` takes all stages to be as long as the mean of them,
+    `longest` as the longest.
 
     Raises:
         LayoutError: the layout's schedule is none of Chimera's, or one for which the paper has no closed form.
@@ -146,6 +148,8 @@ def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, Chime
         raise LayoutError(f"schedule {layout.schedule}: Chimera's closed form is for schedule=chimera and chimera:N")
     count, passes = int(pipelines or 2), pass_times(problem, layout)
     backward_s = passes.backward_input_s + passes.backward_weight_s
+
+    # Gradients of the fullest stage go between a stage's replicas, over the outermost level of the network.
     gradients = max(rank.gradients for rank in needed_memory(problem, layout)) / count
     level = problem.cluster.levels[-1]
     reduce_s = rabenseifner_s(gradients, count * layout.dp, level.latency_s, level.bandwidth_bytes_per_s)

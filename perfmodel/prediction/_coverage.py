@@ -1,4 +1,4 @@
-"""How wide the interval of a run is, by how much is known of it.
+"""Coverage: widens the interval of a run by how little is known of it.
 
 The model of sites (`_population`) says how far runs lie from their predictions where frameworks, devices and settings
 are like those of the published record. A run of which less is known errs by more. From the half-width that the model
@@ -42,7 +42,8 @@ class Coverage:
     base: float = 0.0
     """Log of the factor of a run of which everything is known."""
     power: float = 1.0
-    """Of the half-width that the model of sites gives: above 1 where that differs less between runs than errors do."""
+    """Power of the half-width that the model of sites gives: above 1 where that differs less between runs than errors
+    do."""
     log_per_unit: Mapping[str, float] = field(default_factory=dict)
     """By driver of `UNKNOWNS`, never negative: knowing less makes no interval narrower."""
 
@@ -63,12 +64,16 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the runs are of that a population was fitted to."""
+    """Frameworks, devices, years and models of the runs that a population was fitted to."""
 
     frameworks: frozenset[str] = frozenset()
+    """Names of frameworks."""
     architectures: frozenset[str] = frozenset()
+    """Architectures of devices."""
     years: frozenset[int] = frozenset()
+    """Years of the software."""
     model_kinds: frozenset[str] = frozenset()
+    """Kinds of models (`model_kind`)."""
 
     def unknown(
         self, framework: str, architecture: str, year: int, model_kind: str, *, generic: str
@@ -76,11 +81,11 @@ class Seen:
         """How much of each driver a site has, before anything is known of a run's settings.
 
         Args:
-            framework: name.
-            architecture: of the device.
-            year: of the software; 0 where nobody says it.
-            model_kind: of `model_kind`; empty where it is open.
-            generic: the name that stands for no framework.
+            framework: name of the framework.
+            architecture: architecture of the device.
+            year: year of the software; 0 where nobody says it.
+            model_kind: result of `model_kind`; empty where it is open.
+            generic: name that stands for no framework.
         """
         named = framework != generic
         return {

@@ -35,7 +35,7 @@ def posterior_weights(
 
 @dataclass(frozen=True)
 class Tuning:
-    """How much faster completions are preferred: exponents of the step time, 0 where nobody cares."""
+    """Preference for faster completions: exponents of the step time, 0 where nobody cares."""
 
     choices: float = 0.0
     """Between completions that whoever runs the job chooses from, such as layouts."""
@@ -47,22 +47,23 @@ class Tuning:
 def tuned_weights(
     weight: Float[np.ndarray, " completions"],
     time: Float[np.ndarray, " completions"],
-    given: Sequence[Hashable],
+    group_of: Sequence[Hashable],
     tuning: Tuning,
 ) -> Float[np.ndarray, " completions"]:
-    """Weights of people who prefer what is faster: times `time` to the power of minus an exponent (a nested logit
-    model of discrete choice, McFadden 1978).
+    """Weights of people who prefer what is faster, by step time to a negative power.
 
-    The completions of one group share its weight out anew by their own times, and groups share the whole weight out
-    anew by their mean times.
+    A nested logit model of discrete choice (McFadden 1978): the weight of a group is divided anew among its completions
+    by their times, and all weight is divided anew among groups by their mean times.
 
     Args:
-        weight: sums to 1.
+        weight: weights of the completions, which sum to 1.
         time: step time of every completion.
-        given: of every completion, its group: what nobody who runs the job can choose.
+        group_of: group of every completion: settings that nobody who runs the job can choose.
         tuning: the exponents inside groups and between them.
     """
-    groups = [np.array([each == group for each in given]) for group in dict.fromkeys(given)]
+    groups = []
+    for group in dict.fromkeys(group_of):
+        groups.append(np.array([other == group for other in group_of]))
     groups = [inside for inside in groups if weight[inside].sum() > 0]
     tuned = np.zeros(len(weight))
     group_weights, group_log_times = [], []
@@ -84,8 +85,9 @@ class LogNormalMixture:
     """A mixture of positive quantities, each log-normal with its own width below and above its median."""
 
     weight: Float[np.ndarray, " components"]
-    """Sums to 1."""
+    """Weight of every component; they sum to 1."""
     median: Float[np.ndarray, " components"]
+    """Median of every component."""
     lo: Float[np.ndarray, " components"]
     """5 % quantile of every component."""
     hi: Float[np.ndarray, " components"]
@@ -136,9 +138,10 @@ class LogNormalMixture:
 def weighted_median(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"]) -> float:
     """The smallest of the values at or below which half of the weight lies."""
     order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weight[order])
-    at = int(np.searchsorted(reached, 0.5 * reached[-1] * (1 - 1e-12)))
-    return float(values[order[at]])
+    cumulated = np.cumsum(weight[order])
+    # Rounding of the sum must not pass over a value at exactly one half.
+    middle = int(np.searchsorted(cumulated, 0.5 * cumulated[-1] * (1 - 1e-12)))
+    return float(values[order[middle]])
 
 
 @dataclass(frozen=True)
@@ -146,12 +149,13 @@ class ChoiceEffect:
     """How far one open choice moves the step time."""
 
     name: str
+    """Name of the choice."""
     variance: float
     """Variance of the mean log step time between the values of the choice."""
     lowest: float
     """Step time of the value with which the run is fastest, relative to the answer, less 1."""
     highest: float
-    """The same of the value with which it is slowest."""
+    """Step time of the value with which the run is slowest, relative to the answer, less 1."""
 
     @property
     def text(self) -> str:
@@ -167,19 +171,22 @@ def choice_effects(
 ) -> list[ChoiceEffect]:
     """Effects of the open choices, the largest first.
 
-    The variance of log step time over completions is, for every choice, the variance between its values and the mean
-    variance inside them. Choices that are independent of one another and multiply the time add up to the whole.
-
     Args:
-        weight: of the completions, summing to 1.
+        weight: weights of the completions, which sum to 1.
         median: step times of the completions.
-        chosen: of every completion, the value of each open choice by name.
+        chosen: value of each open choice by name, of every completion.
         answer: step time that effects are relative to.
     """
     log_time = np.log(median)
     overall = float(weight @ log_time)
+    names: dict[str, None] = {}
+    for values in chosen:
+        names |= dict.fromkeys(values)
+
+    # The variance of log step time over completions is, for every choice, the variance between its values and the mean
+    # variance inside them. Choices that are independent of one another and multiply the time add up to all of it.
     effects = []
-    for name in dict.fromkeys(name for values in chosen for name in values):
+    for name in names:
         labels = np.array([values.get(name, "") for values in chosen])
         variance, means = 0.0, []
         for label in dict.fromkeys(labels.tolist()):
@@ -200,38 +207,41 @@ def representatives(
 ) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"]]:
     """Indices of at most `most` items that stand for all of them, and the weights that they then have.
 
-    Items that weigh at least an equal share are kept with their own weight, and the heaviest item always is. The light
-    ones are thinned: each that is left has an equal part of what the light ones weigh together, and was left with a
-    probability in proportion to its weight (Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003). One point is taken
-    from each of equal parts of their cumulated weight, so that neighbours are not drawn together; inside its part a
-    point lies where van der Corput's sequence puts it, so that an order with a period favours none of its values.
-    Nothing is random: the same weights give the same items.
+    Nothing is random: the same weights give the same items (after Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003).
     """
     share = np.asarray(weight, float) / np.sum(weight)
     if len(share) <= most:
         return np.arange(len(share)), share
+
+    # Items that weigh at least an equal share are kept with their own weight, and the heaviest item always is.
     heavy = share >= 1 / most
     heavy[np.argmax(share)] = True
     light = np.flatnonzero(~heavy)
     draws = most - int(heavy.sum())
-    kept = np.where(heavy, share, 0.0)
+    new_share = np.where(heavy, share, 0.0)
+
+    # Light items are thinned: each that is left has an equal part of what the light ones weigh together, and is left
+    # in proportion to its weight. One point is taken from each of equal parts of their cumulated weight, so that
+    # neighbours are not drawn together. Inside its part a point lies where van der Corput's sequence puts it, so that
+    # an order with a period favours none of its values.
     light_share = float(share[light].sum())
     if draws > 0 and light_share > 0:
-        reached = np.cumsum(share[light]) / light_share
+        cumulated = np.cumsum(share[light]) / light_share
         points = (np.arange(draws) + _van_der_corput(draws)) / draws
-        drawn = np.minimum(np.searchsorted(reached, points, side="right"), len(light) - 1)
-        np.add.at(kept, light[drawn], light_share / draws)
-    index = np.flatnonzero(kept)
-    return index, kept[index] / kept[index].sum()
+        drawn = np.minimum(np.searchsorted(cumulated, points, side="right"), len(light) - 1)
+        np.add.at(new_share, light[drawn], light_share / draws)
+    index = np.flatnonzero(new_share)
+    return index, new_share[index] / new_share[index].sum()
 
 
 def _van_der_corput(count: int) -> Float[np.ndarray, " count"]:
     """The first numbers of the sequence in base 2, which fills the unit interval evenly in any order of reading."""
-    found = np.zeros(count)
+    sequence = np.zeros(count)
     for i in range(count):
+        # The binary digits of the index, mirrored at the point.
         digit, number = 0.5, i + 1
         while number:
-            found[i] += digit * (number & 1)
+            sequence[i] += digit * (number & 1)
             number >>= 1
             digit /= 2
-    return found
+    return sequence

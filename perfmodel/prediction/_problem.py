@@ -1,7 +1,8 @@
-"""What is fixed while layouts vary, and where the session keeps what follows from it.
+"""Problem: everything that is fixed while layouts vary, and the session's cache of what follows from it.
 
-Each function of a stage that is worth keeping takes a record of here and whatever else it depends on, so that its
-results are found again by exactly that: a function of a `Setting` cannot see a price.
+A function worth caching takes one of two records and whatever else it depends on, and its results are found again by
+exactly these arguments (`session_cached`). A `Setting` has no prices, so that events and memory, which follow from it
+alone, are shared by all problems that differ in prices: hundreds while runs are fitted.
 """
 
 from collections.abc import Callable
@@ -20,17 +21,18 @@ from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.workload import step_flops
 
 _MOST_KEPT: Final = 100_000
-"""Results of one record, of all stages together."""
+"""Results of one record that are kept, of all stages together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What decides which events a layout has, but not how long they take."""
+    """Records that decide which events a layout has, but not how long they take."""
 
     model: Model
     cluster: Cluster
     job: Job
     framework: Framework
+    """Software, before any adjustment."""
 
     @cached_property
     def _hash(self) -> int:
@@ -44,21 +46,24 @@ class Setting:
 class StepProblem:
     """A step whose layouts are predicted: model, job and cluster with their cost models.
 
-    Problems are equal where all is, cost models being compared by identity.
+    Problems are equal where all fields are, cost models being compared by identity.
     """
 
     model: Model
     job: Job
     cluster: Cluster
     kernels: PricesKernels = field(repr=False)
+    """Cost model of kernels."""
     collectives: PricesCollectives = field(repr=False)
+    """Cost model of collectives."""
     framework: Framework = field(default_factory=Framework)
     """Software, with its host costs before `adjustment`."""
     site: Site = field(default_factory=Site)
+    """Constants of the place."""
     adjustment: Adjustment | None = None
-    """What measured runs said, on top of the cost models: the user's own, or those of the published record."""
+    """Correction of the cost models by measured runs: the user's own, or those of the published record."""
     kinds: tuple["StepProblem", ...] = ()
-    """The same step on each kind of nodes alone, where the cluster has several: all is priced by these."""
+    """This step on each kind of nodes alone, where the cluster has several: everything is priced by these."""
 
     @cached_property
     def setting(self) -> Setting:
@@ -67,18 +72,19 @@ class StepProblem:
 
     @cached_property
     def unadjusted(self) -> "StepProblem":
-        """The part without what runs said."""
+        """The problem without corrections by runs."""
         return self if self.adjustment is None else self.adjusted(None)
 
     @cached_property
     def links(self) -> tuple["StepProblem", ...]:
-        """For each of `kinds`, what joins it to the others: its own network, unless the cluster says what does."""
+        """For each of `kinds`, the network that joins it to the others: its own, unless the cluster states another."""
         if self.cluster.between is None:
             return self.kinds
-        return tuple(
-            replace(one, cluster=replace(one.cluster, levels=(self.cluster.between,), max_devices=None))
-            for one in self.kinds
-        )
+        links = []
+        for kind in self.kinds:
+            joined_by = replace(kind.cluster, levels=(self.cluster.between,), max_devices=None)
+            links.append(replace(kind, cluster=joined_by))
+        return tuple(links)
 
     @cached_property
     def host(self) -> Framework:
@@ -88,7 +94,7 @@ class StepProblem:
 
     @cached_property
     def site_prior(self) -> SitePrior:
-        """What is believed of the site's runs before any of them."""
+        """Prior of the site's runs."""
         return self.site.site_prior(self.framework, self.cluster.device, self.model)
 
     @cached_property
@@ -102,14 +108,14 @@ class StepProblem:
 
     @property
     def usable_bytes(self) -> float:
-        """Memory of a device that a layout may take; of the largest where there are several kinds."""
+        """Memory of a device that a layout may take; of the largest device where there are several kinds."""
         if self.kinds:
-            return max(one.usable_bytes for one in self.kinds)
+            return max(kind.usable_bytes for kind in self.kinds)
         return self.framework.usable_bytes(self.cluster.device.memory_bytes)
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
-        # Cost models hold whole tables and are told apart by identity. The problem keeps them alive, so no identity
+        # Cost models hold large tables and are compared by identity. The problem keeps them alive, so that no identity
         # is given to another model while the problem is in use as a key.
         return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment, self.kinds
 
@@ -124,20 +130,23 @@ class StepProblem:
         return self is other or (isinstance(other, StepProblem) and self._key == other._key)
 
     def __reduce__(self) -> tuple[Callable[..., "StepProblem"], tuple[Any, ...]]:
-        return _problem, tuple(getattr(self, one.name) for one in fields(self))
+        # Hashes and cached properties stay behind: identities of cost models mean nothing in another process.
+        return _problem, tuple(getattr(self, field.name) for field in fields(self))
 
     def repriced(self, kernels: PricesKernels, collectives: PricesCollectives) -> "StepProblem":
-        """The same step at other prices."""
-        kinds = tuple(one.repriced(kernels, collectives) for one in self.kinds)
+        """This step with other cost models."""
+        kinds = tuple(kind.repriced(kernels, collectives) for kind in self.kinds)
         return replace(self, kernels=kernels, collectives=collectives, kinds=kinds)
 
     def adjusted(self, adjustment: Adjustment | None) -> "StepProblem":
-        """The same step with other parameters of runs."""
+        """This step with another correction by runs."""
         return replace(self, adjustment=adjustment)
 
 
 def _problem(*values: Any) -> StepProblem:
-    return StepProblem(**dict(zip((one.name for one in fields(StepProblem)), values, strict=True)))
+    """A problem of the values of all fields in their order."""
+    names = [field.name for field in fields(StepProblem)]
+    return StepProblem(**dict(zip(names, values, strict=True)))
 
 
 def step_problem(
@@ -148,7 +157,7 @@ def step_problem(
     framework: Framework = EAGER,
     site: Site | None = None,
 ) -> StepProblem:
-    """The problem of a model, cluster and job, one object in a session for equal arguments.
+    """The problem of a model, cluster and job: the same object in a session for equal arguments.
 
     Args:
         calibration: a directory, as it is now, or weights as they were at some moment.
@@ -159,11 +168,12 @@ def step_problem(
     site = site or Site()
     weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
     session = current_session()
-    of_device = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
-    kinds = tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds)
-    return session.problems.get_or_compute(
-        (model, cluster, job, framework, site, weights),
-        lambda: StepProblem(
+    adjustment_of_device = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
+
+    def compute() -> StepProblem:
+        # The user's own runs on the device, or else the median site of the published record.
+        adjustment = adjustment_of_device.get(cluster.device.name) or site.expected(framework, cluster.device)
+        return StepProblem(
             model=model,
             job=job,
             cluster=cluster,
@@ -171,10 +181,11 @@ def step_problem(
             collectives=CollectiveModel.of(weights),
             framework=framework,
             site=site,
-            adjustment=of_device.get(cluster.device.name) or site.expected(framework, cluster.device),
-            kinds=kinds,
-        ),
-    )
+            adjustment=adjustment,
+            kinds=tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds),
+        )
+
+    return session.problems.get_or_compute((model, cluster, job, framework, site, weights), compute)
 
 
 def step_problem_of(
@@ -191,7 +202,7 @@ Result = TypeVar("Result")
 
 
 def store_of(record: Setting | StepProblem) -> Cache:
-    """What the session keeps of a setting or problem."""
+    """The session's cache of a setting or problem."""
     return current_session().parts.get_or_compute(record, partial(Cache, _MOST_KEPT))
 
 
@@ -200,7 +211,7 @@ def session_cached(
 ) -> Callable[Concatenate[Record, Arguments], Result]:
     """Have the session keep the results of a function of a setting or problem and further hashable arguments.
 
-    A result follows from the arguments alone, positional and by keyword, and must not be changed.
+    A result must follow from the arguments alone, positional and by keyword, and must not be changed.
     """
 
     @wraps(function)

@@ -1,5 +1,7 @@
-"""What the place and the software of a run make of the tables' times: clocks under load, what the record says of sites,
-and generations of fused attention kernels."""
+"""Site of a run: how its place and software change the tables' times, and how far its runs may differ.
+
+Clocks under load, spread between devices, generations of fused attention kernels; and the prior of the site's runs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ KERNEL_SPREAD: Final = 0.015
 for outliers (Sinha et al., arXiv 2208.11035), here taken for whiskers of box plots, which span 5.4 standard deviations
 of a normal law. Found with published runs in view, whose error is flat from 1 to 2 %."""
 EAGER: Final = Framework()
-"""What predictions take where no framework is named."""
+"""Framework of predictions where none is named."""
 COMPILED: Final = Framework(execution="compiled")
 """A step that is one compiled program."""
 
@@ -32,18 +34,17 @@ class Site:
 
     sustained: Sustained | None = None
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
-    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
-    nobody measured, read when first needed."""
+    under their power limit (`perfmodel.cost.under_load`). None: fitted to all published sources, for devices whose
+    power nobody measured, and read when first needed."""
     skew: float = KERNEL_SPREAD
     """Spread of the times that ranks take for the same kernels, relative to these, by which they reach collectives
     apart."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     population: SitePopulation | None = None
-    """What is believed of the site before any of its runs; None for what all published sources say, read when first
-    needed."""
+    """Priors of sites before any of their runs. None: fitted to all published sources, and read when first needed."""
     memory: MemorySpread | None = None
-    """How far measured peaks of memory lie from predicted ones; None for what all published sources say."""
+    """How far measured peaks of memory lie from predicted ones. None: as in all published sources."""
     unstated: float = 0.0
     """Share of the run's settings that nobody stated."""
     contradictions: bool = False
@@ -81,14 +82,16 @@ class Site:
         return self.skew
 
     def site_prior(self, framework: Framework, device: Device, model: Model | None = None) -> SitePrior:
-        """What is believed of the site's runs before any of them; of a model that is named, where one is."""
-        known = population() if self.population is None else self.population
-        return known.site_prior(framework, device, model)
+        """Prior of the site's runs, of one model where it is named."""
+        fitted = population() if self.population is None else self.population
+        return fitted.site_prior(framework, device, model)
 
     def expected(self, framework: Framework, device: Device) -> Adjustment | None:
-        """What the published record makes of the cost models for a framework and device: the median site. None for
-        `generic`, which is the physics alone: no framework that anybody ran."""
-        return None if framework.name == GENERIC else self.site_prior(framework, device).expected(device)
+        """Parameters of the median site of the published record with a framework and device; None for `generic`."""
+        # `generic` is no framework that anybody ran: it is the physics alone.
+        if framework.name == GENERIC:
+            return None
+        return self.site_prior(framework, device).expected(device)
 
 
 # --- generations of attention kernels ------------------------------------------------------------------
@@ -119,31 +122,32 @@ FORWARD_SHARE: Final = 2 / 5
 
 
 def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
-    """The backward whose FLOP rate an attention forward reaches at least; None where the tables time training kernels.
-
-    Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A
-    training kernel keeps its keys and values in one piece, and its forward has no atomics and fewer products.
-    """
+    """The backward whose FLOP rate an attention forward reaches at least; None where tables time training kernels."""
     if not isinstance(op, Attention) or op.pass_ != "fwd" or device.vendor != "Google" or job.mode != "train":
         return None
+    # Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A
+    # training kernel keeps its keys and values in one piece, and its forward has no atomics and fewer products.
     return replace(op, pass_="bwd")
 
 
 def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
-    """Time of a generation of fused attention relative to the fastest measured on a device.
-
-    AMD's kernels (composable kernel, Triton) follow the algorithm of FlashAttention-2, as the tables' do; the first
-    generation divides its work as badly there as on NVIDIA's devices.
-    """
+    """Time of a generation of fused attention relative to the fastest measured on a device."""
     if kernel == "fastest" or device.vendor not in ("NVIDIA", "AMD"):
         return 1.0
     if kernel == "flash-2-then-cudnn":
         return 1.0 if device.architecture == "Blackwell" else attention_slowdown("flash-2", device, op)
     pass_ = "fwd" if op.pass_ == "fwd" else "bwd"
-    by_head = {head: over for (of, head), over in _FLASH_2.get(device.die, {}).items() if of == pass_}
-    if not by_head:
+    slowdown_up_to = {}
+    for (direction, head_dim), slowdown in _FLASH_2.get(device.die, {}).items():
+        if direction == pass_:
+            slowdown_up_to[head_dim] = slowdown
+
+    # AMD's kernels (composable kernel, Triton) follow the algorithm of FlashAttention-2, as the tables' do. The first
+    # generation divides its work as badly there as on NVIDIA's devices.
+    if not slowdown_up_to:
         return _OLDER[kernel]
-    return _OLDER[kernel] * by_head[min((head for head in by_head if op.head_dim <= head), default=max(by_head))]
+    wide_enough = [head_dim for head_dim in slowdown_up_to if op.head_dim <= head_dim]
+    return _OLDER[kernel] * slowdown_up_to[min(wide_enough, default=max(slowdown_up_to))]
 
 
 def generation(framework: Framework, op: Op, device: Device) -> float:

@@ -24,7 +24,9 @@ Sustained = tuple[tuple[str, float], ...]
 Figures = Mapping[str, tuple[float, float]]
 """By source, median and median absolute deviation of log(measured / predicted) of its peaks."""
 SUSTAINED_FILE: Final = "sustained.json"
+"""File of clocks under load."""
 MEMORY_FILE: Final = "memory.json"
+"""File of measured over predicted peaks of memory."""
 _NORMAL_MAD: Final = 1.4826
 """Standard deviation of normal draws over their median absolute deviation."""
 _FEWEST: Final = 3
@@ -32,7 +34,7 @@ _FEWEST: Final = 3
 
 
 def _fitted(name: str) -> Mapping[str, Any]:
-    """A file that `perfmodel fit --sites` makes."""
+    """Read a file that `perfmodel fit --sites` makes."""
     return parse_json(read_checked(files("perfmodel.prediction"), name))
 
 
@@ -68,7 +70,10 @@ def sustained(without: str = "") -> Sustained:
 
 def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
     """`sustained` of medians by architecture and source, without the teams of a source."""
-    return tuple((architecture, _median_over_teams(of, without)) for architecture, of in sorted(medians.items()))
+    by_architecture = []
+    for architecture, by_source in sorted(medians.items()):
+        by_architecture.append((architecture, _median_over_teams(by_source, without)))
+    return tuple(by_architecture)
 
 
 # --- peaks of memory ----------------------------------------------------------------------------------
@@ -79,10 +84,12 @@ class MemorySpread:
     """A normal distribution of log(measured / predicted)."""
 
     bias: float
+    """Mean."""
     deviation: float
+    """Standard deviation."""
 
     def probability(self, needed: float, capacity: float) -> float:
-        """That a layout which is predicted to need so much finds room in so much, in bytes or shares alike."""
+        """Probability that a layout which is predicted to need so much fits in so much, in bytes or shares alike."""
         z = (log(capacity / needed) - self.bias) / self.deviation
         return 0.5 * (1 + erf(z / sqrt(2)))
 
@@ -100,8 +107,11 @@ class MemorySpread:
 
 @lru_cache
 def source_figures() -> Figures:
-    """Of all published sources with measured peaks."""
-    return MappingProxyType({name: (float(at), float(sd)) for name, (at, sd) in _fitted(MEMORY_FILE).items()})
+    """Figures of all published sources with measured peaks."""
+    figures = {}
+    for name, (center, deviation) in _fitted(MEMORY_FILE).items():
+        figures[name] = (float(center), float(deviation))
+    return MappingProxyType(figures)
 
 
 @lru_cache
@@ -114,17 +124,18 @@ def memory_spread(without: str = "") -> MemorySpread:
 def spread_from(figures: Figures, without: str = "") -> MemorySpread:
     """Median bias of the sources; spread between them and, in the mean, inside them, every source counting the same.
 
-    Between sources by the median absolute deviation, as inside them: a few count something else than they say, or a
-    kind of memory that the rest do not have, and would make all others look uncertain.
-
     Args:
-        figures: of every source.
+        figures: median and median absolute deviation of every source.
         without: a source whose teams are left out.
     """
-    kept = [figure for name, figure in figures.items() if not share_a_team(name, without)]
-    center = median(at for at, _ in kept)
-    between = max(abs(at) for at, _ in kept)
-    if len(kept) >= _FEWEST:
-        between = _NORMAL_MAD * median(abs(at - center) for at, _ in kept)
-    inside = mean((_NORMAL_MAD * spread) ** 2 for _, spread in kept)
-    return MemorySpread(center, sqrt(between**2 + inside))
+    remaining = [figure for name, figure in figures.items() if not share_a_team(name, without)]
+    medians = [center for center, _ in remaining]
+    bias = median(medians)
+
+    # Between sources by the median absolute deviation, as inside them: a few count something else than they say, or a
+    # kind of memory that the rest do not have, and would make all others look uncertain.
+    between = max(abs(center) for center in medians)
+    if len(remaining) >= _FEWEST:
+        between = _NORMAL_MAD * median(abs(center - bias) for center in medians)
+    inside = mean((_NORMAL_MAD * deviation) ** 2 for _, deviation in remaining)
+    return MemorySpread(bias, sqrt(between**2 + inside))

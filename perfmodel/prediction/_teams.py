@@ -26,7 +26,7 @@ def problem_patterns() -> tuple[str, ...]:
 
 
 def reports_a_problem(source: str) -> bool:
-    """Whether a source is a thread about runs that are slow or fail, which says little of the typical run."""
+    """Whether a source is a thread about runs that are slow or fail, which tells little of the typical run."""
     return any(fnmatchcase(source.lower(), pattern) for pattern in problem_patterns())
 
 

@@ -45,11 +45,12 @@ def _levels(**neutral: Any) -> _Off:
     return off
 
 
-def _both(one: _Off, other: _Off) -> _Off:
-    return lambda problem: other(one(problem))
+def _both(first: _Off, second: _Off) -> _Off:
+    return lambda problem: second(first(problem))
 
 
 def _fused_quantisation(problem: StepProblem) -> StepProblem:
+    # Jobs in 16 bits cast nothing, and refuse a recipe.
     narrow = problem.job.dtype in ("fp8", "fp4") or problem.job.fp8_recipe
     return _job(fp8_recipe="fused")(problem) if narrow else problem
 
