@@ -134,6 +134,7 @@ class ClusterEntry(Stated):
                     f"{place}: {', '.join(misplaced)}: where there are kinds, state it of each of them"
                 )
             kinds = [entry.kind(place) for entry in self.kinds]
+            # Nodes of different kinds meet on one network, whose level spans all of them.
             link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
             return Cluster.of_kinds(name, kinds, link, self.source)
         if self.between:
@@ -247,6 +248,7 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
             unread = ", ".join(map(repr, network.not_understood))
             raise PerfModelError(f"{place}: {unread} not understood in inter_link; {NETWORK_WORDS}")
         outer = replace(level, size=outer.size) if len(base.levels) > 1 else level
+    # Figures win over words, one by one.
     figures = {
         "bandwidth_bytes_per_s": _scaled(entry.bandwidth_gb_per_s, 1e9),
         "latency_s": _scaled(entry.latency_us, 1e-6),
@@ -320,6 +322,7 @@ def reference_system(device_name: str) -> Cluster | None:
 
 def _networks_assumed(system: Cluster) -> str:
     """Say which networks the reference system of a device has."""
+    # The answer must say which network it assumed, tier by tier.
     tiers = [
         f"{level.name} at {scaled(level.bandwidth_bytes_per_s, 'B/s')} per device for up to {level.size:,} devices"
         for level in system.levels

@@ -65,6 +65,7 @@ class DeviceEntry(Stated):
 
     def device(self, name: str) -> Device:
         """The device of this entry, in SI units."""
+        # Units of data sheets end here: everything behind this is in SI units.
         stated = dict(vars(self))
         peak = {dtype: rate * 1e12 for dtype, rate in vars(stated.pop("peak_tflops")).items() if rate is not None}
         for stated_as, (name_si, factor) in _SI.items():

@@ -137,6 +137,7 @@ def _files() -> MappingProxyType[str, dict[str, Any]]:
 @cache
 def _names() -> MappingProxyType[str, tuple[str, ...]]:
     """Names of frameworks by `key`, each with the framework that it means."""
+    # An alias may stand for several frameworks that had the name in turn: the year tells which.
     names = {name: (name,) for name in _files()}
     for alias, candidates in package_table("framework_names.toml")["names"].items():
         if alias in names:

@@ -141,6 +141,7 @@ def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fiel
     """
     stated = {key: value for key, value in config.items() if value is not None}
     lists = checked(LayerLists, stated, place)
+    # "Linear attention" is Mamba-2 in some families and a delta net in others: the sizes tell which there is.
     attention = lists.attention(fields["layers"], "M" if fields.get("mamba") else "L")
     feed_forward = lists.feed_forward(fields["layers"], fields.get("experts"))
     if attention is None and feed_forward is None:
@@ -150,6 +151,7 @@ def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fiel
 
 def one_number(value: Any) -> Any:
     """The number that a list repeats for every layer (Hunyuan's `moe_topk`); any other value as it is."""
+    # Shapes of other things are lists too, and stay.
     if not isinstance(value, list) or not value or not isinstance(value[0], int):
         return value
     return value[0] if value.count(value[0]) == len(value) else value

@@ -65,6 +65,7 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
             lines.append(f"{size} = {value}")
         elif size not in ("kv_heads", "head_dim"):  # these follow from the others
             lines.append(f"# {size} = {ASK}  # the configuration does not tell it")
+    # What no key tells is LLaMA's, as most families of today follow it; comments say what to check.
     tied = config.get("tie_word_embeddings")
     activation = next((str(config[key]) for key in ("hidden_act", "activation_function") if config.get(key)), "silu")
     lines += [
@@ -87,6 +88,7 @@ def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, 
     sizes = {}
     for size, names in keys.items():
         sizes[size] = next((config[key] for key in names if isinstance(config.get(key), int)), None)
+    # Without the first size (experts, the rank of keys) the model has no such part.
     if sizes[next(iter(keys))] is None:
         return []
     # Queries that are not compressed have no rank.

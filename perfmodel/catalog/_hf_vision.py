@@ -39,6 +39,7 @@ class Vit:
             len(self.id2label),
             patches.tokens,
         )
+        # Every patch sees every other one.
         return sizes | {
             "patches": patches,
             "causal": False,
@@ -78,6 +79,7 @@ class Dit:
             channels=self.in_channels,
             out_channels=self.out_channels or self.in_channels,
         )
+        # Diffusers states the size of a head and not the hidden size.
         hidden, heads = self.num_attention_heads * self.attention_head_dim, self.num_attention_heads
         return plain_sizes(self.num_layers, hidden, heads, None, 0, patches.tokens) | {
             "patches": patches,

@@ -186,6 +186,7 @@ def _gbit_per_s(match: re.Match[str]) -> float:
     number = float(match["number"].replace(",", ""))
     if match["ethernet"]:
         return number
+    # "Gb" are bits and "GB" bytes; the case of the b is all that tells them apart.
     unit = (match["bytes"] or match["bits"]).lower()
     return number * PREFIX_GBIT[unit[0]] * (8 if match["bytes"] else 1)
 
@@ -203,6 +204,7 @@ def _adapter_gbit_per_s(match: re.Match[str]) -> float | None:
 def _generation_and_rate(kind: str, match: re.Match[str]) -> tuple[str, float | None]:
     """The generation that a name tells, and the rate of one of its links."""
     groups = match.groupdict()
+    # `NDR200` is a link of half the lanes: the number behind the generation is its rate.
     if kind == "generation":
         generation = groups["generation"].upper()
         return generation, float(groups["lane"] or INFINIBAND_GBIT[generation])

@@ -34,6 +34,7 @@ NUMBER_WORDS: Final = {
 
 _TOKENS: Final = (
     (
+        # Remarks first: an instance type has numbers and letters that look like rates and counts.
         "remark",
         r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b",
     ),  # an instance type such as p5.48xlarge
@@ -41,6 +42,7 @@ _TOKENS: Final = (
         "nothing",
         r"(?i)\bn/a\b|\b(?:rate )?not (?:stated|known|given)\b|\bunknown\b|\bsee [\w ]+|-(?=\s|$)",
     ),
+    # Links within a node, which stand beside the network's words and are none of them.
     ("domain", r"(?i)\bnvl-?\d+\b"),
     (
         "scale_up",
@@ -49,9 +51,11 @@ _TOKENS: Final = (
     ),
     ("host", r"(?i)\bpcie?\b(?:[- ]?(?:gen)?[- ]?\d(?:\.0)?)?(?:\s*x\d+)?"),
     (
+        # Rates, before names and counts: `100GbE` is one, and `200G` is no count.
         "rate",
         rf"(?P<number>{_NUMBER})\s*-?\s*(?:(?P<ethernet>{_ETHERNET_UNIT})|(?P<bytes>{_BYTES})|(?P<bits>{_BITS}))",
     ),
+    # Names, from those that say most: a generation or an adapter tells a rate too.
     ("bare", r"(?i)\bgig(?:a(?:bit)?)?[- ]?ethernet\b|\bgigabit\b"),
     ("generation", r"(?i)\b(?P<generation>[sdqfehnxg]dr)(?:-?(?P<lane>\d{2,3}))?(?![\w])"),
     ("quantum", r"(?i)\bquantum(?:[- ]?(?P<quantum>x800|[23])(?!\s*[x\u00d7*]\s*\d))?\b"),
@@ -78,6 +82,7 @@ _TOKENS: Final = (
     ("dcn", r"(?i)\bdcn\b|\bdata-?\s?cent(?:er|re) network\b"),
     ("ethernet", r"(?i)\bethernet\b|\btcp(?:/ip)?\b|\biwarp\b"),
     ("rdma", r"(?i)\brdma\b"),
+    # Counts, what figures are per, and remarks on them.
     ("count", r"(?P<count>\d+)\s*[xX\u00d7*]"),
     ("count", r"(?<![A-Za-z0-9])[xX\u00d7*]\s*(?P<times>\d{1,2})(?![\w.])"),
     ("count", rf"(?i)\b(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-z])"),
@@ -91,6 +96,7 @@ _TOKENS: Final = (
     ("total", r"(?i)\b(?:in )?total\b|\baggregated?\b|\baltogether\b"),
     ("both_ways", r"(?i)\bbi-?directional(?:ly)?\b|\bbidir\b|\bboth (?:ways|directions)\b"),
     ("noun", rf"(?i)\b(?:{_ADAPTER})(?![a-z])"),
+    # What is left: numbers by themselves, and words that say nothing.
     ("number", rf"(?<![\w.])(?:{_NUMBER})(?![\w.])"),
     (
         "filler",

@@ -154,6 +154,7 @@ def _network(fabric: AdapterSet, text: str) -> Network:
     # count says whose the rate is.
     by_word: dict[str, Scope] = {"device": "device", "rack": "rack"}
     scope = by_word.get(fabric.scope, "node")
+    # Google names the protocol, and the machine that has it has one rate.
     if rate is None and fabric.family in _TCPX_NODE_GBIT and count is None:
         rate, scope = float(_TCPX_NODE_GBIT[fabric.family]), "node"
     elif rate is None and link is not None:
@@ -165,6 +166,7 @@ def _network(fabric: AdapterSet, text: str) -> Network:
             else:
                 scope = "device"
     elif rate is not None and count is None:
+        # A rate per device: its adapter, if no count says otherwise.
         if fabric.scope == "device":
             count = 1
         elif fabric.scope == "adapter" or (fabric.scope == "" and not fabric.is_total and rate == link):

@@ -76,6 +76,7 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
         PerfModelError: a file that cannot be read; a key that there is not or a value that it cannot have, by name.
     """
     place = str(path) if path is not None else "--set"
+    # Only a file on disk has a folder that its schedule may lie in; changes of the command line may name any file.
     data = read_toml(Path(path)) if path is not None else {}
     if path is not None and "layout" in data:
         data["layout"] = _with_schedule_below(data["layout"], Path(path).parent, place)
@@ -126,6 +127,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
         if type(data["devices"]) is not int:
             raise PerfModelError(f"{place}: devices must be a whole number, got {data['devices']!r}")
         stated["devices"] = data["devices"]
+    # Tables of layout, search and serving are checked by those who read them: here only their place is.
     stated |= checked_fields(Job, data.get("job", {}), f"{place} [job]", JOB_WORDS)
     return JobFile(
         place=place,
@@ -165,6 +167,7 @@ def _change(data: dict[str, Any], change: str) -> None:
     *tables, name = key.split(".")
     if not sign or not name:
         raise PerfModelError(f"--set {change}: not KEY=VALUE, like job.seq_len=4096")
+    # A layout in its notation becomes a table, so that one key of it can be changed.
     if tables == ["layout"] and isinstance(data.get("layout"), str):
         data["layout"] = {field: written(value) for field, value in Layout.values(data["layout"]).items()}
     # Tables that are not there yet are made, so that a change may add a whole section.
@@ -233,6 +236,7 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
         notation = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in notation.items())
     if not isinstance(notation, str):
         raise PerfModelError(f"{place}: layout must be a table, or text like 'tp=8,pp=4', got {notation!r}")
+    # The framework fills in the rest later: of a part of a layout only keys and values can be wrong.
     if notation:
         try:
             Layout.values(notation)
@@ -314,6 +318,7 @@ def problem_and_layout(
     layout_fields = {name: value for name, value in layout_fields.items() if value is not None}
     if layout_fields and layout:
         raise PerfModelError(f"the layout is given twice: as layout= and as {', '.join(layout_fields)}; leave one out")
+    # A notation, not a `Layout`: what it leaves out is the framework's to fill in.
     layout = layout_in_words(layout_fields or layout)
     stated = {name: value for name, value in stated.items() if value is not None}
     # A whole problem leaves nothing to fill in, and what is said beside it would contradict it.

@@ -265,6 +265,7 @@ def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: 
             f"intra_link {intra_link!r}: only devices of {maker} have such links, and {accelerator.name} is made by "
             f"{accelerator.vendor}; correct the device or the link, or leave intra_link empty for the device's own"
         )
+    # Only boards with a Grace or Vera CPU are built into racks of NVLink.
     if rack > LARGEST_NVLINK_NODE and not accelerator.name.startswith(("GB", "VR")):
         raise PerfModelError(
             f"NVL{rack}: {accelerator.name} is not joined to racks of {rack} by NVLink; name GB200 or GB300, or leave "
@@ -382,6 +383,7 @@ def _check_adapters(accelerator: Device, network: Network, gbit: float) -> None:
 
 
 def _reference_gbit(accelerator: Device) -> float:
+    # B300 and GB300 come with ConnectX-8, twice the rate of their generation.
     if "300" in accelerator.name and accelerator.architecture == "Blackwell":
         return _BLACKWELL_ULTRA_GBIT
     return _REFERENCE_GBIT.get(accelerator.architecture, _OTHER_GBIT)
