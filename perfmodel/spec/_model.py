@@ -159,24 +159,24 @@ class Transformer(Stated):
     def __post_init__(self) -> None:
         # Each figure by itself. On patches there may be no classes.
         owner, sizes = f"model {self.name}", vars(self)
-        whole(
-            owner,
-            {name: sizes[name] for name in _SIZES if name != "vocab" or self.patches is None},
-        )
+        positive_sizes = [name for name in _SIZES if name != "vocab" or self.patches is None]
+        whole(owner, {name: sizes[name] for name in positive_sizes})
         whole(owner, {name: sizes[name] for name in (*_SIZES_OR_NONE, "vocab")}, least=0)
-        whole(
-            owner,
-            {"layers": self.layers, "decoder_layers": self.decoder_layers},
-            least=0,
-            most=MOST_LAYERS,
-        )
+        numbers_of_layers = {"layers": self.layers, "decoder_layers": self.decoder_layers}
+        whole(owner, numbers_of_layers, least=0, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
-        # Mixers are known letters, one per layer or in words, and each has the sizes that it needs.
+        # Then what they are together.
+        self._check_mixers(owner)
+        self._check_combinations(owner)
+
+    def _check_mixers(self, owner: str) -> None:
+        """Raise `PerfModelError` unless mixers are known letters, and each has the sizes that it needs."""
+        sizes = vars(self)
         letters = set(self.mixers + self.mtp_mixers) - {" "}
-        a_letter_each = " " not in self.mixers and len(self.mixers) != self.layers
-        if letters - set(MIXERS) or (self.mixers and (not letters or a_letter_each)):
+        wrong_number = " " not in self.mixers and len(self.mixers) != self.layers
+        if letters - set(MIXERS) or (self.mixers and (not letters or wrong_number)):
             known = ", ".join([f"{letter} ({what})" for letter, what in MIXERS.items()])
             raise PerfModelError(
                 f"{owner}: mixers must be a letter per layer, or a word per layer, among {known}; got {self.mixers!r} "
@@ -190,19 +190,16 @@ class Transformer(Stated):
             if letter in letters and not sizes[field]:
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}")
 
-        # Parts that do not go together.
+    def _check_combinations(self, owner: str) -> None:
+        """Raise `PerfModelError` for parts that do not go together."""
+        sizes = vars(self)
         if self.decoder_layers and (self.mixers or self.mtp_layers or self.patches or self.adaln):
             raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
         if self.patches and (self.causal or self.mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
-        sequential = (
-            "experts",
-            "mixers",
-            "latent_attention",
-            "decoder_layers",
-            "mtp_layers",
-            "adaln",
-        )
+
+        # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
+        sequential = ("experts", "mixers", "latent_attention", "decoder_layers", "mtp_layers", "adaln")
         incompatible = [name for name in sequential if sizes[name]]
         if self.norm_at != "input":
             incompatible.append("norm_at")

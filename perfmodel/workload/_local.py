@@ -59,7 +59,9 @@ class ShardSizes:
     """Sizes of one stack on one rank (encoder or decoder). Lengths in tokens, sizes in elements."""
 
     job: Job
+    """What a step computes."""
     shard: Shard
+    """Degrees that the sizes are divided by."""
     sequences: int
     """Sequences of a micro-batch; of varied lengths, as many equal ones as take the same time in attention."""
     seq_len: int
@@ -72,9 +74,13 @@ class ShardSizes:
     norm_tokens: int
     """Rows outside tensor-parallel regions: `tokens`, or a tp-th of it with sequence parallelism."""
     hidden: int
+    """Elements of a token's hidden state, which is not divided."""
     heads: int
+    """Attention heads of queries on this device."""
     kv_heads: int
+    """Heads of keys and values on this device, at least 1."""
     ffn: int
+    """Inner size of the dense feed-forward on this device."""
     vocab: int
     """Rows of this device's shard of the padded vocabulary; 0 where the input is patches."""
     precision: Precision
@@ -82,10 +88,8 @@ class ShardSizes:
     @property
     def unquantised(self) -> "ShardSizes":
         """Sizes with products that are not quantised, of weights that are stored as they are used."""
-        return replace(
-            self,
-            precision=replace(self.precision, dtype=self.precision.wide_dtype, base=""),
-        )
+        precision = replace(self.precision, dtype=self.precision.wide_dtype, base="")
+        return replace(self, precision=precision)
 
     def for_module(self, module: WideModule) -> "ShardSizes":
         """Sizes for products that the job may keep wider than others (`Job.wide_modules`)."""
@@ -106,6 +110,7 @@ class ShardSizes:
 
     @property
     def tp(self) -> int:
+        """Tensor-parallel degree."""
         return self.shard.tp
 
     def adapts(self, *modules: AdapterModule) -> bool:
@@ -119,6 +124,7 @@ class ShardSizes:
 
     @property
     def sequence_parallel(self) -> bool:
+        """Whether norms and dropouts are sharded along the sequence."""
         return self.shard.sequence_parallel and self.shard.tp > 1
 
     @property
@@ -161,60 +167,14 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     Raises:
         LayoutError: if heads, kv_heads, ffn_hidden or the sequence do not divide; names the remedy.
     """
-    # Heads and feed-forward over tensor-parallel ranks. Latent attention expands keys and values to all heads.
+    _require_divided_heads(model, shard)
+
+    # Load-balanced under a causal mask, each context-parallel rank has two chunks of the sequence.
     tp, cp = shard.tp, shard.cp
-    kv = model.kv_heads if model.latent_attention is None else model.heads
-    divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
-    divide(
-        model,
-        Reason.HIDDEN,
-        f"ffn_hidden={model.ffn_hidden} is",
-        model.ffn_hidden,
-        "tp",
-        tp,
-    )
-
-    # Ulysses exchanges sequence for heads, so that these are divided once more.
-    if shard.cp_kind == "ulysses":
-        heads = model.heads // tp
-        divide(
-            model,
-            Reason.HEADS,
-            f"{heads} attention heads of a rank are",
-            heads,
-            "cp (of cp_kind=ulysses)",
-            cp,
-        )
-        if kv // tp > 1 and (kv // tp) % cp and cp % (kv // tp):
-            raise LayoutError(
-                f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {kv // tp} kv_heads of a rank or be a "
-                "multiple of them",
-                Reason.KV_HEADS,
-            )
-
-    # Fewer heads of keys and values than ranks are copied, each for as many ranks.
-    if kv % tp and tp % kv:
-        raise LayoutError(
-            f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it",
-            Reason.KV_HEADS,
-        )
-
-    # The sequence over context-parallel ranks: load-balanced under a causal mask, each has two chunks of it.
     balanced = cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
     chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
-
-    # With sequence parallelism tensor-parallel ranks divide it once more.
-    for parts, what in (
-        (cp, "cp"),
-        (chunks, "2*cp"),
-        (tp * cp * sequence_parallel or 1, "tp*cp of sequence_parallel"),
-    ):
-        if seq_len % parts:
-            raise LayoutError(
-                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})",
-                Reason.SEQUENCE,
-            )
+    _require_divided_sequence(model, seq_len, cp, chunks, tp if sequence_parallel else 1)
     if cp > 1 and not job.flash_attention:
         raise LayoutError(
             f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1",
@@ -236,11 +196,61 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
         norm_tokens=-(-tokens // tp) if sequence_parallel else tokens,
         hidden=model.hidden,
         heads=model.heads // tp,
-        kv_heads=max(1, kv // tp),
+        kv_heads=max(1, _expanded_kv_heads(model) // tp),
         ffn=model.ffn_hidden // tp,
         vocab=0 if model.patches else padded_vocab(model.vocab, tp) // tp,
         precision=Precision.of(job),
     )
+
+
+def _expanded_kv_heads(model: Transformer) -> int:
+    """Heads of keys and values that attention sees: latent attention expands them to all heads."""
+    return model.kv_heads if model.latent_attention is None else model.heads
+
+
+def _require_divided_heads(model: Transformer, shard: Shard) -> None:
+    """Raise `LayoutError` unless heads and feed-forward divide over tensor- and context-parallel ranks."""
+    tp, cp = shard.tp, shard.cp
+    kv_heads = _expanded_kv_heads(model)
+    divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
+    divide(model, Reason.HIDDEN, f"ffn_hidden={model.ffn_hidden} is", model.ffn_hidden, "tp", tp)
+
+    # Ulysses exchanges sequence for heads, so that these are divided once more.
+    if shard.cp_kind == "ulysses":
+        heads, rank_kv_heads = model.heads // tp, kv_heads // tp
+        divide(model, Reason.HEADS, f"{heads} attention heads of a rank are", heads, "cp (of cp_kind=ulysses)", cp)
+        if rank_kv_heads > 1 and rank_kv_heads % cp and cp % rank_kv_heads:
+            raise LayoutError(
+                f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {rank_kv_heads} kv_heads of a rank or be a "
+                "multiple of them",
+                Reason.KV_HEADS,
+            )
+
+    # Fewer heads of keys and values than ranks are copied, each for as many ranks.
+    if kv_heads % tp and tp % kv_heads:
+        raise LayoutError(
+            f"{model.name}: tp={tp} must divide kv_heads={kv_heads} or be a multiple of it",
+            Reason.KV_HEADS,
+        )
+
+
+def _require_divided_sequence(model: Transformer, seq_len: int, cp: int, chunks: int, sequence_ranks: int) -> None:
+    """Raise `LayoutError` unless a sequence divides over ranks.
+
+    Args:
+        chunks: parts that context parallelism divides it into.
+        sequence_ranks: tensor-parallel ranks that divide a context-parallel rank's part once more (sequence
+            parallelism), 1 for none.
+    """
+    parts_of_sequence = [(cp, "cp"), (chunks, "2*cp")]
+    if sequence_ranks > 1:
+        parts_of_sequence.append((sequence_ranks * cp, "tp*cp of sequence_parallel"))
+    for parts, what in parts_of_sequence:
+        if seq_len % parts:
+            raise LayoutError(
+                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})",
+                Reason.SEQUENCE,
+            )
 
 
 def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]:
