@@ -33,11 +33,11 @@ NUMBER_WORDS: Final = {
 }
 
 _TOKENS: Final = (
+    # Remarks first: an instance type (p5.48xlarge) has numbers and letters that look like rates and counts.
     (
-        # Remarks first: an instance type has numbers and letters that look like rates and counts.
         "remark",
         r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b",
-    ),  # an instance type such as p5.48xlarge
+    ),
     (
         "nothing",
         r"(?i)\bn/a\b|\b(?:rate )?not (?:stated|known|given)\b|\bunknown\b|\bsee [\w ]+|-(?=\s|$)",
@@ -50,8 +50,8 @@ _TOKENS: Final = (
         r"|\bneuron-?link\b|\bhccs\b|\bxe[- ]?link\b|\bici\b",
     ),
     ("host", r"(?i)\bpcie?\b(?:[- ]?(?:gen)?[- ]?\d(?:\.0)?)?(?:\s*x\d+)?"),
+    # Rates, before names and counts: `100GbE` is one, and `200G` is no count.
     (
-        # Rates, before names and counts: `100GbE` is one, and `200G` is no count.
         "rate",
         rf"(?P<number>{_NUMBER})\s*-?\s*(?:(?P<ethernet>{_ETHERNET_UNIT})|(?P<bytes>{_BYTES})|(?P<bits>{_BITS}))",
     ),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,20 @@ _METADATA: Final = "/host:metadata"
 _NO_MODULE: Final = "event of a module that the profile does not carry"
 
 
+class DeviceEvent(NamedTuple):
+    """An event on a stream of a device of one process."""
+
+    device: int
+    stream: int
+    event: XEvent
+
+
 @dataclass(frozen=True)
 class XplaneFile:
     """One process's profile."""
 
-    work: tuple[tuple[int, int, XEvent], ...]
-    """Device, stream and event."""
+    work: tuple[DeviceEvent, ...]
+    """Events of all devices; of a profile of CPUs those of XLA on the host."""
     ranges: tuple[Range, ...]
     modules: dict[str, HloModule]
 
@@ -64,7 +72,7 @@ def read_xplane(path: Path) -> XplaneFile:
         TableError: as `read_xspace`.
     """
     planes = read_xspace(path)
-    work: list[tuple[int, int, XEvent]] = []
+    work: list[DeviceEvent] = []
     hosts = [plane for plane in planes if plane.name == _CPU]
     ranges: list[Range] = []
     known: dict[str, HloModule] = {}
@@ -152,17 +160,17 @@ def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Coun
     return rows + [row | {"software": "xla"} for row in calls.rows()]
 
 
-def _of_device(number: int, plane: XPlane) -> list[tuple[int, int, XEvent]]:
+def _of_device(number: int, plane: XPlane) -> list[DeviceEvent]:
     streams = [line for line in plane.lines if line.name.startswith("Stream")]
     # A GPU has a line per stream, a TPU lines of XLA's operations.
     chosen = streams or [line for line in plane.lines if line.name in _OP_LINES]
-    events: list[tuple[int, int, XEvent]] = []
+    events: list[DeviceEvent] = []
     for index, line in enumerate(chosen):
-        events += [(number, index, event) for event in line.events]
+        events += [DeviceEvent(number, index, event) for event in line.events]
     return events
 
 
-def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
+def _of_cpu(plane: XPlane, path: Path) -> list[DeviceEvent]:
     """XLA's own events on the host: a stream per device, whichever thread runs it."""
     events = []
     for line in plane.lines:
@@ -170,7 +178,7 @@ def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
             # Thunks of XLA's CPU client have an event at their end too, which repeats the first.
             if "hlo_op" in event.stats and "device_ordinal" in event.stats and not event.name.startswith("end: "):
                 device = integer(event.stats["device_ordinal"], "device_ordinal", f"{path}: {event.name}")
-                events.append((device, 0, event))
+                events.append(DeviceEvent(device, 0, event))
     return events
 
 

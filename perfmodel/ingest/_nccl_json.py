@@ -8,6 +8,7 @@ from typing import Any, Final
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer, listing, mapping, number, text
 from perfmodel.ingest._nccl_tests import (
+    ListedRank,
     algorithm,
     allowed,
     checked_time_us,
@@ -44,16 +45,16 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     threads = integer(config.get("nthreads", 1), "nthreads", path, 1)
     gpus = integer(config.get("ngpus", 1), "ngpus", path, 1)
     # The file lists the first rank of every process; the others of the process are like it.
-    first_ranks: list[tuple[str, str, str]] = []
+    first_ranks: list[ListedRank] = []
     for item in listing(config.get("devices"), "devices", path):
         process = mapping(item, "devices", path)
         host = text(process.get("hostname", ""), "hostname", path)
         device = text(process.get("device_info", ""), "info", path)
-        first_ranks.append((str(process.get("group", 0)), host, device))
+        first_ranks.append(ListedRank(str(process.get("group", 0)), host, device))
     # A damaged number of threads would make a list of billions of ranks.
     if threads * gpus * len(first_ranks) > _MOST_RANKS:
         raise TableError(f"{path}: {threads} threads of {gpus} GPUs in {len(first_ranks)} processes; repair the config")
-    ranks: list[tuple[str, str, str]] = []
+    ranks: list[ListedRank] = []
     for rank in first_ranks:
         ranks += [rank] * (threads * gpus)
     group = group_columns(ranks, options, str(path))

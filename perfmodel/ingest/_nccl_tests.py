@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.errors import TableError
 from perfmodel.ingest._bandwidth_ratio import BandwidthRatio, clearest_ratio
@@ -64,6 +64,14 @@ _MOST_LABELS: Final = 3
 _UNITS: Final = {"(B)", "(elements)", "(us)", "(GB/s)", "(%)"}
 
 
+class ListedRank(NamedTuple):
+    """A rank as a log lists it; hosts serve only to count them."""
+
+    group: str
+    host: str
+    device_name: str
+
+
 @dataclass
 class _Section:
     """One run of one test, as far as it has been read."""
@@ -73,8 +81,7 @@ class _Section:
     iterations: int = 1
     nccl: str = ""
     settings: dict[str, str] = field(default_factory=dict)
-    ranks: list[tuple[str, str, str]] = field(default_factory=list)
-    """Group, host and device name; hosts only to count them."""
+    ranks: list[ListedRank] = field(default_factory=list)
     highest_rank: int = -1
     """Number of the last rank that is listed: an excerpt may leave out others."""
     highest_device: int = -1
@@ -172,7 +179,7 @@ def _comment(section: _Section, line: str, place: str) -> None:
     # From the most particular line to the least: a rank, the header of a table, its line of units, settings.
     rank = _RANK.match(line)
     if rank:
-        section.ranks.append((rank["group"] or "0", rank["host"], rank["name"].strip()))
+        section.ranks.append(ListedRank(rank["group"] or "0", rank["host"], rank["name"].strip()))
         section.highest_rank = max(section.highest_rank, int(rank["rank"]))
         section.highest_device = max(section.highest_device, int(rank["device"]))
     elif {"size", "count", "type", "time"} <= set(line.split()):
@@ -381,8 +388,8 @@ def collective_row(
     return {"source": "nccl-tests", "collective": COLLECTIVES[test], "bytes": int(size), "dtype": DTYPES[dtype]}
 
 
-def group_columns(ranks: Sequence[tuple[str, str, str]], options: ReadOptions, place: str) -> Row:
-    """Device and group of a run: group, host and device name of the ranks that the file lists.
+def group_columns(ranks: Sequence[ListedRank], options: ReadOptions, place: str) -> Row:
+    """Columns of the device and of the group of a run, from the ranks that the file lists.
 
     Raises:
         TableError: ranks that nobody states, of different devices, or another number than the user says.
@@ -390,7 +397,7 @@ def group_columns(ranks: Sequence[tuple[str, str, str]], options: ReadOptions, p
     if not ranks and options.ranks is None:
         raise TableError(f"{place}: the file lists no ranks ('# Rank 0 ...'); say how many with --ranks N")
     # A collective runs at the pace of its slowest device: a mixed group measures neither kind.
-    names = {name for _, _, name in ranks}
+    names = {rank.device_name for rank in ranks}
     if len(names) > 1:
         listed = ", ".join(sorted(names))
         raise TableError(f"{place}: ranks on different devices ({listed}); measure one kind at a time")
@@ -398,8 +405,8 @@ def group_columns(ranks: Sequence[tuple[str, str, str]], options: ReadOptions, p
     if not ranks:
         return {"device": device, "num_ranks": options.ranks} | options.nodes(options.ranks or 0)
     # Communicators that run side by side (NCCL_TESTS_SPLIT) are alike: one stands for all.
-    group = Counter(group for group, _, _ in ranks).most_common(1)[0][0]
-    ranks_on_host = Counter(host for rank_group, host, _ in ranks if rank_group == group)
+    group = Counter(rank.group for rank in ranks).most_common(1)[0][0]
+    ranks_on_host = Counter(rank.host for rank in ranks if rank.group == group)
     count = sum(ranks_on_host.values())
     if options.ranks is not None and options.ranks != count:
         raise TableError(f"{place}: the file lists {count} ranks, not {options.ranks}; leave --ranks out")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,14 @@ _TIMES: Final = ("start", "end")
 _PUSH_POP, _START_END = 59, 60
 """Event types of NVTX ranges."""
 Record = dict[str, Any]
+
+
+class OperatorCall(NamedTuple):
+    """One call of an operator, as an NVTX range around it says it."""
+
+    start_ns: int
+    end_ns: int
+    op: TorchOp
 
 
 @dataclass(frozen=True)
@@ -237,12 +245,12 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
             if call is None or activity.kind != ActivityKind.COMPUTE:
                 detail = Detail((number, "kernel", position), launched_s=launched_s)
             else:
-                columns = op_row(call[2])
+                columns = op_row(call.op)
                 # NVTX ranges give sizes only: the element type stands in the kernel's name.
                 dtype = _dtype([row["name"]])
                 if columns is not None and dtype:
                     columns = columns | {"dtype": dtype}
-                detail = Detail((number, id(call)), call[2].name, columns, launched_s)
+                detail = Detail((number, id(call)), call.op.name, columns, launched_s)
             keyed_calls.append(((number, *key), activity, detail))
     devices = numbered((key, activity) for key, activity, _ in keyed_calls)
     return [(activity, detail) for activity, (_, _, detail) in zip(devices, keyed_calls, strict=True)]
@@ -263,7 +271,7 @@ def nsys_rows(files: Sequence[NsysFile], options: ReadOptions, skipped: Counter[
 
 def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
     calls = _operator_calls(file)
-    kernels_by_call: dict[int, tuple[Call, list[Record]]] = {}
+    kernels_by_call: dict[int, tuple[OperatorCall, list[Record]]] = {}
     for kernel in file.kernels:
         if is_communication(kernel["name"]):
             skipped["communication kernel: Nsight Systems does not record its size"] += 1
@@ -274,11 +282,11 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
             skipped["kernel outside of any operator's NVTX range with shapes (emit_nvtx(record_shapes=True))"] += 1
         else:
             kernels_by_call.setdefault(id(call), (call, []))[1].append(kernel)
-    for (_, _, op), kernels in kernels_by_call.values():
-        row = op_row(op)
+    for call, kernels in kernels_by_call.values():
+        row = op_row(call.op)
         time_us = sum(kernel["end"] - kernel["start"] for kernel in kernels) * 1e-3
         if row is None:
-            skipped[f"no row for operator {op.name}"] += 1
+            skipped[f"no row for operator {call.op.name}"] += 1
         elif time_us > 0:
             device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
             dtype = _dtype([kernel["name"] for kernel in kernels])
@@ -295,13 +303,9 @@ def _dtype(names: Sequence[str]) -> str:
     return dtypes.pop() if len(dtypes) == 1 else ""
 
 
-Call = tuple[int, int, TorchOp]
-"""Start and end in nanoseconds, and the operator."""
-
-
-def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
+def _operator_calls(file: NsysFile) -> dict[int, list[OperatorCall]]:
     """Operators' ranges by thread, sorted by start."""
-    calls: dict[int, list[Call]] = defaultdict(list)
+    calls: dict[int, list[OperatorCall]] = defaultdict(list)
     for row in file.ranges:
         # `aten::linear, seq = 12, op_id = 3, sizes = [[8, 1024], [4096, 1024]]` of torch's emit_nvtx.
         operator = _OPERATOR.search(str(row["name"]))
@@ -312,16 +316,16 @@ def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         op = TorchOp(operator["name"], tuple(tuple(s) if isinstance(s, list) else () for s in shapes), ())
-        calls[row.get("globalTid") or 0].append((row["start"], row["end"], op))
+        calls[row.get("globalTid") or 0].append(OperatorCall(row["start"], row["end"], op))
     for thread_calls in calls.values():
-        thread_calls.sort(key=lambda call: (call[0], -call[1]))
+        thread_calls.sort(key=lambda call: (call.start_ns, -call.end_ns))
     return calls
 
 
-def _innermost(calls: list[Call], at_ns: int) -> Call | None:
+def _innermost(calls: list[OperatorCall], at_ns: int) -> OperatorCall | None:
     """The last call to begin among those that are open (calls of a thread nest)."""
     # From the last call that had begun backwards: nested calls that have ended are passed over.
-    for index in range(bisect_right(calls, at_ns, key=lambda call: call[0]) - 1, -1, -1):
-        if calls[index][1] >= at_ns:
+    for index in range(bisect_right(calls, at_ns, key=lambda call: call.start_ns) - 1, -1, -1):
+        if calls[index].end_ns >= at_ns:
             return calls[index]
     return None

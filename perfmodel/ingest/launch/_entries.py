@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perfmodel.display import json_text
 from perfmodel.errors import LaunchFileError
@@ -176,45 +176,55 @@ def wrapper_of(key: str) -> str:
     return next((wrapper for wrapper in WRAPPERS if key.startswith(wrapper)), "")
 
 
+class _NamedFile(NamedTuple):
+    """A file that another is made of."""
+
+    name: str
+    prefix: str
+    """Beginning that its keys get."""
+    line: int
+    """Line of the other file that names it."""
+
+
 def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
     """The files that a file is made of, first what later ones replace (Hydra: `_self_` is last unless it is listed)."""
     entries_of_file = dict(entries_of_file)
     listed = entries_of_file.pop("defaults", Entry([], 0))
     names: list[Any] = listed.value if isinstance(listed.value, list) else []
+    # What comes later replaces what comes before; None stands for the file itself.
+    order: list[_NamedFile | None] = []
     # MaxText: `base_config: base.yml` is loaded below the file (MaxText/pyconfig.py).
     base = entries_of_file.get("base_config")
-    included = [(base.value, "", base.line)] if base is not None and isinstance(base.value, str) else []
+    if base is not None and isinstance(base.value, str):
+        order.append(_NamedFile(base.value, "", base.line))
     # Primus: files that this one begins with.
     extended = entries_of_file.pop("extends", Entry([], 0))
     for name in [extended.value] if isinstance(extended.value, str) else extended.value or []:
-        included.append((str(name), "", extended.line))
-    # Each part is a path, the prefix of its keys and the line that names it; None stands for the file itself.
-    order: list[tuple[str, str, int] | None] = [*included]
+        order.append(_NamedFile(str(name), "", extended.line))
     for item in names:
         if item == "_self_":
             order.append(None)
         elif isinstance(item, str):
-            order.append((f"{item}.yaml", "", listed.line))
+            order.append(_NamedFile(f"{item}.yaml", "", listed.line))
         elif isinstance(item, dict):
             # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
             groups = [(str(k), v) for k, v in item.items() if not str(k).startswith("override ") and v is not None]
-            order += [(f"{group}/{name}.yaml", f"{group}.", listed.line) for group, name in groups]
+            order += [_NamedFile(f"{group}/{name}.yaml", f"{group}.", listed.line) for group, name in groups]
     for part in order if None in order else [*order, None]:
         if part is None:
             yield entries_of_file
             continue
-        name, prefix, line = part
-        path = folder / name
+        path = folder / part.name
         if not path.is_file():
-            notes.append(f"{name} (line {line}), which the file is based on, is not beside it")
+            notes.append(f"{part.name} (line {part.line}), which the file is based on, is not beside it")
             continue
         try:
             text = read_text(path)
         except (OSError, ValueError) as error:
             raise broken(str(path), 0, f"cannot be read ({error})") from None
-        entries = included_entries(_yaml_entries(text, str(path)), path, line)
+        entries = included_entries(_yaml_entries(text, str(path)), path, part.line)
         # What the included file is based on itself is not followed.
-        yield {f"{prefix}{key}": entry for key, entry in entries.items() if key != "defaults"}
+        yield {f"{part.prefix}{key}": entry for key, entry in entries.items() if key != "defaults"}
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
