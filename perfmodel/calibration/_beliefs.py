@@ -71,8 +71,11 @@ class Group:
     """The measured events of one group, conditioned on."""
 
     components: tuple[Component, ...]
+    """Parts of the residuals."""
     hyper: Hyperparameters
+    """Variances and lengths of these parts."""
     points: Points
+    """The measured events as points."""
     lower: Float[np.ndarray, "measured measured"]
     """Cholesky factor L of their covariance with noise."""
     white: Float[np.ndarray, " measured"]
@@ -84,7 +87,9 @@ class Located:
     """Events of one group in a list of events, and how the measured ones bear on them."""
 
     index: np.ndarray
+    """Places in the list."""
     points: Points
+    """The events as points."""
     known: Float[np.ndarray, "measured events"]
     """L^-1 times the covariance of the measured events with these; no rows before anything is measured."""
 

@@ -32,9 +32,11 @@ class Points:
     """`n` points: categories as text, coordinates as numbers, and how noisy short times make them."""
 
     categories: Mapping[str, np.ndarray]
+    """Text of every point by category."""
     coordinates: Mapping[str, np.ndarray]
+    """Number of every point by coordinate."""
     unrest: np.ndarray
-    """0..1, share of the noise variance that only short times have."""
+    """Share, from 0 to 1, of the noise variance that only short times have."""
 
     def __len__(self) -> int:
         return len(self.unrest)

@@ -35,13 +35,15 @@ class Difference:
     """An event whose prediction and measurement differ; seconds per device and step."""
 
     event: str
+    """Name of the event."""
     family: str
+    """Family of kernels or kind of collective; empty where no name tells it."""
     predicted_s: float
     measured_s: float
     predicted_calls: float
     measured_calls: float
     effect_s: float
-    """Measured less predicted as far as it shows in the step: of collectives that hide the share that does."""
+    """Measured less predicted seconds as far as they show in the step: of collectives that hide the share that does."""
     remedy: str
     """Change that would remove the difference."""
 
@@ -52,11 +54,12 @@ class ProfileReport:
 
     layout: str
     devices: int
-    """Recorded."""
+    """Recorded devices."""
     steps: int
+    """Recorded steps."""
     predicted_step_s: float
     measured_step_s: float
-    """Median over the steps, or as stated."""
+    """Median over the recorded steps, or the stated time of a step without the profiler."""
     matched_share: float
     """Share of the measured seconds whose very event is predicted."""
     differences: tuple[Difference, ...]

@@ -138,16 +138,20 @@ class Overtaking:
     """The value of a parameter at which two layouts are equally fast."""
 
     parameter: str
+    """Name of the parameter."""
     first: str
+    """Notation of one layout."""
     second: str
+    """Notation of the other."""
     first_s: float
-    """Step times on the machine as it is."""
+    """Step time of the first on the machine as it is."""
     second_s: float
+    """Step time of the second on the machine as it is."""
     multiple: float | None
     """Multiple of the parameter, the nearest to 1, at which they are equal; None where one stays ahead up to `MOST`
     times and down to a `MOST`-th."""
     equal_s: float | None
-    """Step time there."""
+    """Step time at which they are equal."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -18,7 +18,9 @@ class Folds:
     """Sets of runs that are left out one after the other; a run is predicted in one of them at most."""
 
     names: tuple[str, ...]
+    """Name of what each fold leaves out."""
     left_out: Bool[np.ndarray, "folds runs"]
+    """Runs that each fold leaves out."""
     predicted: Bool[np.ndarray, "folds runs"]
     """Runs that each fold predicts, among those that it leaves out."""
 

@@ -114,9 +114,13 @@ class Observation:
     """One stated choice of one run."""
 
     team: str
+    """Team that published the run."""
     choice: str
+    """Name of the choice."""
     contexts: tuple[str, ...]
+    """Contexts of the run, from the most general to the most special."""
     value: str
+    """Value that the run states."""
 
 
 def count_teams(

@@ -73,14 +73,17 @@ class CaseResidual:
     measured_s: float
     predicted_s: float
     lo_s: float
+    """Lower end of the 90 % interval."""
     hi_s: float
+    """Upper end of the 90 % interval."""
     breakdown_s: dict[str, float]
     """Seconds by activity, summing to the prediction."""
     extrapolated: float
     """Share of the critical path that rests on no measurement of this device."""
     events: tuple[EventResidual, ...]
+    """Events that take most of the critical path."""
     terms: tuple[TermChange, ...]
-    """Most likely first."""
+    """Changes of one parameter that would explain the error, the most likely first."""
 
     @property
     def error(self) -> float:

@@ -47,10 +47,15 @@ class SiteRun:
     shares: list[float]
     """Shares of the step, by class."""
     degrees: list[float]
+    """Amounts of `DEGREES`: settings that are not stated, times that are extrapolated, the bubble."""
     events: float
+    """Standard deviation of the log step time from the events' own intervals."""
     at: Coordinates
+    """Coordinates of the layout, by which near ones are told."""
     open_deviation: float
+    """Standard deviation of the log step time between all that the run may have been."""
     contradicts: bool
+    """Whether statements about the run contradict one another."""
     repeated: str
     """Name that repeats of one run share."""
     labels: dict[str, str]

@@ -37,11 +37,15 @@ class Boxes:
     start: Float[np.ndarray, " boxes"]
     end: Float[np.ndarray, " boxes"]
     top: Float[np.ndarray, " boxes"]
+    """Upper edge, in rows from the top."""
     height: Float[np.ndarray, " boxes"]
+    """Height in rows."""
     colour: list[str]
+    """Colour of each box."""
     label: list[str]
-    """Written inside where it fits."""
+    """Text inside, written where it fits."""
     critical: Bool[np.ndarray, " boxes"]
+    """Whether the box is on the critical path."""
 
 
 def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> bool:

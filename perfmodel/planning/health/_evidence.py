@@ -25,15 +25,23 @@ class Observed:
     """Figures of the log beside those that were expected."""
 
     steady_s: float
+    """Usual step before any drift."""
     expected_s: float
+    """Predicted step."""
     deviation: float
     """Standard deviation of the log step time over known sites."""
     expected_sync_s: float
+    """Predicted seconds of reductions and gathers of weights that the step waits for."""
     timers: Mapping[str, PhaseTimer]
+    """Phases of a step on the fastest and slowest rank, by name."""
     pipeline: bool
+    """Whether there are pipeline stages, of which each has its own compute time."""
     peak_bytes: float | None
+    """Peak of memory in the log; None where it has none."""
     peak_counter: str
+    """Name of the counter that shows the peak."""
     expected_peak_bytes: float | None
+    """Predicted peak by the same counter."""
 
     @property
     def excess_s(self) -> float:
@@ -48,7 +56,7 @@ class Likely:
     fault: Fault
     probability: float
     severity: Severity
-    """The likeliest."""
+    """The likeliest severity of the fault."""
     explains_s: float
     """Seconds of the excess that the fault explains, on average over its severities."""
 

@@ -75,30 +75,39 @@ class RunHealth:
     """A run beside its prediction."""
 
     log: str
+    """File of the log."""
     format: str
+    """Format of the log."""
     prediction: Prediction
     """Prediction of the job that ran according to the log."""
     series: StepSeries = field(repr=False)
+    """Step times of the log, without warm-up, and its stalls."""
     excess_share: float
     """Measured usual step over the predicted one, less 1."""
     slower_than: float
     """Share of known sites of this kind that are faster with this job, by the prediction's interval."""
     healthy: bool
+    """True where the step is usual for known sites and no fault is certain."""
     fault: Cause | None
     """A cause that is certain and takes a good part of the step."""
     no_fault_probability: float
-    """That the step is as long as it is without any fault: other sites are, too."""
+    """Probability that the step is as long as it is without any fault: other sites are, too."""
     causes: tuple[Cause, ...]
-    """The likeliest first, `NAMED_CAUSES` at most."""
+    """Causes, the likeliest first, `NAMED_CAUSES` at most."""
     next_measurement: str
     """Measurement that tells these causes apart, or confirms the only one; empty without a cause."""
     typical_site_s: float
+    """Step time on a typical site."""
     good_site_s: float
-    """The step on a typical site and on one of the best tenth."""
+    """Step time on a site of the best tenth."""
     contradictions: tuple[str, ...]
+    """Sentences on where the log contradicts the script."""
     remarks: tuple[str, ...]
+    """Further facts of the log that an engineer should know."""
     peak_bytes: float | None
+    """Peak of memory that the log reports; None where it reports none."""
     expected_peak_bytes: float | None
+    """Predicted peak, as the same counter shows it; None where it is not predicted."""
     timers: Mapping[str, PhaseTimer]
     """Phases of a step on the fastest and the slowest rank, where the log has timers."""
 

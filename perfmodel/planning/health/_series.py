@@ -37,9 +37,11 @@ class Stalls:
     """Times in which the job did not train, all for one reason."""
 
     kind: StallKind
+    """Reason, as far as the log tells it."""
     count: int
+    """Number of stalls."""
     seconds_each: float
-    """Median of what one takes."""
+    """Median seconds of one."""
     seconds_per_step: float
     """Seconds that they take of the run, spread over its steps."""
     every: int | None

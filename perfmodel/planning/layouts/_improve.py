@@ -108,8 +108,11 @@ class Improved:
     """Layouts whose stages were cut anew, by which method, and why by that."""
 
     method: str
+    """Name of the method."""
     why: str
+    """Reason for it, in words."""
     improvements: tuple[Improvement, ...] = ()
+    """Layouts whose stages were cut anew."""
     complete: bool = True
     """False after an interrupt."""
 

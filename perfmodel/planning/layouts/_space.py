@@ -53,23 +53,36 @@ class SearchSpace:
     """
 
     tp: tuple[int, ...]
+    """Tensor-parallel degrees."""
     pp: tuple[int, ...]
+    """Pipeline stages."""
     cp: tuple[int, ...]
+    """Context-parallel degrees."""
     ep: tuple[int, ...]
+    """Expert-parallel degrees."""
     etp: tuple[int | None, ...] = (None,)
     """Expert tensor-parallel degrees; of a model without experts the first alone is taken."""
     vpp: tuple[int, ...]
+    """Model chunks per pipeline rank (interleaved schedules)."""
     micro_batch: tuple[int, ...]
+    """Sequences per micro-batch."""
     schedule: tuple[str, ...] = ("1f1b", "gpipe")
+    """Names of pipeline schedules."""
     zero: tuple[int, ...] = (0, 1, 2, 3)
+    """Stages of ZeRO."""
     recompute: tuple[str, ...] = ("none", "selective", "full")
+    """Modes of recompute."""
     recompute_full_layers: tuple[PerStage, ...] = (None,)
     """Numbers of layers that are recomputed in full beside every other mode, at most one for each
     (`Layout.recompute_full_layers`)."""
     sequence_parallel: tuple[bool, ...] = (True, False)
+    """Whether norms are sharded along the sequence over tensor-parallel ranks."""
     overlap_grad_reduce: tuple[bool, ...] = (True,)
+    """Whether gradients are reduced beside backward passes."""
     overlap_param_gather: tuple[bool, ...] = (True,)
+    """Whether weights are gathered beside forward passes."""
     tp_overlap: tuple[bool, ...] = (False,)
+    """Whether tensor-parallel collectives run beside products."""
     offload: tuple[bool, ...] = (False,)
     """Whether activations go to the host in pipelines; without a pipeline the first alone is taken."""
     offload_layers: tuple[int, ...] = (0,)

@@ -54,13 +54,19 @@ class WhatIf:
     """The step of a layout as it is, and in a scenario."""
 
     settings: tuple[str, ...]
+    """Settings of the scenario in words."""
     before_s: float
+    """Step time as it is."""
     after_s: float
+    """Step time in the scenario."""
     fits_before: bool
+    """Whether the layout fits into memory as it is."""
     fits_after: bool
+    """Whether it fits in the scenario."""
     fits_probability_before: float
     """Probability that every rank fits into its device's memory (`Prediction.fits_probability`)."""
     fits_probability_after: float
+    """Probability of that in the scenario."""
     sensitivity: dict[str, float]
     """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step 0.3 % shorter."""
     notes: tuple[str, ...] = ()
@@ -110,10 +116,13 @@ class Curve:
     """Step time against one parameter."""
 
     name: str
+    """Name of the parameter."""
     values: tuple[float, ...]
+    """Values, or multiples, of the parameter."""
     multiple: bool
     """Whether the values are multiples of what the parameter was."""
     step_s: tuple[float, ...]
+    """Step time at each."""
     hidden_up_to: float | None
     """Largest value of a delay that the step does not feel (within 0.1 %); None for other parameters."""
 
