@@ -79,6 +79,7 @@ class Cache:
 
 
 def _array_bytes(value: Any) -> float:
+    """Size of a compiled program, which knows the bytes of its arrays."""
     return float(value.n_bytes)
 
 

@@ -276,4 +276,5 @@ def _words(name: str) -> list[str]:
 
 
 def _is_memory(word: str) -> bool:
+    """Whether a word of a name is the size of the memory, as 80GB."""
     return re.fullmatch(r"\d+GB", word) is not None

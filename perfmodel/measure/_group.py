@@ -255,10 +255,12 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
 
 
 def _gone(rank: int, member: RankProcess | Agent) -> str:
+    """That a rank is gone, and where its last words are."""
     return f"{_name(rank, member)} {member.gone}"
 
 
 def _name(rank: int, member: RankProcess | Agent) -> str:
+    """A rank as messages name it, with its process and node if it runs elsewhere."""
     return f"rank {rank}{f' ({member.hello})' if isinstance(member, Agent) else ''}"
 
 

@@ -82,6 +82,7 @@ class JaxBackend:
         return self._queued(Program(jax.jit(lambda x: x + 1), (jnp.zeros(()),)))
 
     def _queued(self, timed: Program) -> SampleCalls:
+        """Calls in a row, on a CPU each waited for."""
         import jax
 
         return queued_sampler(timed, self.meter, jax.block_until_ready, every_call=not self.accelerator)

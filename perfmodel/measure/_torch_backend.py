@@ -76,6 +76,7 @@ class TorchBackend:
         return self._sampler(Program(scalar.add, (1,)))
 
     def _sampler(self, timed: Program, *, cold: bool = False) -> SampleCalls:
+        """Calls timed by events on a GPU, by the host's clock on a CPU, where calls return when they are done."""
         if self.accelerator:
             return event_sampler(timed, self._flush if cold else None)
         if cold:

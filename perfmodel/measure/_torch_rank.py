@@ -151,6 +151,7 @@ def evenly_divided(clock_s: Sequence[float], parts: Sequence[int]) -> list[Span]
 
 
 def _dist() -> Any:
+    """`torch.distributed`, imported when it is first needed: torch need not be installed."""
     import torch.distributed  # pyright: ignore[reportMissingImports]
 
     return torch.distributed

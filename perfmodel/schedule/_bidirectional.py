@@ -115,7 +115,8 @@ def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedu
     keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
     pool = from_keys(name, stage, keys, spans={Phase.FORWARD: 2})
 
-    # Forwards go before backwards, later stages before earlier ones, micro-batches in their order.
+    # Forwards go before backwards, later stages before earlier ones, micro-batches in their order: three digits of
+    # one number.
     is_backward = pool.phase == Phase.BACKWARD
     latest_first = stage.shape[0] - 1 - pool.instruction_stage
     priority = (is_backward * len(stage) + latest_first) * micro_batches + pool.micro_batch
@@ -123,6 +124,7 @@ def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedu
 
 
 def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None:
+    """Raise `LayoutError` unless micro-batches are even in number and at least as many as devices."""
     even_pipelines(devices, micro_batches, chunks)
     if micro_batches % 2 or micro_batches < devices:
         raise LayoutError(

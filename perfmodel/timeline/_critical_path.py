@@ -110,4 +110,5 @@ def _walk(
 
 
 def _add_one(counts: Float[Array, " classes"], duration_class: UInt[Array, ""]) -> Float[Array, " classes"]:
+    """The counts of one lane with one occurrence more of a class."""
     return write(counts, read(counts, duration_class) + 1, duration_class)

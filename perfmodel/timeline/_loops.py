@@ -196,6 +196,7 @@ def _within_range(end: Float[Array, " lanes"]) -> Float[Array, " lanes"]:
 
 
 def _row(tables: OpTables, position: UInt[Array, ""]) -> list[UInt[Array, ""]]:
+    """All columns of the program's row at a position."""
     return [entry(tables, position, column) for column in range(tables.width)]
 
 

@@ -70,6 +70,7 @@ def makespan_and_grad(compiled, durations):
 
 @custom_batching.custom_vmap
 def _run(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, ""]:
+    """Makespan of one vector of durations."""
     return one_lane(tables, durations, keep_ends=False)[0]
 
 
@@ -84,6 +85,7 @@ def _run_lanes(axis_size: int, in_batched, tables: OpTables, durations: Float[Ar
 def _run_and_walk(
     tables: OpTables, durations: Float[Array, " classes"]
 ) -> tuple[Float[Array, ""], Float[Array, " classes"]]:
+    """Makespan of one vector of durations, and counts of classes on its critical path."""
     span, ends = one_lane(tables, durations, keep_ends=True)
     return span, counts_of_one_lane(tables, durations, ends).at[0].set(0)
 
@@ -96,6 +98,7 @@ def _run_and_walk_lanes(axis_size: int, in_batched, tables: OpTables, durations:
 
 @jax.custom_jvp
 def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, ""]:
+    """Makespan of one vector, whose derivative is `_jvp` instead of that of a loop of thousands of maxima."""
     return _run(tables, durations)
 
 

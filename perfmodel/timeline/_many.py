@@ -189,6 +189,7 @@ def _by_program(spans: Float[Durations, "items {LANES}"], lanes: Sequence[int]) 
 
 @jax.custom_jvp
 def _spans(tables: OpTables, items: Items, rows: Float[Array, "rows {LANES}"]) -> Float[Array, "items {LANES}"]:
+    """Makespans of every item's row of lanes, differentiable in the durations."""
     return row_of_lanes(tables, items, rows)
 
 

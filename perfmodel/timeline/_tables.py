@@ -231,6 +231,7 @@ def n_cpu_devices() -> int:
 
 
 def _cpu_devices() -> list[Any]:
+    """JAX's CPU devices; none where it has none."""
     # `JAX_PLATFORMS` may leave the CPU out.
     try:
         return jax.local_devices(backend="cpu")
