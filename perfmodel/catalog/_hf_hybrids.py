@@ -85,6 +85,7 @@ class Mamba2:
     tie_word_embeddings: bool = False
 
     def fields(self) -> Fields:
+        # Heads of the scan stand for those of an attention that there is not; tensor parallelism shares them out.
         return _ONLY | {
             "layers": self.num_hidden_layers,
             "hidden": self.hidden_size,

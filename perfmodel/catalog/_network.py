@@ -56,6 +56,7 @@ class Network:
     @property
     def words(self) -> str:
         """The network in the words of the grammar; reading them gives this network again."""
+        # Whatever is known is written so that the grammar reads the same record: the tests hold it to that.
         rack = f"NVL{self.domain}, " if self.domain else ""
         if self.absent:
             return f"{rack}none (one node)"

@@ -66,6 +66,8 @@ class HloModule:
         self._by_id: dict[int, _Instruction] = {}
         self._by_name: dict[str, _Instruction] = {}
         self._computations: dict[int, list[_Instruction]] = {}
+        # Events name instructions; operands and called computations refer to
+        # them by number. Both indices are made at once.
         for module_data in submessages(fields(proto, place), 1):
             module = fields(module_data, place)
             for data in submessages(module, 3):

@@ -101,6 +101,7 @@ def torch_op(event: ChromeEvent, around: Sequence[ChromeEvent]) -> TorchOp:
     def texts(name: str) -> tuple[str, ...]:
         return tuple(value if isinstance(value, str) else "" for value in column(name))
 
+    # Columns that record_shapes=True adds; each has an entry per argument of the operator.
     return TorchOp(
         event.name,
         column("Input Dims"),
@@ -220,6 +221,7 @@ def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Act
 def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
     """Operators that compute and lie in no other such one, and what the communication library's own threads do."""
     around = parents_of(file.operators)
+    # On a CPU operators run inside one another: the innermost that does work is counted, not those that call it.
     work = []
     for event in file.operators:
         is_part = any(_works(parent.name) for parent in around[id(event)])

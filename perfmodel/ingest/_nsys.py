@@ -271,6 +271,7 @@ def nsys_rows(files: Sequence[NsysFile], options: ReadOptions, skipped: Counter[
 
 def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
     calls = _operator_calls(file)
+    # An operator's time is the sum of the kernels whose launches lie in its range.
     kernels_by_call: dict[int, tuple[OperatorCall, list[Record]]] = {}
     for kernel in file.kernels:
         if is_communication(kernel["name"]):

@@ -125,6 +125,7 @@ def _starts_processes_itself(command: Command) -> bool:
 
 def _of_configuration(config: Entry, place: str, written: Mapping[str, str]) -> dict[str, Entry]:
     """ZeRO settings of DeepSpeed's JSON, if the script writes it or it lies beside the script."""
+    # By its name alone: paths of the cluster mean nothing here. A file that cannot be read leaves the stage open.
     name = Path(str(config.value))
     path = Path(place).parent / name.name
     try:

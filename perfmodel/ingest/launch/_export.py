@@ -88,6 +88,7 @@ def export_launch(
     model = catalog.model(model) if isinstance(model, str) else model
     layout = _without_own_cut(form, layout, model)
     fields = _fields_for(form, framework, layout, model, job, devices_per_node)
+    # The label says the stages as they will run, though the file leaves the cut to the framework.
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
     if form.elsewhere:
         # What the format has no key for stands in a comment, which is read back.
@@ -96,6 +97,7 @@ def export_launch(
     # The text is read back under this name: files that it includes lie beside the user's own.
     place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
     try:
+        # A user's own file keeps as much as it can: first all settings that agree, then only those of other things.
         if like is not None and form.syntax != "arguments":
             try:
                 return _written(form, merged(form, fields, like, stays=True), comments, place, layout, model, job)
@@ -233,6 +235,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
         wanted, got = wanted | {name: getattr(job, name) for name in stated}, got | stated
     lost = [name for name in got if wanted[name] != got[name]]
     if lost:
+        # What is lost is named with why, and with the values that the framework would run instead.
         reasons = "; ".join(
             f"{name}={written(wanted[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
             for name in lost

@@ -312,6 +312,7 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
         if devices % group and not overrides.layout:
             return _Degrees(None, devices, micro, total)
         dp = max(1, devices // group)
+    # Without devices, batches tell the replicas: global = local * accumulation * dp.
     local = known.get("local_batch")
     if dp is None and total and accum and (local or micro):
         dp = total // ((local or micro) * accum)

@@ -24,6 +24,7 @@ def layer_list(text: Any) -> list[int]:
 
 
 def _listed(node: ast.AST) -> list[int] | int:
+    # Only what patterns are made of: numbers, lists, sums and repetitions of lists. Anything else is no pattern.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.List):
@@ -44,6 +45,7 @@ def _listed(node: ast.AST) -> list[int] | int:
 def expert_layers(frequency: Any, layers: int) -> list[bool]:
     """Which layers have experts: every so many one, the first of them, or as a list says (Megatron-Core
     `megatron/core/models/gpt/gpt_layer_specs.py`); raises `BadValue`."""
+    # The shell may have divided an expression at its blanks.
     text = " ".join(map(str, frequency)) if isinstance(frequency, list) else str(frequency).strip()
     if text.lstrip("-").isdigit():
         every = int(text)

@@ -75,6 +75,7 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 def _write_model(fields: Fields) -> Mapping[str, Any]:
     if "model.layers" not in fields:
         return {}
+    # MPT has no key for the inner size: its ratio to the hidden size says it, and need not be whole.
     hidden, heads = fields["model.hidden"], fields["model.heads"]
     values: dict[str, Any] = {
         "model.name": "mpt_causal_lm",

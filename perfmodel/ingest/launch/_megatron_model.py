@@ -355,8 +355,10 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
     # The arguments of BERT, T5 and GPT are the same: only the name of the program tells them apart.
     name = PurePosixPath(str(arguments.get(SCRIPT, ""))).stem.lower().replace("-", "_")
     parts = name.split("_")
+    # BERT trains on pairs of sentences (token types) with a pooler and a head for masked words.
     if "bert" in parts or "bert-no-binary-head" in arguments:
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
+    # T5 has two stacks; without numbers of their own both have the layers of the model.
     if "t5" in parts or "decoder-num-layers" in arguments:
         encoder = arguments.get("encoder-num-layers", arguments.get("num-layers"))
         if encoder is None:

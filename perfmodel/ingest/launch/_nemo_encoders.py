@@ -43,6 +43,7 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
         if f"{_ENCODER}num_layers" not in settings:
             return {}
         fields: Fields = {"model.decoder_seq_len": WHOLE.read(settings.get(_DECODER_LENGTH, _USUAL_DECODER_LENGTH))}
+        # `Transformer` has one set of sizes for both stacks: where they differ, the encoder's are taken and said.
         unlike = []
         for name, field in _SIZES.items():
             size = settings.get(_ENCODER + name)

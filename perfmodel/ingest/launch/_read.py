@@ -187,6 +187,7 @@ def launch_format(name: str) -> LaunchFormat:
     Raises:
         UnknownNameError: no format serves it.
     """
+    # Formats that are only read get a refusal with what to do instead, not "unknown".
     plain = name.partition("@")[0].strip().lower()
     for form in FORMATS:
         if plain == form.name or plain in form.frameworks:
@@ -209,6 +210,7 @@ def format_of_path(path: Path) -> LaunchFormat:
     Raises:
         LaunchFileError: the ending is that of several.
     """
+    # The user's word in the name wins; an ending that several formats have decides nothing.
     parts = path.name.lower().split(".")
     for part in parts:
         for form in FORMATS:

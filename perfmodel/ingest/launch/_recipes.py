@@ -171,6 +171,7 @@ def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
         else:
             entries = dict(read_toml(text_of_named(path), str(path)).entries)
     else:
+        # Flags win over variables, and these over the defaults of run_train.sh.
         names = {}
         for variable, usual in _TITAN_DEFAULTS.items():
             flag = flags.get(variable.lower())

@@ -228,6 +228,7 @@ class _Interpreter(Commands):
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
             raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
+        # Statuses are those of a shell: of blocks that ran the status of their last command.
         match node:
             case tree.Simple():
                 return self.simple(node)

@@ -102,6 +102,7 @@ class Commands(Builtins):
         return None
 
     def builtin(self, head: str) -> "Callable[[tree.Simple, list[Word]], bool | None] | None":
+        # Commands that change the script's own state, or whose status follows from it. All others are programs.
         tables: dict[str, Callable[[tree.Simple, list[Word]], bool | None]] = {
             "[": self.old_test,
             "test": self.old_test,
@@ -189,6 +190,7 @@ class Commands(Builtins):
                 self.prefix = outer
 
     def source(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        # A file that is sourced runs in this very shell: its variables stay, and its `return` ends it alone.
         name = argv[1].text if len(argv) > 1 else ""
         text = self.script_beside(name)
         if text is None:

@@ -326,6 +326,7 @@ class Expander:
         return "?" if value is None else f"({value})"
 
     def assigned(self, name: str, sign: str, expression: str, line: int) -> int | None:
+        # `i++` counts and has the value from before, as in C; a value that is not known makes the variable unknown.
         before = self.arithmetic(name, line)
         if sign in ("++", "--"):
             after = None if before is None else before + (1 if sign == "++" else -1)

@@ -32,6 +32,7 @@ def pipeline_output(
         variable: value of a variable.
         folder: where it runs.
     """
+    # Each command gets what the one before it writes; one that is not known makes the whole output unknown.
     text: str | None = None
     for command in node.commands:
         if not isinstance(command, tree.Simple):

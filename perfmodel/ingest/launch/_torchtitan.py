@@ -102,6 +102,7 @@ def _data(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_data(fields: Fields) -> Mapping[str, Any]:
+    # torchtitan replicates by DDP or shards all by FSDP (torchtitan/models/llama3/infra/parallelize.py).
     if fields["zero"] == 1:
         raise LaunchFileError("zero=1: torchtitan's FSDP shards gradients and weights too; take zero=0, 2 or 3")
     if fields["zero"] == 0:

@@ -64,6 +64,7 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     name = str(settings.get(_BUILDER, "")).rpartition(".")[2]
     if not name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         return {}
+    # Products of the attention are listed, those of the feed-forward and the head are switches.
     targets = settings.get("model.lora_attn_modules")
     targets = list(targets) if isinstance(targets, list) else []
     if is_on(settings.get("model.apply_lora_to_mlp")):

@@ -155,6 +155,7 @@ _COMPOSER_FIELD: Final = re.compile(r"Train ([\w/-]+):\s*(\S+)")
 
 def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
     """Blocks of a head, `[batch=10/1000]:`, and a line for each metric."""
+    # A block ends where the next one begins, or with the log; steps are then made of all its metrics.
     block: dict[str, str] = {}
     head_at, step = -1, 0
     for at, line in enumerate(lines):

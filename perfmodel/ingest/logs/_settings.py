@@ -81,6 +81,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
         # Lines about steps have fields of the same names, `global batch size: 1024`, whose values may be shortened.
         if at in of_steps:
             continue
+        # Arguments as a list, sentences of the framework, and its mesh: later lines are nearer to what really ran.
         named = _LINE.search(line)
         if named is not None:
             field, read = _NAMED[named[1]]

@@ -103,6 +103,7 @@ NEEDED_OF_RUNS: Final = ("case_id", "source", "device", "tp", "pp", "dp", "micro
 
 def _job_file_columns() -> dict[str, tuple[str, str]]:
     """Columns of the tables of a job file, by the prefix of their names."""
+    # Any key of a job file may be a column, so that a table can say what no column of its own does.
     examples = {
         "layout": "layout.offload",
         "job": "job.optimizer",
@@ -255,6 +256,7 @@ def _load(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
+        # Sizes are checked before anything is read: compressed tables expand to many times their size.
         if path.suffix == ".parquet":
             _require_parquet_within(path)
             return pd.read_parquet(path)
