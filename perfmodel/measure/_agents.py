@@ -83,6 +83,7 @@ class Agent:
 
     def end(self, grace_s: float) -> None:
         """Have the rank ended, after a grace; answers still under way are dropped."""
+        # Answers of the rank that are still under way come before the one that it has ended.
         with suppress(EOFError, OSError):
             self._connection.send(("end", grace_s))
             while self._connection.poll(grace_s + ORDER_TIMEOUT_S):
@@ -145,6 +146,7 @@ def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
     Raises:
         CalibrationError: if process 0 cannot be found, goes away, or stops for a cause, which is named.
     """
+    # Orders end by being sent home, or because process 0 has died.
     connection, address = join(launch, folder, timeout_s)
     try:
         connection.send(_hello(launch, address))

@@ -72,6 +72,7 @@ class Backend(Protocol):
 
 def require(name: str) -> None:
     """Raise `PerfModelError` unless the backend measures in this process and is installed."""
+    # nccl-tests runs in programs of its own.
     if name not in BACKENDS[:2]:
         raise UnknownNameError("backend", name, BACKENDS)
     if find_spec(name) is None:
@@ -88,6 +89,7 @@ def open_backend(name: str) -> Iterator[Backend]:
     Raises:
         PerfModelError: for an unknown backend, or one that is not installed.
     """
+    # Imported when asked for, as either package may be missing, and after the process keeps to one core.
     require(name)
     with pinned_to_one_core() as unpin:
         if name == "torch":

@@ -76,6 +76,7 @@ def _apart(a: Row, b: Row) -> bool:
 
 def _tables(path: Path) -> list[Path]:
     """The table at a path, or all tables with cards in a folder."""
+    # A single table may be other people's, without a card; in a folder the card tells tables from other files.
     if not path.is_dir():
         return [path]
     paths = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
@@ -95,6 +96,7 @@ def _rows(path: Path) -> list[Row]:
 
 def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
     """Undisturbed rows by their identity, the median of several of one identity."""
+    # Columns besides the time are those of the first.
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         if not is_suspect(row):

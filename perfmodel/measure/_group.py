@@ -152,6 +152,7 @@ class RankGroup:
 
     def _meters(self, meter: Meter) -> list[Meter]:
         """The meter of each node: it watches the cores that the node's ranks may use."""
+        # Counters of the system tell of one machine alone. Other meters are alike everywhere.
         if not (self._agents and isinstance(meter, MachineMeter)):
             return [meter] * (self._num_nodes if self._agents else 1)
         meters: list[Meter] = []
@@ -281,6 +282,7 @@ def transfer_time_s(
     Raises:
         CalibrationError: for sides with different numbers of calls, or a call that ends before it starts.
     """
+    # Lists come from two ranks, whose calls have to match one by one.
     send_s, receive_s = np.asarray(send_s, float), np.asarray(receive_s, float)
     if send_s.shape != receive_s.shape or send_s.ndim != 2 or send_s.shape[1] != 2:
         raise CalibrationError(

@@ -50,6 +50,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     """Half the width of the median's interval over the median; infinite where there is no interval."""
+    # Infinite is wider than any rule allows, so that sampling goes on.
     interval = median_interval(values, confidence)
     if interval is None:
         return float("inf")
@@ -213,5 +214,7 @@ def sampling_s(rule: StoppingRule, call_s: float, samples: int) -> float:
     Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample starts after
     `rule.max_s`.
     """
+    # Bundling begins where a sample would need more than twice the calls, as in `time_calls`. The last sample starts
+    # before `rule.max_s` and ends after it.
     sample_s = call_s if 2 * call_s >= rule.min_sample_s else rule.min_sample_s
     return WARMUP_CALLS * call_s + min(samples * sample_s, rule.max_s + sample_s)

@@ -68,6 +68,7 @@ def find_launch(
     Raises:
         CalibrationError: for numbers that contradict each other.
     """
+    # What the command line says counts before what a launcher says.
     host, port = _host_and_port(coordinator)
     if (process is None) != (processes is None):
         raise CalibrationError("calibrate: --process I and --processes N go together")
@@ -237,6 +238,7 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
 
 def _read(launch: Launch, folder: Path) -> Meeting:
     """Where process 0 waits: as the file says, but for what was given; without the file where all was."""
+    # Nodes without a shared folder are told everything, by arguments and by the environment.
     key = _key_of_environment()
     if key and launch.host and launch.port:
         return Meeting(launch.host, launch.port, key)
@@ -246,6 +248,7 @@ def _read(launch: Launch, folder: Path) -> Meeting:
 
 def _key_of_environment() -> str | None:
     """The secret that all processes were started with, if they were."""
+    # Whoever can connect and knows the secret can have code run here: objects are sent pickled.
     key = os.environ.get(KEY)
     if key is not None and len(key) < MIN_KEY:
         raise CalibrationError(f"{KEY} has {len(key)} characters; give at least {MIN_KEY} that nobody can guess")

@@ -108,6 +108,7 @@ class NoMeter:
 
 def host_meter() -> Meter:
     """The finest meter for CPU work of this process on the cores that it may use."""
+    # A process pinned to one core need not read the system's counters, which are coarse.
     if len(usable_cores()) == 1:
         return OwnCoreMeter()
     return machine_meter()
@@ -159,6 +160,7 @@ def wait_until_quiet(
 
 def _busy_share(duration_s: float) -> float:
     """Busy share of the usable cores over the next seconds; 0 where the system does not tell."""
+    # Only Linux tells; elsewhere nothing is waited for.
     if not _PROC_STAT.exists():
         return 0.0
     cores = usable_cores()
@@ -169,6 +171,7 @@ def _busy_share(duration_s: float) -> float:
 
 def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
     """Seconds that the cores have been busy since boot, stolen time included."""
+    # A line per core, `cpuN user nice system idle iowait irq softirq steal guest guest_nice`, in ticks.
     watched = {f"cpu{core}" for core in cores}
     ticks = 0
     for line in stat.read_text().splitlines():

@@ -51,6 +51,7 @@ def check_torch_kernel(op: KernelOp) -> None:
 
 def check_capability(op: KernelOp, capability: tuple[int, int], accelerator: str | None) -> None:
     """Raise `PerfModelError` unless a device of this CUDA compute capability (0.0 of others) has the op's units."""
+    # CPUs and other vendors' devices have capability 0.0, and so none of these units.
     needed = _CAPABILITIES.get(op.dtype, (0, 0))
     if capability < needed:
         raise PerfModelError(

@@ -162,6 +162,7 @@ class CollectiveSession(RankSession):
 
 def local_elements(op: Collective) -> int:
     """Elements of one rank's input so that the collective moves `op.bytes` as nccl-tests counts."""
+    # nccl-tests counts the bytes of a gather's output, and of every other collective's input.
     elements = int(op.bytes) // dtype_bytes(op.dtype)
     return elements // op.num_ranks if op.collective == "all_gather" else elements
 

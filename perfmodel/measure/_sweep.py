@@ -86,6 +86,7 @@ class PartialFile:
 
     def append(self, record: Record) -> None:
         """Add a record and wait until it is on disk."""
+        # A row may have taken minutes, which nobody wants to measure again after a crash.
         with self.path.open("a") as file:
             file.write(record.line())
             file.flush()
@@ -142,6 +143,7 @@ def least_disturbed(records: Sequence[Record]) -> Row:
 
 def is_pending(records: Sequence[Record], attempt: int, limit: float) -> bool:
     """Whether a point has no undisturbed row and was measured at most `attempt` times by this sweep."""
+    # Rows of a finished table count as no attempt, so that a new sweep tries disturbed ones again.
     measured = sum(not record.earlier for record in records)
     return measured <= attempt and all(record.row["interference"] > limit for record in records)
 

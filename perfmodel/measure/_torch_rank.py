@@ -21,6 +21,7 @@ class GlooSession(RankSession):
     """Kind of device that holds the data."""
 
     def __init__(self, place: Place) -> None:
+        # One thread per rank, as ranks of a node share its cores. The device is chosen before NCCL starts on it.
         self.rank = place.rank
         torch_module().set_num_threads(1)
         self.take_device(place.local_rank if place.device is None else place.device)
@@ -37,6 +38,8 @@ class GlooSession(RankSession):
         dtype = getattr(torch, TORCH_DTYPES[op.dtype])
         count = local_elements(op)
         self._input = (torch.arange(count, device=self.device) % 1024 + self.rank).to(dtype)
+
+        # A gather gives the parts of all ranks, a scatter leaves one part; others keep the size.
         sizes = {"all_gather": count * op.num_ranks, "reduce_scatter": count // op.num_ranks}
         self._output = torch.empty(sizes.get(op.collective, count), dtype=dtype, device=self.device)
         self._call, self._num_ranks = _CALLS[op.collective], op.num_ranks
@@ -143,6 +146,7 @@ def evenly_divided(clock_s: Sequence[float], parts: Sequence[int]) -> list[Span]
         clock_s: start of the first bundle, then the end of each.
         parts: calls of each bundle.
     """
+    # Calls inside a graph follow one another without a gap.
     divided: list[Span] = []
     for (start_s, end_s), calls in zip(pairwise(clock_s), parts, strict=True):
         call_s = (end_s - start_s) / calls
