@@ -217,7 +217,9 @@ def _watch(
         if environment is not None:
             environment.clock_s = clock_s
             ended = {rank for rank, code in codes.items() if code is not None}
-            environment.fail(stuck) if (stuck := environment.stuck(emulation.timeout_s, ended)) else None
+            stuck = environment.stuck(emulation.timeout_s, ended)
+            if stuck:
+                environment.fail(stuck)
             if environment.failure:
                 raise EmulationError(environment.failure)
         if peer_process is not None and peer_process.ended:

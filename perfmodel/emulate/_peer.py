@@ -228,13 +228,15 @@ class Peer:
         elif header.what == SEND_READY:
             pair.offered.append(Message(header.nbytes, now_s))
         elif header.what == DATA:
-            if wrong := operation.arrive(end.peer, header.nbytes, now_s):
+            wrong = operation.arrive(end.peer, header.nbytes, now_s)
+            if wrong:
                 raise EmulationError(f"rank {end.group.rank}: group {end.group.name}: {wrong}")
             if operation.kind == "all_gather":
                 # What one neighbour sent is what the other passes on.
                 for peer, neighbour in operation.pairs.items():
-                    if (beside := end.group.ends.get(peer)) is not None:
-                        self._in_turn(_Entry(beside, operation, neighbour))
+                    neighbour_end = end.group.ends.get(peer)
+                    if neighbour_end is not None:
+                        self._in_turn(_Entry(neighbour_end, operation, neighbour))
         else:
             raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
         self._in_turn(_Entry(end, operation, pair))
@@ -247,7 +249,8 @@ class Peer:
             return operation
         # The first message of a slot begins its operation; the slot's bits say which collective it is.
         kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
-        if wrong := self._calls.disagreement(group.name, group.rank, number_of(header.slot), kind):
+        wrong = self._calls.disagreement(group.name, group.rank, number_of(header.slot), kind)
+        if wrong:
             raise EmulationError(wrong)
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
         # The emulated ranks come when the real one does, but for what a what-if adds.

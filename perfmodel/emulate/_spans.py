@@ -137,12 +137,14 @@ def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
 def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
     """Return when work that begins at `start_s` is done, given what the users leave of the core."""
     # The share of the core is constant between two moments, so work is done piece by piece.
-    for low_s, high_s in pairwise(_moments_s(start_s, float("inf"), users)):
+    *moments_s, _ = _moments_s(start_s, float("inf"), users)
+    for low_s, high_s in pairwise(moments_s):
         share = _left(low_s, users)
         if share > 0 and (high_s - low_s) * share >= work_s:
             return low_s + work_s / share
         work_s -= (high_s - low_s) * share
-    raise AssertionError("the last interval is endless")
+    # After the last moment nobody else uses the core.
+    return moments_s[-1] + work_s
 
 
 def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float]:

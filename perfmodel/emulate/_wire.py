@@ -160,12 +160,12 @@ class PeerPlace:
             PerfModelError: a host that is not known.
         """
         try:
-            found = socket.getaddrinfo(host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:
             raise PerfModelError(
                 f"emulation: --peer {host}: {error.strerror or error}; name a host or an address"
             ) from None
-        address = str(found[0][4][0])
+        address = str(addresses[0][4][0])
         # Another host is reached by ssh without a terminal; its clock is not this one's.
         if is_loopback(address):
             return cls(address=address, name=host)
@@ -246,6 +246,34 @@ def clock_ahead_s(orders: Orders) -> float:
     return ahead_s
 
 
+def _started(place: PeerPlace) -> "subprocess.Popen[str]":
+    """Start the process of the emulated ranks, its standard input and output joined to this one."""
+    try:
+        return subprocess.Popen(
+            place.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EmulationError(
+            f"emulation: the process of the emulated ranks cannot be started ({error}); {place.command[0]} must be "
+            "installed here"
+        ) from None
+
+
+def _reply(process: "subprocess.Popen[str]", line: str) -> str:
+    """Send the process a line; return the one that it answers, empty if it has ended."""
+    if process.stdin is None or process.stdout is None:
+        raise EmulationError("emulation: no pipes to the process of the emulated ranks; start it by `peers`")
+    # A process that has ended already shows by its empty answer.
+    with suppress(BrokenPipeError):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    return process.stdout.readline()
+
+
 @contextmanager
 def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[Peers]:
     """The emulated ranks, from their start until what they noted is read.
@@ -256,24 +284,13 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[Peers]
     # A secret per run, since the port is open to whoever reaches the host.
     orders = replace(orders, wire=f"{place.address}:0", wire_key=secrets.token_hex(16))
     fields: Mapping[str, Any] = {**json.loads(orders.to_json()), "network": asdict(network)}
-    process = subprocess.Popen(
-        place.command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = _started(place)
     try:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # said below
-            process.stdin.write(json.dumps(fields) + "\n")
-            process.stdin.flush()
-        ready, _, port = process.stdout.readline().partition(" ")
+        ready, _, port = _reply(process, json.dumps(fields)).partition(" ")
         if ready != "ready":
-            where = f" on {place.name}" if place.name else ""
+            at_host = f" on {place.name}" if place.name else ""
             raise EmulationError(
-                f"emulation: the process of the emulated ranks did not start{where}; its last words are on standard "
+                f"emulation: the process of the emulated ranks did not start{at_host}; its last words are on standard "
                 "error. Another host takes ssh without a password, and perfmodel where its python3 finds it"
             )
         orders = replace(orders, wire=f"{place.address}:{int(port)}")

@@ -12,9 +12,14 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from perfmodel.ir._instruction import Attributes, Instruction, RuleError, Tag, Tensor
+from perfmodel.ir._instruction import ITEM_BYTES, Attributes, Instruction, RuleError, Tag, Tensor
 from perfmodel.ops import MemoryBound, Op
 from perfmodel.units import DTYPE_BYTES
+
+Tensors = tuple[Tensor, ...]
+"""Types of an op's operands or results, in order."""
+Values = Mapping[str, Any]
+"""Attributes of an instruction by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,10 @@ REPLICATED: Final = Replicated()
 class Question:
     """What a sharding rule is asked: an instruction and how its operands are spread."""
 
-    operands: tuple[Tensor, ...]
+    operands: Tensors
     """Whole operands, as the instruction had them before it was spread."""
-    outputs: tuple[Tensor, ...]
-    attributes: Mapping[str, Any]
+    outputs: Tensors
+    attributes: Values
     shardings: tuple[Sharding, ...]
     parts: int
     sequence_axis: int | None = None
@@ -116,9 +121,9 @@ class Answer:
     """What attribute `offset` rises by from one part to the next."""
 
 
-InferRule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], tuple[Tensor, ...]]
-FoldRule = Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray]
-WorkRule = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Mapping[str, Any]], tuple[Op, ...]]
+InferRule = Callable[[Tensors, Values], Tensors]
+FoldRule = Callable[[Sequence[np.ndarray], Values], np.ndarray]
+WorkRule = Callable[[Tensors, Tensors, Values], tuple[Op, ...]]
 
 
 class Emitter(Protocol):
@@ -182,13 +187,13 @@ class OpDefinition:
         return self.shard(question.settled()) if answer is None else answer
 
 
-def operands(count: int, inputs: tuple[Tensor, ...]) -> None:
+def operands(count: int, inputs: Tensors) -> None:
     """Raise `RuleError` unless `count` operands are given."""
     if len(inputs) != count:
         raise RuleError(f"{count} operand{'s' * (count != 1)} needed, {len(inputs)} given")
 
 
-def required(attributes: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+def required(attributes: Values, name: str, kind: type | tuple[type, ...]) -> Any:
     """An attribute that must be there and of a type."""
     value = attributes.get(name)
     # In Python `True` is an integer; in an attribute it is a slip.
@@ -198,13 +203,21 @@ def required(attributes: Mapping[str, Any], name: str, kind: type | tuple[type, 
     return value
 
 
+def required_dtype(attributes: Values) -> str:
+    """Return attribute `dtype`, which must be there and known."""
+    dtype = required(attributes, "dtype", str)
+    if dtype not in ITEM_BYTES:
+        raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
+    return dtype
+
+
 def require_gradient_of(out: Tensor, gradient: Tensor) -> None:
     """Raise `RuleError` unless a gradient has the shape of what it is the gradient by."""
     if gradient.shape != out.shape:
         raise RuleError(f"the gradient must have shape {out.shape}, got {gradient.shape}")
 
 
-def axis_of(attributes: Mapping[str, Any], name: str, rank: int) -> int:
+def axis_of(attributes: Values, name: str, rank: int) -> int:
     """An axis attribute as a number from 0; negative ones count from the end."""
     axis = required(attributes, name, int)
     if not -rank <= axis < rank:
@@ -222,7 +235,7 @@ def kernel_dtype(tensor: Tensor) -> str:
     return tensor.dtype if tensor.dtype in DTYPE_BYTES else "fp32"
 
 
-def free(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+def free(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
     """No kernel: only names, shapes or small constants change."""
     return ()
 
@@ -230,9 +243,7 @@ def free(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Ma
 def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryBound]]:
     """Work rule: one kernel that streams over the largest tensor of the instruction."""
 
-    def work(
-        inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
-    ) -> tuple[MemoryBound]:
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[MemoryBound]:
         # Its time is traffic. Broadcast biases and scalars are negligible beside the largest tensor, so only operands
         # of at least half its size count as streams.
         largest = max((*inputs, *outputs), key=lambda tensor: tensor.n_elements)

@@ -119,7 +119,8 @@ class Parser:
         if word not in ROLES:
             self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
         tensor, axes = self._type(), dict(self._attributes())
-        if unknown := axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}:
+        unknown = axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}
+        if unknown:
             self.fail(f"{name}: axes are batch_axis, tensor_axis and expert_axis; got {min(unknown)}")
         self._expect("=")
         pieces = [self._piece(name, tensor, types)]

@@ -73,6 +73,18 @@ class Graph:
         label = self.builder.data(_label(name), tuple(shape), kind or Array.of(dtype, ()).dtype, batch_axis=axis)
         self.values[name] = Ref(label)
 
+    def input(self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]) -> None:
+        """Read an input of the graph: known if `values` has it (from where it is taken), otherwise data.
+
+        An input without elements (a cache before the first token) holds nothing that could be data: it is known too.
+        """
+        if name in values:
+            self.values[name] = given_value(name, values.pop(name), dtype, shape)
+        elif 0 in shape:
+            self.values[name] = Known.of(np.zeros([n or 0 for n in shape], dtype))
+        else:
+            self.data(name, dtype, [n or 0 for n in shape])
+
     def node(
         self,
         op: str,

@@ -177,7 +177,8 @@ class Rules:
         updates = inputs[-1].array if opcode == "scatter" else first
         per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
         flops = _row_wise_flops(opcode, first, updates, out, prod(_window(i).get("size", (1,))), per_pair)
-        if (embedding := _lookup(i, first, updates, out)) is not None:
+        embedding = _lookup(i, first, updates, out)
+        if embedding is not None:
             return Node(opcode, "kernel", inputs, outputs, flops, embedding, embedding.bytes)
         # An update in place reads and writes its slice; a scatter reads the old values, too.
         match opcode:
@@ -197,7 +198,8 @@ class Rules:
         name = i.attributes.get("custom_call_target", i.opcode).strip('"')
         if name in _FREE_CUSTOM_CALLS:
             return Node(name, "view", inputs[:1], outputs)
-        if inputs and outputs and (op := _library_product(i, inputs[0].array, outputs[0].array)):
+        op = _library_product(i, inputs[0].array, outputs[0].array) if inputs and outputs else None
+        if op is not None:
             return Node(name, "kernel", inputs, outputs, op.flops, op)
         acts = i.opcode in ("send", "recv") or i.attributes.get("custom_call_has_side_effect") == "true"
         return unknown(name, inputs, outputs, acts=acts)

@@ -69,7 +69,8 @@ def parse_module(text: str) -> HloModule:
     # One pass: a line opens a computation, closes it, or is an instruction of the open one.
     lines = text.splitlines()
     header = next((line for line in lines if line.startswith("HloModule ")), None)
-    if header is None or (match := _HEADER.match(header)) is None:
+    match = None if header is None else _HEADER.match(header)
+    if header is None or match is None:
         raise PerfModelError("not an HLO module: no line `HloModule name`; pass what `compiled.as_text()` returns")
     computations: dict[str, Computation] = {}
     entry = current = ""
@@ -145,11 +146,13 @@ def _top_level(text: str) -> Iterator[str]:
     start = 0
     for i, character, depth in _unquoted(text):
         if character == "," and depth == 0:
-            if part := text[start:i].strip():
+            part = text[start:i].strip()
+            if part:
                 yield part
             start = i + 1
-    if part := text[start:].strip():
-        yield part
+    last_part = text[start:].strip()
+    if last_part:
+        yield last_part
 
 
 def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:

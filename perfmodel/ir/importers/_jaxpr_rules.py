@@ -79,7 +79,8 @@ def leaf(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], ou
     if name == "conv_general_dilated":
         shape = _conv_shape(parameters, inputs[0].array, inputs[1].array, out)
         return Node(name, "kernel", inputs, outputs, shape.flops, convolution(shape))
-    if name in ("gather", "scatter-add", "scatter_add") and (embedding := _lookup(name, parameters, inputs, out)):
+    embedding = _lookup(name, parameters, inputs, out)
+    if embedding is not None:
         return Node(name, "kernel", inputs, outputs, embedding.flops, embedding, embedding.bytes)
     if name in _VIEWS:
         return Node(name, "view", inputs, outputs)
@@ -147,6 +148,8 @@ def _at(array: Array, axes: list[int]) -> tuple[int, ...]:
 
 def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], out: Array) -> Embedding | None:
     """A gather of whole rows of a matrix, or a scatter-add of such rows, as an embedding; else None."""
+    if name not in ("gather", "scatter-add", "scatter_add"):
+        return None
     table = inputs[0].array
     if len(table.shape) != 2 or table.item_bytes < 1:
         return None

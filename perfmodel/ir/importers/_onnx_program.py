@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program
 from perfmodel.ir.importers._emitter import Known, Missing, Ref
-from perfmodel.ir.importers._foreign import Graph, given_value
+from perfmodel.ir.importers._foreign import Graph
 from perfmodel.ir.importers._onnx import element_type, load_onnx
 from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS
 
@@ -73,13 +73,7 @@ def onnx_program(
             continue
         kind = element_type(onnx, tensor.type.tensor_type.elem_type)
         shape = [_size(tensor.name, dim, dims, tensor.name in values) for dim in tensor.type.tensor_type.shape.dim]
-        if tensor.name in values:
-            reader.values[tensor.name] = given_value(tensor.name, values.pop(tensor.name), kind, shape)
-        # An empty input (a cache before the first token) holds nothing that could be data.
-        elif 0 in shape:
-            reader.values[tensor.name] = Known.of(np.zeros([n or 0 for n in shape], kind))
-        else:
-            reader.data(tensor.name, kind, [n or 0 for n in shape])
+        reader.input(tensor.name, kind, shape, values)
     if values:
         raise PerfModelError(
             f"{reader.name}: no input is named {', '.join(values)}; inputs: "

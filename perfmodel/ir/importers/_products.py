@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import Literal, NamedTuple
 
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ops import Convolution, Gemm, KernelOp
 
 Axes = tuple[int, ...]
+Pair = tuple[int, int]
+"""Height and width."""
+Pass = Literal["fwd", "dgrad", "wgrad"]
 
 
 def product(
@@ -102,63 +106,69 @@ def convolution(shape: ConvShape) -> KernelOp:
             groups=shape.groups,
         )
     # A convolution of lines is one of images of height 1.
-    fill = (1,) * (2 - len(shape.kernel))
-    zero = (0,) * len(fill)
-    space_in, space_out = fill + shape.space_in, fill + shape.space_out
-    kernel, stride = fill + shape.kernel, fill + shape.stride
-    holes, spread = fill + shape.in_dilation, fill + shape.kernel_dilation
-    pad = zero + tuple(max(0, p) for p in shape.pad_low)
+    lines = 2 - len(shape.kernel)
+    image_in, image_out = _image(shape.space_in, lines), _image(shape.space_out, lines)
+    kernel, stride = _image(shape.kernel, lines), _image(shape.stride, lines)
+    holes, spread = _image(shape.in_dilation, lines), _image(shape.kernel_dilation, lines)
+    pad = _image(tuple(max(0, p) for p in shape.pad_low), lines, 0)
+
     # Holes are the forward's stride, so this is an input gradient. The forward's image is this result, its padding
     # about half a kernel.
     if max(holes) > 1:
-        return Convolution(
-            dtype=shape.dtype,
-            batch=shape.batch,
-            c_in=shape.c_out,
-            h_in=space_out[0],
-            w_in=space_out[1],
-            c_out=shape.c_in,
-            k_h=kernel[0],
-            k_w=kernel[1],
-            stride_h=holes[0],
-            stride_w=holes[1],
-            pad_h=(kernel[0] - 1) // 2,
-            pad_w=(kernel[1] - 1) // 2,
-            groups=shape.groups,
-            pass_="dgrad",
-        )
+        channels = Channels(shape.batch, shape.c_out, shape.c_in, shape.groups)
+        half_kernel = ((kernel[0] - 1) // 2, (kernel[1] - 1) // 2)
+        return _kernel(shape.dtype, channels, Window(image_out, kernel, holes, half_kernel), "dgrad")
+
     # A weight gradient slides the (large) output gradient over the image and gives the (small) filter; batch and
     # features trade places.
-    if prod(kernel) > prod(space_out):
+    if prod(kernel) > prod(image_out):
         groups = max(shape.groups, shape.batch_groups)
-        return Convolution(
-            dtype=shape.dtype,
-            batch=shape.kernel_c_in,
-            c_in=shape.batch,
-            h_in=space_in[0],
-            w_in=space_in[1],
-            c_out=shape.c_out,
-            k_h=space_out[0],
-            k_w=space_out[1],
-            stride_h=spread[0],
-            stride_w=spread[1],
-            pad_h=pad[0],
-            pad_w=pad[1],
-            groups=groups,
-            pass_="wgrad",
-        )
+        channels = Channels(shape.kernel_c_in, shape.batch, shape.c_out, groups)
+        return _kernel(shape.dtype, channels, Window(image_in, image_out, spread, pad), "wgrad")
+
+    channels = Channels(shape.batch, shape.c_in, shape.c_out, shape.groups)
+    return _kernel(shape.dtype, channels, Window(image_in, kernel, stride, pad), "fwd")
+
+
+class Channels(NamedTuple):
+    """Samples and features of the forward convolution whose pass is timed."""
+
+    batch: int
+    c_in: int
+    c_out: int
+    groups: int
+
+
+class Window(NamedTuple):
+    """How the forward's kernel moves over its image, each by height and width."""
+
+    image: Pair
+    kernel: Pair
+    stride: Pair
+    pad: Pair
+
+
+def _image(sizes: Axes, lines: int, filler: int = 1) -> Pair:
+    """Return height and width of one or two axes of space: `lines` axes that are not there have size `filler`."""
+    height, width = (filler,) * lines + sizes
+    return height, width
+
+
+def _kernel(dtype: str, channels: Channels, window: Window, pass_: Pass) -> Convolution:
+    """Return a pass of a convolution as it is timed, described by the forward's channels and window."""
     return Convolution(
-        dtype=shape.dtype,
-        batch=shape.batch,
-        c_in=shape.c_in,
-        h_in=space_in[0],
-        w_in=space_in[1],
-        c_out=shape.c_out,
-        k_h=kernel[0],
-        k_w=kernel[1],
-        stride_h=stride[0],
-        stride_w=stride[1],
-        pad_h=pad[0],
-        pad_w=pad[1],
-        groups=shape.groups,
+        dtype=dtype,
+        batch=channels.batch,
+        c_in=channels.c_in,
+        h_in=window.image[0],
+        w_in=window.image[1],
+        c_out=channels.c_out,
+        k_h=window.kernel[0],
+        k_w=window.kernel[1],
+        stride_h=window.stride[0],
+        stride_w=window.stride[1],
+        pad_h=window.pad[0],
+        pad_w=window.pad[1],
+        groups=channels.groups,
+        pass_=pass_,
     )

@@ -51,13 +51,13 @@ def mapped(
         if name == "add":
             return Shifted()
         raise CannotMapError("the IR computes no integers")
-    if rule := _BINARY.get(name):
-        return rule(d, items[0], items[1], out)
+    if name in _BINARY:
+        return _BINARY[name](d, items[0], items[1], out)
     x = _first(items)
-    if rule := _UNARY.get(name):
-        return rule(d, x, out)
-    if rule := _OTHERS.get(name):
-        return rule(d, parameters, items, arrays, out)
+    if name in _UNARY:
+        return _UNARY[name](d, x, out)
+    if name in _OTHERS:
+        return _OTHERS[name](d, parameters, items, arrays, out)
     raise CannotMapError("the IR has no such op")
 
 

@@ -114,7 +114,8 @@ def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
         PerfModelError: an axis that the mesh does not have.
     """
     wanted = tuple(axes)
-    if missing := [name for name in wanted if name not in sizes]:
+    missing = [name for name in wanted if name not in sizes]
+    if missing:
         raise PerfModelError(f"mesh axis {missing[0]!r} is not among {', '.join(sizes)}")
     names = list(sizes)
     ranks = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))

@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program
 from perfmodel.ir.importers._emitter import Known, Missing, Ref
-from perfmodel.ir.importers._foreign import Graph, given_value
+from perfmodel.ir.importers._foreign import Graph
 
 
 def torch_program(
@@ -154,11 +154,8 @@ class _Reader:
         tensor = node.meta["val"]
         if not hasattr(tensor, "shape"):
             self.graph.values[node.name] = tensor
-        elif node.name in self.values:
-            value = given_value(node.name, self.values.pop(node.name), _dtype(tensor), tuple(tensor.shape))
-            self.graph.values[node.name] = value
         else:
-            self.graph.data(node.name, _dtype(tensor), tuple(tensor.shape))
+            self.graph.input(node.name, _dtype(tensor), tuple(tensor.shape), self.values)
 
     def _call(self, node: Any) -> Any:
         # Results of several outputs are lists; ops with one are not.

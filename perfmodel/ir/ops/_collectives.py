@@ -5,8 +5,7 @@ slices are joined and dealt out. With attribute `replicas=[n, stride]` an instru
 `stride` apart, that all do the same: of a program of which only one of them is written down, to be simulated.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from perfmodel.ir._instruction import RuleError, Tensor
 from perfmodel.ir._op import (
@@ -14,6 +13,8 @@ from perfmodel.ir._op import (
     InferRule,
     OpDefinition,
     Question,
+    Tensors,
+    Values,
     WorkRule,
     axis_of,
     kernel_dtype,
@@ -24,11 +25,11 @@ from perfmodel.ir._op import (
 from perfmodel.ir._op import operands as expect
 from perfmodel.ops import Collective, CollectiveKind, Op
 
-Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]
+Rule = Callable[[Tensor, int, Values], Tensor]
 """From an operand, the size of the group and the attributes to a result."""
 
 
-def _group(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
+def _group(inputs: Tensors, attributes: Values) -> int:
     """Return the size of the group; raise `RuleError` unless the operands are alike and on different devices."""
     # A representative program writes one device of a group down, so the size is stated, not counted.
     if "replicas" in attributes:
@@ -54,7 +55,7 @@ def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
     return tensor.with_size(axis, tensor.shape[axis] * factor // over)
 
 
-def _reduction(attributes: Mapping[str, Any]) -> None:
+def _reduction(attributes: Values) -> None:
     # Partial sums and partial maxima are all that sharding rules leave behind.
     if attributes.get("op", "sum") not in ("sum", "max"):
         raise RuleError(f"op must be sum or max, got {attributes['op']!r}")
@@ -63,7 +64,7 @@ def _reduction(attributes: Mapping[str, Any]) -> None:
 def _on_all(rule: Rule) -> InferRule:
     """Return the type rule of a collective that leaves a result on every device of the group."""
 
-    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def infer(inputs: Tensors, attributes: Values) -> Tensors:
         n = _group(inputs, attributes)
         result = rule(inputs[0], n, attributes)
         return tuple(result.on(tensor.device) for tensor in inputs)
@@ -74,7 +75,7 @@ def _on_all(rule: Rule) -> InferRule:
 def _onto_one(rule: Rule) -> InferRule:
     """Return the type rule of a collective that leaves one result, on a device of the group."""
 
-    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def infer(inputs: Tensors, attributes: Values) -> Tensors:
         n = _group(inputs, attributes)
         receiver = required(attributes, "to", int)
         if receiver not in {tensor.device for tensor in inputs}:
@@ -87,7 +88,7 @@ def _onto_one(rule: Rule) -> InferRule:
 def _from_one(rule: Rule) -> InferRule:
     """Return the type rule of a collective whose one operand reaches the devices `to`."""
 
-    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def infer(inputs: Tensors, attributes: Values) -> Tensors:
         expect(1, inputs)
         receivers = required(attributes, "to", tuple)
         if (
@@ -102,7 +103,7 @@ def _from_one(rule: Rule) -> InferRule:
     return infer
 
 
-def _send(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _send(inputs: Tensors, attributes: Values) -> Tensors:
     expect(1, inputs)
     receiver = required(attributes, "to", int)
     if receiver < 0 or receiver == inputs[0].device:
@@ -110,25 +111,25 @@ def _send(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (inputs[0].on(receiver),)
 
 
-def _reduce(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+def _reduce(tensor: Tensor, n: int, attributes: Values) -> Tensor:
     _reduction(attributes)
     return tensor.with_shape(tensor.shape)
 
 
-def _gathered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+def _gathered(tensor: Tensor, n: int, attributes: Values) -> Tensor:
     return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), n, 1)
 
 
-def _scattered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+def _scattered(tensor: Tensor, n: int, attributes: Values) -> Tensor:
     return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), 1, n)
 
 
-def _reduce_scatter(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+def _reduce_scatter(tensor: Tensor, n: int, attributes: Values) -> Tensor:
     _reduction(attributes)
     return _scattered(tensor, n, attributes)
 
 
-def _all_to_all(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+def _all_to_all(tensor: Tensor, n: int, attributes: Values) -> Tensor:
     split = _scaled(tensor, axis_of(attributes, "split_axis", tensor.rank), 1, n)
     return _scaled(split, axis_of(attributes, "concat_axis", tensor.rank), n, 1)
 
@@ -147,7 +148,7 @@ def _sums_pass(question: Question) -> Answer | None:
 def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
     """Work of one collective, its bytes counted as `spec.Collective` does."""
 
-    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # Nodes are filled in when the program meets a cluster (`execution._structure.placed`); until then one node
         # holds all.
         n, _ = attributes.get("replicas") or (len({tensor.device for tensor in (*inputs, *outputs)}), 0)

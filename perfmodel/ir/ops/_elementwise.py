@@ -1,17 +1,16 @@
 """Element-wise ops with NumPy's broadcasting, and sums that undo it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import pi
-from typing import Any
 
 import numpy as np
 
-from perfmodel.ir._instruction import INTEGER_DTYPES, ITEM_BYTES, Instruction, RuleError, Shape, Tensor
+from perfmodel.ir._instruction import INTEGER_DTYPES, Instruction, RuleError, Shape, Tensor
 from perfmodel.ir._op import (
     REPLICATED,
     Answer,
     Emitter,
+    FoldRule,
     GradientRule,
     InferRule,
     Names,
@@ -21,10 +20,13 @@ from perfmodel.ir._op import (
     Question,
     Sharded,
     Sharding,
+    Tensors,
+    Values,
     memory_bound,
     operands,
     require_gradient_of,
     required,
+    required_dtype,
     sums_pass,
     table,
 )
@@ -38,7 +40,7 @@ def broadcast(shapes: list[Shape]) -> Shape:
         raise RuleError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
 
 
-def same_dtype(inputs: tuple[Tensor, ...]) -> None:
+def same_dtype(inputs: Tensors) -> None:
     """Raise `RuleError` unless all operands have one dtype."""
     dtypes = {tensor.dtype for tensor in inputs}
     if len(dtypes) > 1:
@@ -48,7 +50,7 @@ def same_dtype(inputs: tuple[Tensor, ...]) -> None:
 def elementwise(count: int) -> InferRule:
     """Type rule of an element-wise op of `count` operands."""
 
-    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def infer(inputs: Tensors, attributes: Values) -> Tensors:
         operands(count, inputs)
         same_dtype(inputs)
         return (inputs[0].with_shape(broadcast([tensor.shape for tensor in inputs])),)
@@ -60,7 +62,7 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
     """Type rule of the gradients by all operands of an op with the rule `infer`, given these and the gradient by the
     result."""
 
-    def infer_gradient(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def infer_gradient(inputs: Tensors, attributes: Values) -> Tensors:
         same_dtype(inputs)
         (out,) = infer(inputs[:-1], attributes)
         require_gradient_of(out, inputs[-1])
@@ -142,6 +144,11 @@ def _with_input(op: str) -> GradientRule:
     return lambda b, i, dy: b.emit(op, (i.inputs[0], dy), (op,), i.attributes)
 
 
+def _sqrt_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """dy / (2 y)."""
+    return (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5),)
+
+
 def _tanh_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     """dy (1 - y^2)."""
     (y,) = i.outputs
@@ -162,17 +169,14 @@ def _erf_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (b.op("mul", dy, b.op("scale", bell, factor=2 / pi**0.5)),)
 
 
-def _scale(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _scale(inputs: Tensors, attributes: Values) -> Tensors:
     required(attributes, "factor", (int, float))
     return elementwise(1)(inputs, attributes)
 
 
-def _cast(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _cast(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
-    dtype = required(attributes, "dtype", str)
-    if dtype not in ITEM_BYTES:
-        raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
-    return (replace(inputs[0], dtype=dtype, value=None),)
+    return (replace(inputs[0], dtype=required_dtype(attributes), value=None),)
 
 
 def _cast_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
@@ -181,7 +185,7 @@ def _cast_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (None,) if dtype in INTEGER_DTYPES else (b.op("cast", dy, dtype=dtype),)
 
 
-def _sum(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _sum(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axes = required(attributes, "axes", tuple)
@@ -214,7 +218,7 @@ def _shard_sum(question: Question) -> Answer:
     return Answer((Sharded(axis),), (Sharded(axis - shift),))
 
 
-def _broadcast_like(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _broadcast_like(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     x, template = inputs
     if broadcast([x.shape, template.shape]) != template.shape:
@@ -229,129 +233,81 @@ def _lends_shape(question: Question) -> Answer | None:
     return Answer((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
 
 
+def _pointwise(
+    name: str,
+    infer: InferRule,
+    *,
+    kernel: str = "",
+    backward: bool = False,
+    gradient: GradientRule | None = None,
+    partial: PartialRule | None = None,
+    fold: FoldRule | None = None,
+) -> OpDefinition:
+    """Define an op that works element by element: one streaming kernel, sliced as its operands are.
+
+    Args:
+        name: of the op.
+        infer: its type rule.
+        kernel: name under which its kernel is timed; by default the op's own.
+        backward: whether the kernel is that of a backward pass.
+        gradient, partial, fold: as in `OpDefinition`.
+    """
+    return OpDefinition(
+        name=name,
+        infer=infer,
+        work=memory_bound(kernel or name, backward),
+        shard=shard_elementwise,
+        gradient=gradient,
+        partial=partial,
+        fold=fold,
+    )
+
+
+UNARY, BINARY = elementwise(1), elementwise(2)
+
 # Exponentials, roots and activations are not linear: they have no `partial` rule, so that a partial sum is completed
 # before them. Gradients of named kernels (`relu_grad`) are ops of their own, since frameworks fuse them.
 ELEMENTWISE = table(
-    OpDefinition(
-        name="add",
-        infer=elementwise(2),
-        work=memory_bound("add"),
-        shard=shard_elementwise,
-        partial=sums_pass,
+    _pointwise(
+        "add",
+        BINARY,
         gradient=lambda b, i, dy: tuple(unbroadcast(b, dy, name) for name in i.inputs),
+        partial=sums_pass,
         fold=lambda x, _: x[0] + x[1],
     ),
-    OpDefinition(
-        name="sub",
-        infer=elementwise(2),
-        work=memory_bound("sub"),
-        shard=shard_elementwise,
-        partial=sums_pass,
-        gradient=_sub_gradient,
-        fold=lambda x, _: x[0] - x[1],
-    ),
-    OpDefinition(
-        name="mul",
-        infer=elementwise(2),
-        work=memory_bound("mul"),
-        shard=shard_elementwise,
-        partial=_linear_in(0, 1),
-        gradient=_mul_gradient,
-        fold=lambda x, _: x[0] * x[1],
-    ),
-    OpDefinition(
-        name="div",
-        infer=elementwise(2),
-        work=memory_bound("div"),
-        shard=shard_elementwise,
-        partial=_linear_in(0),
-        gradient=_div_gradient,
-    ),
-    OpDefinition(
-        name="scale",
-        infer=_scale,
-        work=memory_bound("mul_scalar"),
-        shard=shard_elementwise,
-        partial=sums_pass,
+    _pointwise("sub", BINARY, gradient=_sub_gradient, partial=sums_pass, fold=lambda x, _: x[0] - x[1]),
+    _pointwise("mul", BINARY, gradient=_mul_gradient, partial=_linear_in(0, 1), fold=lambda x, _: x[0] * x[1]),
+    _pointwise("div", BINARY, gradient=_div_gradient, partial=_linear_in(0)),
+    _pointwise(
+        "scale",
+        _scale,
+        kernel="mul_scalar",
         gradient=lambda b, i, dy: (b.op("scale", dy, factor=i.attribute("factor")),),
+        partial=sums_pass,
     ),
-    OpDefinition(
-        name="exp",
-        infer=elementwise(1),
-        work=memory_bound("exp"),
-        shard=shard_elementwise,
-        gradient=lambda b, i, dy: (b.op("mul", dy, i.outputs[0]),),
-    ),
-    OpDefinition(
-        name="log",
-        infer=elementwise(1),
-        work=memory_bound("log"),
-        shard=shard_elementwise,
-        gradient=lambda b, i, dy: (b.op("div", dy, i.inputs[0]),),
-    ),
-    OpDefinition(
-        name="sqrt",
-        infer=elementwise(1),
-        work=memory_bound("sqrt"),
-        shard=shard_elementwise,
-        gradient=lambda b, i, dy: (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5),),
-    ),
-    OpDefinition(
-        name="tanh", infer=elementwise(1), work=memory_bound("tanh"), shard=shard_elementwise, gradient=_tanh_gradient
-    ),
-    OpDefinition(
-        name="sigmoid",
-        infer=elementwise(1),
-        work=memory_bound("sigmoid"),
-        shard=shard_elementwise,
-        gradient=_sigmoid_gradient,
-    ),
-    OpDefinition(
-        name="erf", infer=elementwise(1), work=memory_bound("erf"), shard=shard_elementwise, gradient=_erf_gradient
-    ),
-    OpDefinition(
-        name="relu",
-        infer=elementwise(1),
-        work=memory_bound("relu"),
-        shard=shard_elementwise,
-        gradient=_with_input("relu_grad"),
-    ),
-    OpDefinition(
-        name="relu_grad", infer=elementwise(2), work=memory_bound("relu", backward=True), shard=shard_elementwise
-    ),
+    _pointwise("exp", UNARY, gradient=lambda b, i, dy: (b.op("mul", dy, i.outputs[0]),)),
+    _pointwise("log", UNARY, gradient=lambda b, i, dy: (b.op("div", dy, i.inputs[0]),)),
+    _pointwise("sqrt", UNARY, gradient=_sqrt_gradient),
+    _pointwise("tanh", UNARY, gradient=_tanh_gradient),
+    _pointwise("sigmoid", UNARY, gradient=_sigmoid_gradient),
+    _pointwise("erf", UNARY, gradient=_erf_gradient),
+    _pointwise("relu", UNARY, gradient=_with_input("relu_grad")),
+    _pointwise("relu_grad", BINARY, kernel="relu", backward=True),
     # by tanh, or by erf with attribute `exact`
-    OpDefinition(
-        name="gelu",
-        infer=elementwise(1),
-        work=memory_bound("gelu"),
-        shard=shard_elementwise,
-        gradient=_with_input("gelu_grad"),
-    ),
-    OpDefinition(
-        name="gelu_grad", infer=elementwise(2), work=memory_bound("gelu", backward=True), shard=shard_elementwise
-    ),
+    _pointwise("gelu", UNARY, gradient=_with_input("gelu_grad")),
+    _pointwise("gelu_grad", BINARY, kernel="gelu", backward=True),
     OpDefinition(
         name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum, partial=sums_pass
     ),
-    OpDefinition(
-        name="broadcast_like",
-        infer=_broadcast_like,
-        work=memory_bound("copy"),
-        shard=shard_elementwise,
-        partial=_lends_shape,
+    _pointwise(
+        "broadcast_like",
+        _broadcast_like,
+        kernel="copy",
         gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
+        partial=_lends_shape,
     ),
     # to another element type
-    OpDefinition(
-        name="cast",
-        infer=_cast,
-        work=memory_bound("copy"),
-        shard=shard_elementwise,
-        partial=sums_pass,
-        gradient=_cast_gradient,
-    ),
+    _pointwise("cast", _cast, kernel="copy", gradient=_cast_gradient, partial=sums_pass),
     # `add` of gradients of several micro-batches: transforms know it by name
-    OpDefinition(
-        name="accumulate", infer=elementwise(2), work=memory_bound("add"), shard=shard_elementwise, partial=sums_pass
-    ),
+    _pointwise("accumulate", BINARY, kernel="add", partial=sums_pass),
 )

@@ -5,11 +5,9 @@ Attention takes the parts of a sequence, in order: the queries of the last meet 
 it is that of a whole sequence.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._instruction import Instruction, RuleError
 from perfmodel.ir._op import (
     REPLICATED,
     Answer,
@@ -19,6 +17,8 @@ from perfmodel.ir._op import (
     Partial,
     Question,
     Sharded,
+    Tensors,
+    Values,
     WorkRule,
     kernel_dtype,
     memory_bound,
@@ -30,7 +30,7 @@ from perfmodel.ir.ops._elementwise import gradient_of_operands, same_dtype
 from perfmodel.ops import Attention, Op
 
 
-def _layer_norm(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _layer_norm(inputs: Tensors, attributes: Values) -> Tensors:
     operands(3, inputs)
     same_dtype(inputs)
     x, gain, bias = inputs
@@ -44,7 +44,7 @@ def _layer_norm_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return b.emit("layer_norm_grad", (x, gain, dy), (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"), i.attributes)
 
 
-def _layer_norm_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _layer_norm_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(3, inputs)
     same_dtype(inputs)
     x, gain, dy = inputs
@@ -77,12 +77,12 @@ def _shard_layer_norm_grad(question: Question) -> Answer:
     return Answer((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
 
 
-def _softmax(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _softmax(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     return inputs
 
 
-def _softmax_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _softmax_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     same_dtype(inputs)
     return inputs[:1]
@@ -94,7 +94,7 @@ def _shard_rows(question: Question) -> Answer:
     return question.alike(lambda axis: axis < last)
 
 
-def _attention(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _attention(inputs: Tensors, attributes: Values) -> Tensors:
     operands(max(1, len(inputs)), inputs)
     same_dtype(inputs)
     *_, qkv = inputs
@@ -128,7 +128,7 @@ def _shard_attention(question: Question) -> Answer:
 
 
 def _attention_work(backward: bool) -> WorkRule:
-    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # The backward's last operand is the gradient of the result.
         parts = inputs[: len(inputs) - backward]
         batch, seq, width = parts[-1].shape
@@ -150,12 +150,12 @@ def _attention_work(backward: bool) -> WorkRule:
     return work
 
 
-def _same_shape(inputs: tuple[Tensor, ...]) -> None:
+def _same_shape(inputs: Tensors) -> None:
     if len({(tensor.dtype, tensor.shape) for tensor in inputs}) > 1:
         raise RuleError("weight, gradient and moments must share dtype and shape")
 
 
-def _sgd(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _sgd(inputs: Tensors, attributes: Values) -> Tensors:
     """Weight and gradient to the new weight."""
     operands(2, inputs)
     _same_shape(inputs)
@@ -163,7 +163,7 @@ def _sgd(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
     return inputs[:1]
 
 
-def _adam(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _adam(inputs: Tensors, attributes: Values) -> Tensors:
     """Weight, gradient, first and second moment to the new weight and moments."""
     operands(4, inputs)
     _same_shape(inputs)
@@ -177,7 +177,7 @@ def _adam(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
 def _streams(op: str, tensors: int) -> WorkRule:
     """One kernel per weight that reads and writes so many tensors of its size in all."""
 
-    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         (kernel,) = memory_bound(op)(inputs, outputs, attributes)
         return (replace(kernel, n_inputs=tensors - 1),)
 

@@ -1,9 +1,8 @@
 """Convolutions and pooling of images [batch, channels, height, width]."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._instruction import Instruction, RuleError
 from perfmodel.ir._op import (
     REPLICATED,
     Answer,
@@ -15,6 +14,8 @@ from perfmodel.ir._op import (
     Sharded,
     Sharding,
     ShardRule,
+    Tensors,
+    Values,
     WorkRule,
     kernel_dtype,
     memory_bound,
@@ -30,14 +31,14 @@ Pair = tuple[int, int]
 POOLS = ("max", "mean")
 
 
-def _pair(attributes: Mapping[str, Any], name: str, least: int) -> Pair:
+def _pair(attributes: Values, name: str, least: int) -> Pair:
     pair = required(attributes, name, tuple)
     if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
         raise RuleError(f"{name} must be two whole numbers of at least {least}, got {pair}")
     return pair
 
 
-def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Mapping[str, Any]) -> Pair:
+def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Values) -> Pair:
     """Height and width of what a window gives that slides over an image."""
     stride, padding = _pair(attributes, "stride", 1), _pair(attributes, "padding", 0)
     # Positions at which the window lies inside the padded image; the rest of a stride is cut off.
@@ -47,7 +48,7 @@ def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Mapping[s
     return out[0], out[1]
 
 
-def _conv2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     same_dtype(inputs)
     x, w = inputs
@@ -67,7 +68,7 @@ def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     )
 
 
-def _input_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _input_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     w, dy = inputs
     groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
@@ -77,7 +78,7 @@ def _input_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tu
     return (x,)
 
 
-def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     x, dy = inputs
     groups, kernel = required(attributes, "groups", int), _pair(attributes, "kernel", 1)
@@ -89,7 +90,7 @@ def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> t
 
 
 def _conv2d_work(pass_: Any) -> WorkRule:
-    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # Kernels of all three passes are described by the forward's image and filter; only their place differs.
         x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]
         (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
@@ -145,7 +146,7 @@ def _shard_conv2d(*roles: str) -> ShardRule:
     return shard
 
 
-def _pool2d(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _pool2d(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     if required(attributes, "kind", str) not in POOLS or x.rank != 4:

@@ -1,10 +1,8 @@
 """Matrix products: plain and batched, and the weight gradient that also sums over leading axes."""
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
-from perfmodel.ir._instruction import Instruction, RuleError, Tensor
+from perfmodel.ir._instruction import Instruction, RuleError
 from perfmodel.ir._op import (
     REPLICATED,
     Answer,
@@ -15,6 +13,8 @@ from perfmodel.ir._op import (
     Question,
     Sharded,
     Sharding,
+    Tensors,
+    Values,
     kernel_dtype,
     operands,
     table,
@@ -25,7 +25,7 @@ from perfmodel.ops import Gemm, Op
 Labels = tuple[str, ...]
 
 
-def _labels(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Labels, Labels, Labels]:
+def _labels(inputs: Tensors, attributes: Values) -> tuple[Labels, Labels, Labels]:
     """Einstein-summation labels of both operands and the output: `0`, `1`, .. for batch axes, m, n, k."""
     # Labels turn sharding into bookkeeping: a label of the result is cut there too, a label that is summed over
     # leaves partial sums. A matrix on the right is shared by the batch.
@@ -36,7 +36,7 @@ def _labels(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
     return (*batch, *labels_a), (*(batch if b.rank > 2 else ()), *labels_b), (*batch, "m", "n")
 
 
-def _matmul(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     same_dtype(inputs)
     a, b = inputs
@@ -72,7 +72,7 @@ def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return dx, dw
 
 
-def _weight_grad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     same_dtype(inputs)
     x, dy = inputs
@@ -113,9 +113,7 @@ def _shard_weight_grad(question: Question) -> Answer:
     return shard_labels(question, ((*lead, "m"), (*lead, "n"), ("m", "n")))
 
 
-def _matmul_work(
-    inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
-) -> tuple[Op, ...]:
+def _matmul_work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
     a, b = inputs
     # A batch times one matrix is a single GEMM over all rows; equally batched matrices are a batched one. The pass
     # selects the layout of operands: a transposed weight is what input gradients multiply with.
@@ -128,9 +126,7 @@ def _matmul_work(
     return (Gemm(op="bmm", dtype=dtype, batch=batch, m=m, n=n, k=k),)
 
 
-def _weight_grad_work(
-    inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]
-) -> tuple[Op, ...]:
+def _weight_grad_work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
     m, n = outputs[0].shape
     return (Gemm(dtype=kernel_dtype(inputs[0]), m=m, n=n, k=prod(inputs[0].shape[:-1]), pass_="wgrad"),)
 

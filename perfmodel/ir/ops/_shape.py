@@ -1,35 +1,40 @@
 """Ops that make, cut, join and reshape tensors, and the shape arithmetic that imported graphs contain."""
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from perfmodel.ir._instruction import ITEM_BYTES, Instruction, RuleError, Shape, Tensor, shape_of_constant
+from perfmodel.ir._instruction import Instruction, RuleError, Shape, Tensor, shape_of_constant
 from perfmodel.ir._op import (
     Answer,
     Emitter,
+    FoldRule,
+    GradientRule,
+    InferRule,
     Names,
     OpDefinition,
+    PartialRule,
     Question,
     Sharded,
+    Tensors,
+    Values,
+    WorkRule,
     axis_of,
     free,
     memory_bound,
     operands,
     required,
+    required_dtype,
     sums_pass,
     table,
 )
 from perfmodel.ir.ops._elementwise import same_dtype
 
 
-def _constant(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _constant(inputs: Tensors, attributes: Values) -> Tensors:
     operands(0, inputs)
-    dtype = required(attributes, "dtype", str)
-    if dtype not in ITEM_BYTES:
-        raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
+    dtype = required_dtype(attributes)
     value = required(attributes, "value", (int, float, tuple))
     try:
         shape = shape_of_constant(value)
@@ -38,14 +43,14 @@ def _constant(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (Tensor(dtype, shape, attributes.get("device", 0), value),)
 
 
-def _shape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _shape(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     # Known contents from unknown operands: this is where shape arithmetic starts (DistIR, figure 4).
     return (Tensor("int64", (x.rank,), x.device, x.shape),)
 
 
-def _reshape(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
     # ONNX computes the shape to reshape to (DistIR, figure 4); its contents must have been folded by now.
     if len(inputs) == 2:
         wanted = inputs[1].value
@@ -91,7 +96,7 @@ def _shard_reshape(question: Question) -> Answer:
     return question.replicated()
 
 
-def _transpose(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _transpose(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     order = required(attributes, "permutation", tuple)
@@ -112,7 +117,7 @@ def _shard_transpose(question: Question) -> Answer:
     return Answer((Sharded(axis),), (Sharded(question.attributes["permutation"].index(axis)),))
 
 
-def _split(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _split(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axis, parts = axis_of(attributes, "axis", x.rank), required(attributes, "parts", int)
@@ -129,7 +134,7 @@ def _split_gradient(b: Emitter, i: Instruction, *gradients: str | None) -> Names
     return (b.op("concat", *filled, axis=i.attribute("axis")),)
 
 
-def _concat(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _concat(inputs: Tensors, attributes: Values) -> Tensors:
     if not inputs:
         raise RuleError("at least one operand is needed")
     same_dtype(inputs)
@@ -154,7 +159,7 @@ def _concat_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return tuple(pieces)
 
 
-def _slice(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _slice(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -173,7 +178,7 @@ def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (b.op("pad", dy, axis=axis, before=before, after=after) if before or after else dy,)
 
 
-def _pad(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _pad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -202,7 +207,7 @@ def _shard_beside_axis(question: Question) -> Answer:
     return question.alike(lambda axis: axis != own_axis)
 
 
-def _take(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _take(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     x, index = inputs
     axis = axis_of(attributes, "axis", x.rank)
@@ -211,7 +216,7 @@ def _take(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
 
 
-def _unsqueeze(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _unsqueeze(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axes = required(attributes, "axes", tuple)
@@ -221,6 +226,21 @@ def _unsqueeze(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
     # New axes of size 1 stand at `axes` of the result; the operand's own fill the others in order.
     rest = iter(x.shape)
     return (x.with_shape([1 if i in axes else next(rest) for i in range(rank)]),)
+
+
+def _along_axis(
+    name: str,
+    infer: InferRule,
+    gradient: GradientRule,
+    *,
+    work: WorkRule,
+    partial: PartialRule = sums_pass,
+    fold: FoldRule | None = None,
+) -> OpDefinition:
+    """Define an op that cuts or joins along attribute `axis`: linear, and sharded along any other axis."""
+    return OpDefinition(
+        name=name, infer=infer, work=work, gradient=gradient, shard=_shard_beside_axis, partial=partial, fold=fold
+    )
 
 
 # `free` ops are views in frameworks: they change strides, not memory. Those that move elements are timed as copies.
@@ -244,30 +264,13 @@ SHAPE = table(
         shard=_shard_transpose,
         partial=sums_pass,
     ),
-    OpDefinition(
-        name="split", infer=_split, work=free, gradient=_split_gradient, shard=_shard_beside_axis, partial=sums_pass
+    _along_axis("split", _split, _split_gradient, work=free),
+    _along_axis(
+        "concat", _concat, _concat_gradient, work=memory_bound("copy"), fold=lambda x, a: np.concatenate(x, a["axis"])
     ),
-    OpDefinition(
-        name="concat",
-        infer=_concat,
-        work=memory_bound("copy"),
-        gradient=_concat_gradient,
-        shard=_shard_beside_axis,
-        partial=sums_pass,
-        fold=lambda x, a: np.concatenate(x, a["axis"]),
-    ),
-    OpDefinition(
-        name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis, partial=sums_pass
-    ),
+    _along_axis("slice", _slice, _slice_gradient, work=free),
     # further elements of one `value` (0) `before` and `after` those of an axis
-    OpDefinition(
-        name="pad",
-        infer=_pad,
-        work=memory_bound("copy"),
-        gradient=_pad_gradient,
-        shard=_shard_beside_axis,
-        partial=_zeros_pass,
-    ),
+    _along_axis("pad", _pad, _pad_gradient, work=memory_bound("copy"), partial=_zeros_pass),
     OpDefinition(
         name="take", infer=_take, work=memory_bound("copy"), fold=lambda x, a: np.take(x[0], x[1], axis=a["axis"])
     ),

@@ -9,9 +9,7 @@ Experts take their tokens from buffers of fixed capacity; a token beyond it is d
 Sharding tokens shards the capacity: each part fills its own share of every buffer, in its own order.
 """
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 from perfmodel.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.ir._op import (
@@ -25,6 +23,8 @@ from perfmodel.ir._op import (
     Partial,
     Question,
     Sharded,
+    Tensors,
+    Values,
     WorkRule,
     kernel_dtype,
     memory_bound,
@@ -46,7 +46,7 @@ def _rows(tensor: Tensor) -> None:
         raise RuleError("a tensor of at least one dimension is needed")
 
 
-def _embedding(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _embedding(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     rows, ids = inputs
     _integers(ids)
@@ -66,7 +66,7 @@ def _first_grad(forward: InferRule) -> InferRule:
     The last operand must have the shape of what `forward` gives.
     """
 
-    def infer(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def infer(inputs: Tensors, attributes: Values) -> Tensors:
         operands(3, inputs)
         (out,) = forward(inputs[:2], attributes)
         require_gradient_of(out, inputs[2])
@@ -115,7 +115,7 @@ def _shard_embedding_grad(question: Question) -> Answer:
     return question.replicated()
 
 
-def _row_max(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _row_max(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     _rows(x)
@@ -132,7 +132,7 @@ def _shard_row_max(question: Question) -> Answer:
     return Answer((Sharded(axis),), (Sharded(axis),))
 
 
-def _pick(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _pick(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     x, labels = inputs
     _integers(labels)
@@ -158,7 +158,7 @@ def _shard_pick(question: Question) -> Answer:
 
 
 def _embedding_work(backward: bool) -> WorkRule:
-    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         rows, ids = inputs[:2]
         kernel = Embedding(
             dtype=kernel_dtype(rows),
@@ -172,7 +172,7 @@ def _embedding_work(backward: bool) -> WorkRule:
     return work
 
 
-def _argmax(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _argmax(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     _rows(x)
@@ -184,7 +184,7 @@ def _shard_argmax(question: Question) -> Answer:
     return question.alike(lambda axis: axis < last)
 
 
-def _dispatch(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
     """Tokens [.., hidden] and their experts [..] to buffers [experts, capacity, hidden]."""
     operands(2, inputs)
     x, chosen = inputs
@@ -207,7 +207,7 @@ def _shard_dispatch(question: Question) -> Answer:
     return Answer((spread, spread), (Sharded(1),), (("capacity", capacity // question.parts),))
 
 
-def _collect(inputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _collect(inputs: Tensors, attributes: Values) -> Tensors:
     """Buffers [experts, capacity, hidden] and the tokens' experts [..] back to tokens [.., hidden]."""
     operands(2, inputs)
     buffers, chosen = inputs

@@ -307,7 +307,8 @@ def _roll(c: Call) -> Ref:
     for shift, axis in zip(shifts.tolist(), axes_of(axes, len(c.shape(x))), strict=True):
         n = c.shape(x)[axis]
         # A roll swaps the two parts of the axis.
-        if cut := -shift % n:
+        cut = -shift % n
+        if cut:
             x = c.op("concat", _range(c, x, axis, cut, n), _range(c, x, axis, 0, cut), axis=axis)
     return x
 
