@@ -230,6 +230,7 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
     if all(value in (None, "") for value in vars(entry).values()):
         return base
     base.require_one_kind()
+    # Only the outermost level is the network between nodes; what joins devices within one stays.
     outer = base.levels[-1]
     # Words give a whole level, of which figures then replace single values.
     if entry.inter_link or entry.nics_per_node is not None or entry.nic_gbit_per_s is not None:

@@ -41,6 +41,7 @@ MAKERS: Final[Mapping[str, str]] = {
 """Makers, and their names for lines of products, by what of a device's name they are."""
 _FILLER: Final = frozenset(
     {
+        # What a device is, and where it stands.
         "gpu",
         "gpus",
         "tensor",
@@ -51,6 +52,7 @@ _FILLER: Final = frozenset(
         "hgx",
         "gcp",
         "a2",
+        # What a number beside it is.
         "memory",
         "tdp",
         "tgp",

@@ -21,6 +21,7 @@ class Relative:
     """A sentence on parts that it has and that are not counted."""
 
 
+# Differences that several families share.
 _UNGATED: Final = {"gated_ffn": False}
 _QK_NORM: Final = {"qk_norm": True}
 _QK_NORM_OF_ALL_HEADS: Final = {"qk_norm": True, "qk_norm_of_all_heads": True}

@@ -95,6 +95,7 @@ def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, 
     if sizes.get("q_lora_rank", 0) is None:
         sizes["q_lora_rank"] = 0
     lines = ["", f"[{name}]"]
+    # Sizes that the configuration does not tell are comments to complete; those that may be none are left out.
     for size, value in sizes.items():
         if value is not None:
             lines.append(f"{size} = {value}")

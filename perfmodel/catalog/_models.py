@@ -111,6 +111,7 @@ def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
     Raises:
         PerfModelError: naming `place` and every key that is unknown or malformed.
     """
+    # Through the same checks as a file: a changed model is written out as a table, and read.
     kinds = {Transformer: "transformer", Mlp: "mlp", ConvNet: "convnet"}
     data = _changed(asdict(base), changes)
     return model_from_toml({**data, "kind": kinds[type(base)]}, place)

@@ -131,6 +131,8 @@ def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
 
 def _fabric(described: Sequence[AdapterSet]) -> AdapterSet | None:
     """The set of adapters that the devices' collectives use: the fastest."""
+    # A clause that says nothing of adapters is a remark. A network that is
+    # called one for computing goes before all others.
     useful = [a for a in described if a.family or a.gbit_per_s is not None or a.link_gbit_per_s or a.count]
     candidates = [a for a in useful if a.for_computing] or [a for a in useful if not a.for_others]
     if not candidates:

@@ -362,6 +362,7 @@ def problem_and_layout(
     if job is None:
         if "global_batch" not in stated:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")
+        # What was filled in of the cluster is said with what was filled in of the job.
         job = framework.job(model, cluster.device, **stated)
         job = replace(job, assumed=(*job.assumed, *cluster.assumed))
     return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices), layout

@@ -169,6 +169,7 @@ def cluster_for(
     network = read_network(inter_link) if isinstance(inter_link, str) else inter_link
     # Numbers of the table first, then what the device's own ports are: both change what the words mean.
     network = _on_ports(accelerator, network.with_adapters(nics_per_node, nic_gbit_per_s))
+    # Either description may name the rack.
     rack = max(rack_size(intra_link), network.domain)
     _check_links(accelerator, devices_per_node, intra_link, rack)
     # Gaudi's links inside a node are ports for RoCE too, whose latency they have.

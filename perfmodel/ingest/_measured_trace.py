@@ -230,6 +230,7 @@ def kind_of(*names: str) -> ActivityKind:
 
 
 _PHASE_NAMES: Final = {name: name for name in PHASES if name} | {
+    # Short forms that people write in their ranges.
     "fwd": "forward",
     "bwd": "backward",
     "update": "optimizer",

@@ -192,6 +192,8 @@ _COLLECTIVE_NAMES: Final = (
     ("broadcast", r"broadcast"),
 )
 _FAMILY_NAMES: Final = (
+    # Names that mean one thing come before words that stand in many names: `embedding` before `gather`, `conv` before
+    # `gemm`, as implicit GEMMs are convolutions.
     ("optimizer", r"adam|adagrad|\blamb(_|\b)|\bsgd\b|multi_tensor_apply|_foreach_"),
     ("embedding", r"embedding|index_?select|indexing_backward"),
     ("attention", r"attention|flash|fmha|mha_"),

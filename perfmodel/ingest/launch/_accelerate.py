@@ -195,6 +195,7 @@ ACCELERATE: Final = LaunchFormat(
     ),
     elsewhere=("micro_batch",),
     harmless=(
+        # Where and how processes are started.
         "compute_environment",
         "debug",
         "downcast_bf16",
@@ -207,6 +208,7 @@ ACCELERATE: Final = LaunchFormat(
         "gpu_ids",
         "commands",
         "command_file",
+        # How modules are wrapped and loaded: units of FSDP are layers in any case.
         "fsdp_config.fsdp_auto_wrap_policy",
         "fsdp_config.fsdp_backward_prefetch*",
         "fsdp_config.fsdp_cpu_ram_efficient_loading",
@@ -216,6 +218,7 @@ ACCELERATE: Final = LaunchFormat(
         "fsdp_config.fsdp_sync_module_states",
         "fsdp_config.fsdp_use_orig_params",
         "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+        # Starting and checkpoints of the other engines.
         "deepspeed_config.zero3_*",
         "deepspeed_config.gradient_clipping",
         "deepspeed_config.deepspeed_multinode_launcher",

@@ -274,6 +274,7 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(keys=("optimizer.type", *_NARROW), read=_optimizer, write=_write_optimizer),
     ),
     harmless=(
+        # Numbers of optimizer and loss scaling.
         "optimizer.params.*",
         "scheduler.*",
         "steps_per_print",
@@ -285,6 +286,7 @@ DEEPSPEED: Final = LaunchFormat(
         "bf16.*",
         "amp.*",
         "zero_allow_untested_optimizer",
+        # Logs and profilers.
         "dump_state",
         "tensorboard.*",
         "wandb.*",
@@ -292,6 +294,7 @@ DEEPSPEED: Final = LaunchFormat(
         "comet.*",
         "flops_profiler.*",
         "comms_logger.*",
+        # Buffers and order of ZeRO, of which those that cost memory are read.
         "zero_optimization.contiguous_gradients",
         "zero_optimization.sub_group_size",
         "zero_optimization.reduce_scatter",

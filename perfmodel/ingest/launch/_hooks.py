@@ -75,6 +75,7 @@ def perfmodel_built(config, chosen):
 
 '''
 HOOKS: Final[dict[str, tuple[str, str]]] = {
+    # A parser without arguments gives the defaults, so that what the user set can be told from them.
     "megatron": (
         "Megatron-LM or Megatron-Core: behind initialize_megatron(), as in pretrain() of megatron/training/training.py",
         """\
@@ -86,10 +87,12 @@ perfmodel_parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=F
 perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
 """,
     ),
+    # A configuration is a tree of dataclasses, which hold their defaults themselves.
     "megatron-bridge": (
         "Megatron-Bridge: before pretrain(config=cfg, ...), where cfg is the ConfigContainer",
         "perfmodel_dump(cfg, perfmodel_defaults(cfg))\n",
     ),
+    # Fiddle's recipes are not built yet: what they set and what they leave to the defaults of their classes is at hand.
     "nemo": (
         "NeMo 2: behind recipe = ...pretrain_recipe(...) and what changes it, before it is run",
         _FIDDLE + "perfmodel_dump(perfmodel_built(recipe, True), perfmodel_built(recipe, False))\n",
@@ -98,6 +101,7 @@ perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
         "torchtitan: in train.py behind config = config_manager.parse_args()",
         "perfmodel_dump(config, perfmodel_defaults(config))\n",
     ),
+    # DeepSpeed's file as it was read, without its defaults: all in it is the user's. The model is that of the script.
     "deepspeed": (
         "DeepSpeed: behind model_engine, ... = deepspeed.initialize(...)",
         """\
@@ -108,6 +112,7 @@ perfmodel_dump(
 )
 """,
     ),
+    # Settings of DeepSpeed and adapters of peft are no arguments of the Trainer and are taken from their own objects.
     "hf-trainer": (
         "Hugging Face's Trainer (and trl's): behind trainer = Trainer(...), before trainer.train()",
         """\
@@ -124,6 +129,7 @@ perfmodel_dump(
 )
 """,
     ),
+    # Defaults stand in base.yml, whose folder depends on the version.
     "maxtext": (
         "MaxText: in train.py behind config = pyconfig.initialize(sys.argv)",
         """\

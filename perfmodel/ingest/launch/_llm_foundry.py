@@ -236,6 +236,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
     ),
     always={"overlap_grad_reduce": True, "overlap_param_gather": True, "model.tied_embeddings": True},
     harmless=(
+        # Places, names and data of a run.
         "variables.*",
         "data_local",
         "data_remote",
@@ -248,6 +249,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "tokenizer.*",
         "train_loader.*",
         "eval_loader.*",
+        # Numbers of optimizer and evaluation, logs and checkpoints.
         "scheduler.*",
         "optimizer.*",
         "algorithms.*",
@@ -266,6 +268,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "autoresume",
         "dist_timeout",
         "python_log_level",
+        # Settings of FSDP that every run has alike.
         "fsdp_config.limit_all_gathers",
         "fsdp_config.backward_prefetch",
         "fsdp_config.forward_prefetch",
@@ -276,6 +279,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "fsdp_config.sync_module_states",
         "fsdp_config.use_orig_params",
         "fsdp_config.keep_low_precision_grads",
+        # Constants and checkpoints of the model.
         "model.init_*",
         "model.emb_*",
         "model.use_auth_token",

@@ -322,6 +322,7 @@ MAXTEXT: Final = LaunchFormat(
         "overlap_param_gather": True,
     },
     harmless=(
+        # Names, places, data, logs and checkpoints of a run.
         "run_name",
         "base_config",
         "base_output_directory",
@@ -343,6 +344,7 @@ MAXTEXT: Final = LaunchFormat(
         "metrics_file",
         "reuse_example_batch",
         "use_iota_embed",
+        # Numbers of optimizer, data and evaluation.
         "jax_cache_dir",
         "adam_*",
         "gradient_clipping_threshold",
@@ -355,6 +357,7 @@ MAXTEXT: Final = LaunchFormat(
         "warmup_*",
         "data_shuffle_seed",
         "init_weights_seed",
+        # Constants of the model.
         "normalization_layer_epsilon",
         "rope_*",
         "*max_position_embeddings",
@@ -363,6 +366,7 @@ MAXTEXT: Final = LaunchFormat(
         "beta_fast",
         "beta_slow",
         "mscale",
+        # How arrays lie on the mesh, which follows from its degrees, and tilings of kernels.
         "mesh_axes",
         "logical_axis_rules",
         "data_sharding",

@@ -123,6 +123,7 @@ NANOTRON: Final = LaunchFormat(
         "model.dropout": False,
     },
     harmless=(
+        # Tables that hold nothing of a step.
         "checkpoints.*",
         "data_stages",
         "data_stages.*",
@@ -138,6 +139,7 @@ NANOTRON: Final = LaunchFormat(
         "profiler.*",
         "tokenizer.*",
         "s3_upload",
+        # Lengths of the run, and constants of the model.
         "tokens.train_steps",
         "tokens.val_check_interval",
         "tokens.limit_*",

@@ -234,18 +234,21 @@ NEMO: Final = LaunchFormat(
         ),
     ),
     harmless=(
+        # Names, places and logs of a run, and everything of Lightning's trainer but its devices and precision.
         "name",
         "restore_from_path",
         "trainer.*",
         "exp_manager.*",
         "run.*",
         "hydra.*",
+        # Numbers of initialisation, data and optimizer: they change no shape.
         "model.init_method_std",
         "model.use_scaled_init_method",
         "model.tokenizer.*",
         "model.data.*",
         "model.optim.*",
         "model.nsys_profile.*",
+        # Constants and checkpoints of the model.
         "model.layernorm_epsilon",
         "model.resume_from_checkpoint",
         "model.max_position_embeddings",
@@ -253,6 +256,7 @@ NEMO: Final = LaunchFormat(
         "model.make_vocab_size_divisible_by",
         "model.pre_process",
         "model.post_process",
+        # Switches of kernels that every run of this generation has alike.
         "model.native_amp_*",
         "model.hysteresis",
         "model.megatron_amp_O2",
@@ -287,6 +291,7 @@ NEMO: Final = LaunchFormat(
 
 def _bridge_zero(settings: Mapping[str, Any]) -> Fields:
     sharded = any(settings.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
+    # PyTorch's own FSDP goes before Megatron's settings, which it does not look at.
     if settings.get("dist.use_torch_fsdp2"):
         return {"zero": 3}
     # The setting stands twice, and Megatron-Bridge syncs one to the other; its
@@ -396,6 +401,7 @@ BRIDGE: Final = LaunchFormat(
         *latent_rules(_name),
     ),
     harmless=(
+        # Tables that hold nothing of a step: seeds, learning rates, data, logs, checkpoints, health of nodes.
         "rng.*",
         "train.*",
         "scheduler.*",
@@ -412,6 +418,7 @@ BRIDGE: Final = LaunchFormat(
         "ft.*",
         "dist.*",
         "inprocess_restart.*",
+        # Checks and buckets of gradients, which overlap in either case.
         "ddp.check_for_*",
         "ddp.average_in_collective",
         "ddp.bucket_size",

@@ -391,6 +391,8 @@ TORCHTITAN: Final = LaunchFormat(
     ),
     always={"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
     harmless=(
+        # Tables that hold nothing of a step: logs, learning rates, checkpoints,
+        # timeouts, and recipes of quantized products.
         "job.*",
         "profiling.*",
         "metrics.*",
@@ -403,6 +405,7 @@ TORCHTITAN: Final = LaunchFormat(
         "float8.*",
         "mx.*",
         "quantize.*",
+        # Data, lengths of the run and seeds.
         "training.dataset*",
         "training.max_norm",
         "training.steps",

@@ -133,6 +133,7 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
 # ---- memory ----
 
 _ALLOCATED: Final = (
+    # Megatron prints MiB without a unit; all others name theirs, or stand for one framework.
     (re.compile(r"max allocated: ([\d.]+)(?! ?[GM]i?B)"), MIB),
     (re.compile(r"Peak allocated:? ([\d.]+)MiB"), MIB),
     (re.compile(r"MaxMemAllocated=([\d.]+)GB"), GIB),

@@ -65,6 +65,7 @@ def duration_seconds(text: str) -> float:
 
 
 _PROCESSES: Final = (
+    # Several may stand in one line, from the launcher that wraps all to the rank itself.
     re.compile(r"\[rank(\d+)\]"),
     re.compile(r"\[default(\d+)\]"),
     re.compile(r"^\[(\d+),(\d+)\]<std"),
