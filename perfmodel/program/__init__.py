@@ -1,4 +1,11 @@
-"""Explicit programs: schedules and communication turned into structures of events."""
+"""Explicit programs: schedules and communication turned into structures of events.
+
+- `_spec` says all that the structure of a step follows from, and `_structure` is the result: ops, their predecessors
+  and the classes of their durations, without any times.
+- `_passes` adds the passes of the schedule to a `_structure_builder`, `_communication` what runs beside them,
+  `_updates` the optimizer and what comes around it.
+- `_build` calls these, puts the ops in program order and joins their predecessors two by two.
+"""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.program._build import binary_joins, build
