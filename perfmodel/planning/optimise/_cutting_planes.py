@@ -61,7 +61,12 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         planes.append(_planes(problem, at, rng))
-        bound, lowest = _least_of_planes(problem, polytopes, np.concatenate(planes))
+        least = _least_of_planes(problem, polytopes, np.concatenate(planes))
+
+        # Without a solution there is no point to go on from; the bound so far holds, if only 0.
+        if least is None:
+            break
+        bound, lowest = least
         at = {name: (best[name] + lowest[name]) / 2 for name in best}
         midway_value = objective_at(problem, at)
         if midway_value < value:
@@ -116,8 +121,12 @@ def _least_of_planes(
     problem: Relaxation,
     polytopes: Sequence[Polytope],
     planes: Float[np.ndarray, "planes 1+unknowns"],
-) -> tuple[float, dict[str, np.ndarray]]:
-    """Minimise the largest plane: a variable per unknown, and one above all planes."""
+) -> tuple[float, dict[str, np.ndarray]] | None:
+    """Minimise the largest plane: a variable per unknown, and one above all planes.
+
+    Returns:
+        The minimum and where it lies; None where the solver finds none.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
@@ -138,10 +147,8 @@ def _least_of_planes(
         b_eq=list(totals.values()) or None,
         bounds=[*bounds, (0.0, None)],
     )
-
-    # 0 is a valid bound, so that a failed solve loses tightness but proves nothing false.
     if solved.status != 0:
-        return 0.0, {}
+        return None
     lowest = {}
     for i, (name, shape) in enumerate(shapes.items()):
         lowest[name] = solved.x[:n][variable_of_unknown == i].reshape(shape)

@@ -1,6 +1,7 @@
 """Relaxations against closed forms; rounding, limits, certificates, and what they refuse."""
 
 from functools import lru_cache
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +68,14 @@ def test_serial_transfers_share_by_the_root_of_their_volume(volume: list[float])
     assert best * (1 - 5e-3) <= bounded.lower_bound <= best * (1 + 1e-6)
     far = convex_bound(problem, {"x": np.array([0.7, 0.1, 0.1, 0.1])}, rounds=1)
     assert far.lower_bound <= best  # from anywhere it is a bound
+
+
+def test_bound_without_a_solution_of_the_linear_program_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {"x": np.full(HOPS, 1 / HOPS)}
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: SimpleNamespace(status=4))
+    bounded = convex_bound(chain_of_transfers(np.ones(HOPS)), good)
+    assert bounded.lower_bound == 0.0
+    assert bounded.values["x"].tolist() == good["x"].tolist()
 
 
 def chosen(values):
