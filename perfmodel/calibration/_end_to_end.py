@@ -195,6 +195,7 @@ def _fit(
     profiled: Sequence[Correction],
     progress: Report | None,
 ) -> EndToEnd:
+    """Fit the parameters of one device to its runs."""
     observed = Observations(runs, base)
 
     # Priors from tables and the published record, and a profile's corrections in their place.
@@ -282,6 +283,7 @@ def _parameters(
 
 
 def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str) -> FittedParameter:
+    """Return one parameter before and after the runs, which moved it by `moved` to a standard deviation `sd`."""
     value = prior.centre + moved
     beyond_prior = abs(moved) > GAUSS_90 * prior.sd
 

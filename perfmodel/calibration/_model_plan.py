@@ -197,6 +197,7 @@ def _assemble(
     rule: StoppingRule,
     collective_rule: StoppingRule,
 ) -> ModelPlan:
+    """Collect the measurements of all layouts, each once, and what every layout adds to them."""
     chosen: dict[Op, None] = {}
     extrapolated: dict[Collective, tuple[Collective, ...]] = {}
     unmeasured: dict[Op, str] = {}
@@ -259,6 +260,7 @@ def _cost(
     rule: StoppingRule,
     collective_rule: StoppingRule,
 ) -> LayoutCost:
+    """Return what a layout takes to run, and what measuring its new events takes."""
     least, most, once = 0.0, 0.0, 0.0
     # Running every event once needs those too that cannot be measured; measuring repeats the others by the rule.
     ops = [*new, *lost]

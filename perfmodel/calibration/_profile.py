@@ -195,6 +195,7 @@ def _report(
     most: int,
     step_s: float | None = None,
 ) -> ProfileReport:
+    """Put a prediction and a profile side by side: differences by event, and corrections of the parameters."""
     # Recording slows the host. With the step's time without the profiler known, the difference is
     # what recording added.
     recorded_s = float(np.median(profile.step_s()))
@@ -222,6 +223,7 @@ def _report(
 
 
 def _events(sides: SideBySide) -> list[Difference]:
+    """Return the difference of every event."""
     # A remedy depends on whether the other side has the event's family at all, perhaps in other
     # shapes.
     families = sides.families()
@@ -249,6 +251,7 @@ def _shows(total: Total) -> float:
 
 
 def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
+    """Say what would remove the difference of an event."""
     predicted_s, measured_s = families[total.family]
     if not total.family:
         return "no name tells what this kernel computes: profile with record_shapes=True and operators"

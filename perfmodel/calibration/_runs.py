@@ -194,6 +194,7 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
 
 
 def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
+    """Sum a measured timeline's durations by kind of op and stage."""
     predicted, structure = prepared.structure, timeline.structure
     columns = ("duration", "class_kind", "class_stage", "class_segment")
     if not all(np.array_equal(getattr(predicted, name), getattr(structure, name)) for name in columns):

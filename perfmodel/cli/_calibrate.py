@@ -254,6 +254,7 @@ def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]
 
 
 def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
+    """Measure what is left of a plan; the tables that were written."""
     from perfmodel import measure
 
     remaining, rows = _left(arguments, plan)

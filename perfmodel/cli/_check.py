@@ -46,6 +46,7 @@ def add_command(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    """Hold a log against its launch script and show what is wrong."""
     from perfmodel.planning.health import check_run
 
     with progress("check", silent=arguments.json) as report:

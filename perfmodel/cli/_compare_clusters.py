@@ -145,6 +145,7 @@ def _rests_on(plan: "ClusterPlan") -> str:
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
+    """Return the cells of a cluster's row."""
     from perfmodel.planning.layouts import interval
 
     p, run = plan.prediction, plan.run

@@ -147,6 +147,7 @@ def _torch_devices(problems: list[str]) -> list[str]:
 
 
 def _caches(problems: list[str]) -> dict[str, Any]:
+    """Return the sizes of the caches; adds what is wrong with them to `problems`."""
     from perfmodel.timeline import CACHE_SHARES, cache_dir, cache_limit_bytes
 
     folder = cache_dir()

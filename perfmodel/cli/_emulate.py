@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Check the flags, run the emulation, and return what there is to tell of it."""
     from perfmodel import catalog
     from perfmodel.emulate import Emulation, emulate, emulated_curve, measure_prices
     from perfmodel.ingest.tables import write_text
@@ -341,6 +342,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _show_iterations(report: Mapping[str, Any]) -> None:
+    """Print the times of iterations, what delays cost them, and the prediction beside them."""
     print(
         f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
         f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "

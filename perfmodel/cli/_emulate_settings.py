@@ -260,6 +260,7 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
 
 
 def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the conditions of an emulation besides the network: slowness, jitter and a failing rank."""
     if not 0 < arguments.straggler < float("inf"):
         raise PerfModelError(f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}")
     if arguments.jitter is not None and not 0 <= arguments.jitter < 2:

@@ -87,6 +87,7 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    """Fit to tables, runs, logs or a profile, and show what was fitted."""
     from perfmodel.cost.learn import fit_calibration
 
     _check(arguments)

@@ -170,6 +170,7 @@ def _cells(row: dict[str, Any], now_s: float) -> tuple[str, ...]:
 
 
 def _show(report: dict[str, Any], result: "SearchResult") -> None:
+    """Print the measurements that would save most, and how sure the present choice is."""
     from perfmodel.planning.layouts import layout_last
 
     console = new_console()

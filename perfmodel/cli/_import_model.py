@@ -112,6 +112,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _table(arguments: argparse.Namespace) -> "OpTable":
+    """Read the source's kernels and collectives, by the kind of source that its suffix tells."""
     from perfmodel.ir import importers
 
     # The kind of source follows from its suffix.

@@ -94,6 +94,7 @@ def samples() -> dict[str, str]:
 
 
 def _samples(arguments: argparse.Namespace) -> int:
+    """Write the sample files into a folder."""
     from perfmodel.ingest.tables import write_text
 
     folder: Path = arguments.folder

@@ -132,6 +132,7 @@ def _drop_output() -> None:
 
 
 def _run_command(argv: Sequence[str] | None) -> int:
+    """Run a command; its exit status. What is wrong with the input ends in one line and status 2."""
     arguments = parser().parse_args(argv)
     try:
         measures = arguments.command == "calibrate" and not arguments.for_decision

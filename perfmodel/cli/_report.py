@@ -51,6 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    """Write the page of a calibration, of a search or of one layout."""
     if not (arguments.html or arguments.json):
         raise PerfModelError("report: nothing to write; give --html FILE")
     if of_calibration(arguments):

@@ -205,6 +205,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the step that every schedule gives a model, where it can run it."""
     from dataclasses import asdict
 
     from perfmodel.prediction import chimera_closed_form, compare_schedules, step_problem_of
@@ -246,6 +247,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the best order of passes, and return it beside schedules that need no search."""
     from perfmodel.ingest.tables import write_bytes
     from perfmodel.schedule import (
         alive_at_peak,

@@ -104,6 +104,7 @@ def add_command(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    """Predict one server, or a sweep over servers, and show it."""
     from perfmodel import serving
 
     settings = {
@@ -203,6 +204,7 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
 
 
 def _show_sweep(swept: "ServingSweep") -> None:
+    """Print the servers that no other beats in both throughput per user and per device."""
     from perfmodel.planning.layouts import layout_last
 
     console, best = new_console(), swept.best

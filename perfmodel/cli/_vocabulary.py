@@ -60,6 +60,7 @@ def keys(kind: str) -> list[Key]:
 
 
 def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:
+    """Describe the fields of records as keys of a job file."""
     entries = []
     for home, name in named:
         hint = get_type_hints(home)[name]

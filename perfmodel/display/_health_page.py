@@ -69,6 +69,7 @@ def _scrolled(inside: str) -> str:
 
 
 def _causes(values: Mapping[str, Any]) -> str:
+    """Return the table of causes, and what to measure next; empty without causes."""
     if not values["causes"]:
         return ""
     rows = []

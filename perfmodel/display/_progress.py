@@ -61,6 +61,7 @@ def _in_notebook() -> bool:
 
 @contextmanager
 def _terminal_bar(title: str) -> Iterator[Report]:
+    """Show a bar on standard error while the work goes on."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -90,6 +91,7 @@ def _terminal_bar(title: str) -> Iterator[Report]:
 
 @contextmanager
 def _notebook_bar(title: str) -> Iterator[Report]:
+    """Show a bar below a notebook's cell while the work goes on."""
     from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
 
     handle: Any = None

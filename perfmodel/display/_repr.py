@@ -40,6 +40,7 @@ def short_repr(thing: Any) -> str:
 
 
 def _short_repr(thing: Any) -> str:
+    """Return `short_repr` before marks that reorder or hide text are taken out."""
     name = type(thing).__qualname__
 
     # A field that has its default tells nothing.

@@ -472,6 +472,7 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
 
 
 def _run(row: Row) -> Run:
+    """Return a published row as a run to calibrate with."""
     measured = row["measured_iter_time_s"]
     if measured is None or row.get("status") not in (None, "ok"):
         raise Unusable("no step time was measured")

@@ -135,6 +135,7 @@ def _predict_one(
     site: Site,
     keep: Callable[[Case, Prediction], None] | None,
 ) -> tuple[Any, ...]:
+    """Predict one row: its values of `COLUMNS`, or the reason why it cannot be predicted."""
     site = replace(site, unstated=unstated_share(row))
     try:
         run = predict_run(row, calibration, site, framework)

@@ -98,6 +98,7 @@ def filled_rows(
 
 
 def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with degrees that it may have had, where it leaves two or more open."""
     row = before.cells
     if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
         return
@@ -134,6 +135,7 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
 
 
 def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with the replicas that its other degrees leave, where all are stated and contradict the devices."""
     row = before.cells
     if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
         return
@@ -152,6 +154,7 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
 
 
 def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with micro-batches that divide what a replica gets, where it leaves them open."""
     row = before.cells
     if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
         return
@@ -187,6 +190,7 @@ def nearest_power_of_two(value: float) -> int:
 
 
 def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with numbers of model chunks, where it leaves them open."""
     row = before.cells
     stages = count(row, "pp", 1)
     if stages == 1 or text(row, "vpp") or text(row, "schedule").lower() not in ("", "1f1b"):
@@ -211,6 +215,7 @@ def chunks_of(chunks: int, layers_per_stage: int) -> str:
 
 
 def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with groups over which its weights may be sharded, where it says `FSDP+DP` alone."""
     row = before.cells
     sharding = text(row, "sharding")
     if not read_phrases(sharding, SHARDING).says("fsdp and dp"):

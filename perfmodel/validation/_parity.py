@@ -97,6 +97,7 @@ def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
 
 
 def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
+    """Return errors by family and device, of the rows that were predicted, and counts of the others."""
     # Skipped rows have no figures; they are counted by reason.
     good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
     both: Any = pd.concat([rows, predictions], axis=1)
@@ -206,6 +207,7 @@ def row_labels(table: pd.DataFrame) -> pd.Series:
 
 
 def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
+    """Return a row per row of a file, with its prediction."""
     if is_runs(file):
         return _runs(read_rows(file), calibration, progress)
     table = read_table(file)
@@ -225,6 +227,7 @@ def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.D
 
 
 def _runs(runs: pd.DataFrame, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
+    """Return a row per run of a table, with its prediction."""
     predicted = predict_cases(runs, calibration, progress)
 
     # Runs that crashed have a time now and then, which is not that of a step.

@@ -143,6 +143,7 @@ def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    """Yield a row per source: its errors, scatter and far-off runs, and how it moves the median site."""
     runs = fit.score.runs
 
     # `moves` is the mean factor of the median site with the source less that without its teams.
@@ -162,6 +163,7 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
 
 
 def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    """Yield rows of errors by the number of known runs: the mean over sources, then each source."""
     log, source = fit.score.runs.log, fit.score.runs.labels["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
 

@@ -243,6 +243,7 @@ class Score:
         return jax.jit(self._of_folds)
 
     def _of_folds(self, vector: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> LeftOut:
+        """Predict every run without its fold from one inverse; see `left_out`."""
         import jax
         import jax.numpy as jnp
 

@@ -77,6 +77,7 @@ class ChoicePriors:
         values: Sequence[str],
         default: str | None,
     ) -> Float[np.ndarray, " values"]:
+        """Return the probabilities of the values, smoothed from the most general context to the most special."""
         strength = self.strength.get(choice, 1.0)
 
         # Start from equal chances, and blend in the counts of ever more special contexts.

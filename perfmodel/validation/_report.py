@@ -146,6 +146,7 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
 
 
 def _figures(ran: np.ndarray, told_to_fit: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
+    """Return how well predictions tell runs that ran from those that ran out of memory."""
     likely_to_fit = likely >= LIKELY
 
     def share(right: np.ndarray, among: np.ndarray) -> float | None:
@@ -164,6 +165,7 @@ def _figures(ran: np.ndarray, told_to_fit: np.ndarray, likely: np.ndarray) -> di
 
 
 def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
+    """Return, by range of the predicted probability, its mean and the share of runs that ran."""
     ranges = []
     for low, high in pairwise(EDGES):
         # The last range includes its upper end, so that a probability of 1 counts.

@@ -120,6 +120,7 @@ def _site_run(
     undone: Framework | None,
     looked_at: bool,
 ) -> SiteRun:
+    """Return one predicted run as the model of sites sees it."""
     case, prediction = run.case, run.prediction
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     at = layout_coordinates(problem.setting, case.layout)

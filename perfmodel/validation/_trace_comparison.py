@@ -156,6 +156,7 @@ class _Matching:
 
 
 def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: int) -> _Matching:
+    """Match the computations of a predicted step with those of every measured step, device by device."""
     matched_by = _tags_of_both(predicted, steps)
     rows: list[tuple[int, int]] = []
     predicted_s: list[Float[np.ndarray, "activities 2"]] = []

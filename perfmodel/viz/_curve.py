@@ -54,6 +54,7 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
 
 
 def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
+    """Draw curves that share an axis."""
     longest_s = max(max(curve.step_s) for curve in curves)
 
     # Times are written in the unit of the longest.

@@ -190,6 +190,7 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
 
 
 def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float, numbered: bool) -> Boxes:
+    """Return the boxes of a timeline: a row per pipeline rank, chunks in shades of their kind's colour."""
     chunk = np.argmax(stage_map[drawn.device] == drawn.stage[:, None], axis=1)
     chunks = stage_map.shape[1]
     shades = {}

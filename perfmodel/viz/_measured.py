@@ -74,6 +74,7 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
 
 
 def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
+    """Draw the rows of one group."""
     measured = rows["measured_s"].to_numpy()
     predicted = rows["predicted_s"].to_numpy()
     lo = rows["lo_s"].to_numpy()
@@ -311,6 +312,7 @@ def _event(trace: MeasuredTrace, i: int) -> str:
 
 
 def _boxes(trace: MeasuredTrace, colours: list[str], origin_s: float, per_s: float) -> Boxes:
+    """Return the boxes of a trace: a row per device, computation above the rest."""
     compute = trace.kind == ActivityKind.COMPUTE
     compute_top, compute_height = _COMPUTE_LANE
     side_top, side_height = _SIDE_LANE

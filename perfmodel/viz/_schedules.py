@@ -84,6 +84,7 @@ def draw_schedules(
 
 
 def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float, row_in: float) -> None:
+    """Draw one schedule, a row per device."""
     start, end = starts_and_ends(schedule, times)
     shades = {}
     for phase in set(schedule.phase.tolist()):

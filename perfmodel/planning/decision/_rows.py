@@ -123,6 +123,7 @@ def rows(
 
 
 def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
+    """Return the figures of a layout that the page can draw and filter by."""
     priced = {
         "usd": run.usd_per_million_tokens,
         "energy_j": run.energy_per_million_tokens_j,

@@ -226,6 +226,7 @@ def _has_effect(fault: Fault, expected_s: float) -> bool:
 
 
 def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -> Fault | None:
+    """Predict the step under a fault of the machine at each severity; None where the layout cannot have it."""
     severities = []
     for value, weight in fault.values.items():
         scenario = Scenario(tuple(fault.settings(problem, layout, value)))

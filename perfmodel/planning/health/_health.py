@@ -294,6 +294,7 @@ def _observed(
     deviation: float,
     job: WhatRan,
 ) -> Observed:
+    """Put the log's figures beside the expected ones."""
     # Where the log has both counters, the one of the allocator's reserve: it is what fills a device.
     counter = "reserved" if log.reserved_bytes is not None else "allocated"
     return Observed(
@@ -347,6 +348,7 @@ _STALL_CAUSES: Final[Mapping[str, _StallCause]] = {
 
 
 def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, options: Sequence[Cause]) -> list[Cause]:
+    """Return the causes that the log itself shows: stalls, options that differ, drift, skipped steps, slow loaders."""
     causes = [_stall_cause(stalls) for stalls in series.stalls]
     causes += options
     drift = series.drift

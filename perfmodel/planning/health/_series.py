@@ -264,6 +264,7 @@ def _kind_of_stalls(
     chosen: Bool[np.ndarray, " lines"],
     total_steps: float,
 ) -> list[Stalls]:
+    """Sum up the stalls at the chosen lines of a log; none where no line is chosen."""
     if not chosen.any():
         return []
     return [

@@ -65,6 +65,7 @@ def _measured(health: "RunHealth") -> list[str]:
 
 
 def _over_the_run(health: "RunHealth") -> list[str]:
+    """Return lines on scatter, timers, stalls and drift over the run."""
     series = health.series
     lines = [f"steps scatter by {series.scatter:.1%}; {int(series.covered.sum()):,} of them counted"]
     if health.timers:

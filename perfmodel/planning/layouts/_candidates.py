@@ -212,6 +212,7 @@ def _column(cost: GridCosts, name: str) -> Float[np.ndarray, "..."]:
 
 
 def _frame(cost: GridCosts, places: Int[np.ndarray, " some"]) -> "pd.DataFrame":
+    """Return a row per layout of a grid at some places."""
     import pandas as pd
 
     grid = cost.grid

@@ -199,6 +199,7 @@ def _pipelines(
     unschedulable: Callable[[Layout, int, int], Rejection | None],
     rejected: Counter[Rejection],
 ) -> Iterator[PipelineChoice]:
+    """Yield the schedules and numbers of model chunks that some degrees can have."""
     pp, layers = degrees.pp, cut.layers
     if pp == 1:
         # One stage runs micro-batches one after the other whatever the schedule's name.
@@ -264,6 +265,7 @@ def _shards(
     divided: Callable[[Shard], "Divided | Rejection"],
     rejected: Counter[Rejection],
 ) -> Iterator[ShardChoice]:
+    """Yield the choices of sequence parallelism, overlap and order that some degrees can have."""
     # Sequence parallelism and overlap of tensor-parallel collectives mean nothing for tp=1.
     split = degrees.tp > 1
     reasons: dict[Rejection, None] = {}

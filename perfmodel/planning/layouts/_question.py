@@ -267,6 +267,7 @@ def model_of(context: Context) -> StepProblem:
 
 
 def _model(context: Context, weights: WeightFiles) -> StepProblem:
+    """Return the step model of a context on weights that have been read already."""
     # Workers open the weights themselves. Other weights there than here would mix two models in
     # one ranking.
     if weights.digest != context.digest:

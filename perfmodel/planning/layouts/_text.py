@@ -83,6 +83,7 @@ def print_pareto(console: "Console", front: "ParetoFront") -> None:
 
 
 def _heading(console: "Console", result: "SearchResult") -> None:
+    """Print the job, and what is minimised under which constraints."""
     best = result.layouts[0]
     batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
     console.print(
@@ -103,6 +104,7 @@ def _heading(console: "Console", result: "SearchResult") -> None:
 
 
 def _ranking(console: "Console", result: "SearchResult") -> None:
+    """Print a row per ranked layout, with the columns that this search has something to tell of."""
     # Each column is a function of (place, prediction), so that the table is put together from
     # whatever this search has to tell.
     ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
