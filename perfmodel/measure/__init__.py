@@ -1,4 +1,13 @@
-"""Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed."""
+"""Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed.
+
+- `_plan` reads what to measure, `_estimate` says how long that takes, `_run` does it and writes a table with its card
+  (`_card`), row by row through `_sweep`, so that an interrupted run goes on where it was.
+- `_harness` repeats a call until its median is known, `_meter` says how much other work disturbed it.
+- Kernels run as `_programs` on a `_backend` (`_jax_backend`, `_torch_backend`). Collectives run between the processes
+  of a `_group`, each a `_rank` (`_torch_rank`), or by the programs of `_nccl_tests`.
+- Ranks on several nodes are started by a `_launch` and run by `_agents`; `_hosts` emulates nodes on one machine.
+- `_diff` compares two tables.
+"""
 
 from perfmodel.catalog import usable_cores
 from perfmodel.display import shorten_reprs

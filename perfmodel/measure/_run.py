@@ -206,6 +206,7 @@ def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: S
     if backend == "nccl-tests":
         yield _by_nccl_tests(plan, folder, progress)
         return
+    # One after another, as a backend keeps the process to one core until its table is done.
     if plan.kernel_points:
         with open_backend(backend) as opened:
             yield _kernels(plan, folder, opened, progress)
@@ -244,6 +245,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
 
+    # What a group is made of: neighbours that agree in it share one.
     def on_ranks(point: Point) -> tuple[int, int, Sequence[Agent]]:
         op = point.collective
         return op.num_ranks, op.num_nodes, members(agents, op)

@@ -1,4 +1,8 @@
-"""Frozen descriptions of devices, clusters, models, frameworks, layouts and ops. No JAX, no I/O."""
+"""Frozen descriptions of devices, clusters, models, frameworks, layouts and jobs. No JAX, no I/O.
+
+A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one answer to it, which
+`_notation` reads and writes as `tp=8,pp=16,dp=8`.
+"""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.spec._cluster import Cluster, NetworkLevel, interleaved_groups
