@@ -1,9 +1,13 @@
-"""From a layout to the programs and tables of its step-time function: all that is done once, in NumPy."""
+"""Programs and tables of a layout's step-time function: everything that is done once, in NumPy.
+
+The public prediction composes one program per micro-batch size. Here those of all sizes are joined end to end, so that
+JAX traces one set of arrays: passes have a lane per size and variant, events between blocks an entry per class.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,7 +25,7 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Overlap, beside_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
-from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
+from perfmodel.prediction.differentiable._prices import PriceRequest, joined_prices, prices
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
 from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
@@ -29,9 +33,43 @@ from perfmodel.spec import Layout
 MOST_KNOTS: Final = 12
 """Numbers of layers at which a stage's reductions, gathers and updates are priced; between them they are interpolated,
 and they are nearly linear in what they carry."""
-_PER_OP: Final = ("counts", "kernel", "attention", "ring_product", "in_rings", "overlappable", "beside_attention",
-                  "follows", "lateness", "lost")  # fmt: skip
+_PER_OP: Final = (
+    "counts",
+    "kernel",
+    "attention",
+    "ring_product",
+    "in_rings",
+    "overlappable",
+    "beside_attention",
+    "follows",
+    "lateness",
+    "lost",
+)
 """Fields of `BlockEvents` whose last axis is of events."""
+
+
+class _Part(NamedTuple):
+    """A program that is part of the step of one micro-batch size."""
+
+    step: int
+    """Which of the sizes."""
+    batches: list[LayoutBatch]
+    """The layout in this program, under each element type."""
+    weight: float
+    """Weight of its makespan in the step time."""
+
+
+class _Between(NamedTuple):
+    """Events between blocks at all knots of the number of layers."""
+
+    ops: tuple[Op, ...]
+    """Distinct events."""
+    knot: Int[np.ndarray, " entries"]
+    """Knot of every occurrence."""
+    class_index: Int[np.ndarray, " entries"]
+    """Class of every occurrence."""
+    op_index: Int[np.ndarray, " entries"]
+    """Event (place in `ops`) of every occurrence."""
 
 
 def composed(
@@ -42,40 +80,49 @@ def composed(
     *,
     elastic: bool,
 ) -> tuple[Programs, Tables, Times, list[str]]:
-    """The programs of a layout, made of what the public prediction composes them, times on the machine as it is, and
-    the op families of kernels.
+    """Compose the programs of a layout.
 
     Args:
-        problems: of the job under each of its element types.
-        steps: by micro-batch size and element type, with the one layout as its only lane, which recomputes nothing in
-            full.
-        layers: of every stage.
-        scales: what the step of each size is multiplied by.
+        problems: the problem under each of its element types.
+        steps: batches by micro-batch size and element type, with the one layout as its only lane, which recomputes
+            nothing in full.
+        layers: layers of every stage.
+        scales: factor of the step of each size.
         elastic: whether prices follow the machine's rates.
+
+    Returns:
+        The programs, their tables, times on the machine as it is, and the op families of kernels.
     """
     problem, layout_batch = problems[0], steps[0][0]
     spec, layout, slices = layout_batch.spec, layout_batch.layouts[0], layout_batch.spec.scheduler.slices
-    parts = [
-        (step, [of_type for of_type, _ in part], part[0][1])
-        for step, of_types in enumerate(steps)
-        for part in zip(*map(weighted_programs, of_types), strict=True)
-    ]
-    runs = [of_types[0].program.passes.runs for _, of_types, _ in parts]
-    lanes = list(dict.fromkeys((step, v) for (step, *_), of in zip(parts, runs, strict=True) for v in of))
-    by_type = list(zip(problems, zip(*steps, strict=True), strict=True))
+
+    # The programs of all sizes: one each, or two where no flush separates steps.
+    parts: list[_Part] = []
+    for step, batches in enumerate(steps):
+        for weighted in zip(*map(weighted_programs, batches), strict=True):
+            parts.append(_Part(step, [batch for batch, _ in weighted], weighted[0][1]))
+    runs_of_parts = [part.batches[0].program.passes.runs for part in parts]
+
+    # A lane is a micro-batch size and a variant of passes: blocks take the same time in all programs of a lane.
+    lanes: list[tuple[int, Variant]] = []
+    for part, runs in zip(parts, runs_of_parts, strict=True):
+        lanes += [(part.step, variant) for variant in runs if (part.step, variant) not in lanes]
+
+    # Blocks of every lane under every element type.
+    batches_of_types = [[batches[i] for batches in steps] for i in range(len(problems))]
     shards: list[BlockTimes] = []
-    asked: list[Priced] = []
-    for own, of_sizes in by_type:
+    requests: list[PriceRequest] = []
+    for type_problem, batches in zip(problems, batches_of_types, strict=True):
         for step, variant in lanes:
-            its = of_sizes[step].layouts[0]
-            table = block_times(own, its, variant, slices)
+            lane_layout = batches[step].layouts[0]
+            table = block_times(type_problem, lane_layout, variant, slices)
             shards.append(table)
-            asked.append(Priced(own, table.ops, _block_pricer(its, variant, slices)))
+            requests.append(PriceRequest(type_problem, table.ops, _block_pricer(lane_layout, variant, slices)))
     events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
     programs = Programs(
-        prepared=tuple(prepared(of_types[0].spec) for _, of_types, _ in parts),
-        steps=tuple(step for step, *_ in parts),
-        weights=tuple(weight for *_, weight in parts),
+        prepared=tuple(prepared(part.batches[0].spec) for part in parts),
+        steps=tuple(part.step for part in parts),
+        weights=tuple(part.weight for part in parts),
         lanes=tuple((step, variant[2] == PAIRED) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
         loss=beside_loss(problem),
@@ -88,105 +135,142 @@ def composed(
         ranks=tuple(map(tuple, spec.stage_map.tolist())),
     )
     starts, cuts, knots = programs.starts, Cuts.of(layout_batch.composed[0].events, spec.segments), _knots(layers)
-    of_lanes = np.zeros((len(lanes), *next(iter(runs[0].values())).shape[:1], starts[-1]))
-    for (step, *_), of, begin, end in zip(parts, runs, starts[:-1], starts[1:], strict=True):
-        for variant, where in of.items():
-            of_lanes[lanes.index((step, variant)), :, begin:end] = where
 
-    between: list[tuple[np.ndarray, np.ndarray]] = []
-    for i, own in enumerate(problems):
-        for (_, of_types, _), begin in zip(parts, starts[:-1], strict=True):
-            ops, knot, of_class, which = _between(own, of_types[i], cuts, knots, layers)
-            between.append((((i * len(knots) + knot) * starts[-1] + begin + of_class), which))
-            asked.append(Priced(own, ops, lambda p, ops=ops: priced_events(p, ops).time_s))
-    families = sorted({factors_of(op)[1] for one in asked for op in one.ops if not isinstance(op, Collective)})
-    first = np.cumsum([0, *(len(one.ops) for one in asked)])
+    # Which passes run in each lane, the classes of all programs end to end.
+    n_passed = len(next(iter(runs_of_parts[0].values())))
+    runs_of_lanes = np.zeros((len(lanes), n_passed, starts[-1]))
+    for part, runs, begin, end in zip(parts, runs_of_parts, starts[:-1], starts[1:], strict=True):
+        for variant, runs_of_variant in runs.items():
+            runs_of_lanes[lanes.index((part.step, variant)), :, begin:end] = runs_of_variant
 
-    priced = Prices(*map(np.concatenate, zip(*prices(asked, families, elastic=elastic), strict=True)))
-    entry_at = np.concatenate([at for at, _ in between])
-    entry_price = np.concatenate(
-        [begin + which for begin, (_, which) in zip(first[len(shards) : -1], between, strict=True)]
-    )
-    phase_s = [one.paired.phase_s if variant[2] == PAIRED else one.phase_s
-               for one, (_, variant) in zip(shards, lanes * len(problems), strict=True)]  # fmt: skip
+    # Events between blocks, in (type, knot, class) order.
+    entries: list[np.ndarray] = []
+    entry_ops: list[np.ndarray] = []
+    for i, type_problem in enumerate(problems):
+        for part, begin in zip(parts, starts[:-1], strict=True):
+            between = _between(type_problem, part.batches[i], cuts, knots, layers)
+            entries.append((i * len(knots) + between.knot) * starts[-1] + begin + between.class_index)
+            entry_ops.append(between.op_index)
+            requests.append(PriceRequest(type_problem, between.ops, _event_pricer(between.ops)))
+
+    # All events are priced at once. Prices of one request follow those of the one before it.
+    families: set[str] = set()
+    for request in requests:
+        families.update(factors_of(op)[1] for op in request.ops if not isinstance(op, Collective))
+    family_names = sorted(families)
+    first_price = np.cumsum([0, *(len(request.ops) for request in requests)])
+    priced = joined_prices(prices(requests, family_names, elastic=elastic))
+    first_between = first_price[len(shards) : -1]
+    entry_at = np.concatenate(entries)
+    entry_price = np.concatenate([begin + ops for begin, ops in zip(first_between, entry_ops, strict=True)])
+
+    # Times on the machine as it is, for what varies neither rates nor host costs.
+    phase_s = []
+    for shard, (_, variant) in zip(shards, lanes * len(problems), strict=True):
+        phase_s.append(shard.paired.phase_s if variant[2] == PAIRED else shard.phase_s)
     shape = len(problems), len(knots), starts[-1]
     times = Times(
         np.reshape(phase_s, (len(problems), len(lanes), *phase_s[0].shape)).swapaxes(0, 1),
         summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
     )
+
+    # The host: costs per unit of their parameters, copies of activations, states in its memory.
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
+    copies_to_host = programs.offloads or programs.offloads_layers
     blocks = layout_batch.composed[0].events
     copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
     per_segment = (layout_batch.counts[0] @ blocks.layers).astype(int).tolist()
-    where = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
+    copy_classes = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
+    saved_bytes, host_state_s = [], []
+    for type_problem, batches in zip(problems, batches_of_types, strict=True):
+        saved_bytes.append([_saved_bytes(batch) for batch in batches])
+        host_state_s.append(host_block_s(type_problem.setting, layout, batches[0].composed[0].events, spec))
     tables = Tables(
         prices=priced,
         events=events,
-        event_price=places + first[: len(shards)].reshape(*places.shape[:2], 1),
+        event_price=places + first_price[: len(shards)].reshape(*places.shape[:2], 1),
         entry_at=entry_at,
         entry_price=entry_price,
         knots=knots.astype(float),
-        runs=of_lanes,
+        runs=runs_of_lanes,
         cuts=cuts,
-        saved_bytes=np.array([[_saved_bytes(own, b) for b in of_sizes] for own, of_sizes in by_type]),
-        host_bytes_per_s=np.float64(
-            host_bandwidth(problem.cluster.device) if programs.offloads or programs.offloads_layers else 1.0
-        ),
+        saved_bytes=np.array(saved_bytes),
+        host_bytes_per_s=np.float64(host_bandwidth(problem.cluster.device) if copies_to_host else 1.0),
         copies=copies,
-        copy_classes=CopyClasses(*(np.concatenate(ways) for ways in zip(*where, strict=True))),
-        host_state_s=np.stack(
-            [host_block_s(own.setting, layout, of_sizes[0].composed[0].events, spec) for own, of_sizes in by_type]
+        copy_classes=CopyClasses(
+            forward=np.concatenate([classes.forward for classes in copy_classes]),
+            backward=np.concatenate([classes.backward for classes in copy_classes]),
         ),
-        beside=_joined([of_types[0].program.beside for _, of_types, _ in parts], starts),
+        host_state_s=np.stack(host_state_s),
+        beside=_joined([part.batches[0].program.beside for part in parts], starts),
         scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
         overhead_s=np.float64(problem.host.step_overhead_s),
         host_units=np.array([unit.issue_s, unit.kernel_gap_s]),
     )
-    return programs, tables, times, families
+    return programs, tables, times, family_names
 
 
 def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
+    """Prices the events of a layout's blocks."""
     return lambda problem: block_times(problem, layout, variant, slices).times.time_s
+
+
+def _event_pricer(ops: Sequence[Op]) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
+    """Prices events between blocks."""
+    return lambda problem: priced_events(problem, ops).time_s
 
 
 def _stacked(
     events: Sequence[BlockEvents], shape: tuple[int, int]
 ) -> tuple[BlockEvents, Int[np.ndarray, "types lanes ops"]]:
-    """Events of several shards in one, as many as the longest has (those added occur nowhere), and the place of each
-    in its own."""
-    n = max(one.counts.shape[-1] for one in events)
-    short = [n - one.counts.shape[-1] for one in events]
+    """Stack the events of several shards.
+
+    Args:
+        shape: element types and lanes of the shards.
+
+    Returns:
+        Events, padded to the longest shard by some that occur nowhere; and the place of each in its shard.
+    """
+    n = max(shard.counts.shape[-1] for shard in events)
+    missing = [n - shard.counts.shape[-1] for shard in events]
     fields: dict[str, Any] = {}
     for name in BlockEvents._fields:
-        values = [np.asarray(getattr(one, name)) for one in events]
+        values = [np.asarray(getattr(shard, name)) for shard in events]
         if name in _PER_OP:
-            values = [np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, by)]) for v, by in zip(values, short, strict=True)]
+            for i, value in enumerate(values):
+                values[i] = np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, missing[i])])
         fields[name] = np.stack(values).reshape(*shape, *values[0].shape)
-    places = [np.where(np.arange(n) < n - by, np.arange(n), 0) for by in short]
+    places = [np.where(np.arange(n) < n - padding, np.arange(n), 0) for padding in missing]
     return BlockEvents(**fields), np.reshape(places, (*shape, n))
 
 
-def _saved_bytes(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
-    kept = layout_batch.bytes
-    return np.stack([kept.kept[0], (kept.kept - kept.least)[0]])
+def _saved_bytes(layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
+    """Activations that blocks leave behind, and by how much less where they recompute all."""
+    blocks = layout_batch.bytes
+    return np.stack([blocks.kept[0], (blocks.kept - blocks.least)[0]])
 
 
 def _joined(beside: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
-    """Of programs end to end."""
-    before = np.cumsum([0, *(len(one.slowed) for one in beside)])
-    moved = [
-        Overlap(one.comm + at, one.place + slowed, one.share, one.slowed + at)
-        for one, at, slowed in zip(beside, starts[:-1], before[:-1], strict=True)
-    ]
-    return Overlap(*map(np.concatenate, zip(*moved, strict=True)))
+    """Join the overlaps of programs whose classes are laid end to end."""
+    comm, place, share, slowed = [], [], [], []
+    n_slowed = 0
+    for overlap, start in zip(beside, starts[:-1], strict=True):
+        comm.append(overlap.comm + start)
+        place.append(overlap.place + n_slowed)
+        share.append(overlap.share)
+        slowed.append(overlap.slowed + start)
+        n_slowed += len(overlap.slowed)
+    return Overlap(np.concatenate(comm), np.concatenate(place), np.concatenate(share), np.concatenate(slowed))
 
 
 def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
+    """Numbers of layers of a stage at which events between blocks are priced."""
+    # All of them if there are few; else as many as are spread over the range, and those next to the stages' own.
     low, high = layers.min() // 2, min(2 * layers.max(), layers.sum())
     near = np.unique([layers - 1, layers, layers + 1])
     spread = np.unique(np.linspace(low, high, MOST_KNOTS).astype(int))
-    found = np.unique([*near, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
-    return found[(found >= 0) & (found <= layers.sum())]
+    knots = np.unique([*near, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
+    return knots[(knots >= 0) & (knots <= layers.sum())]
 
 
 def _between(
@@ -195,19 +279,26 @@ def _between(
     cuts: Cuts,
     knots: Int[np.ndarray, " knots"],
     layers: Int[np.ndarray, " stages"],
-) -> tuple[tuple[Op, ...], *tuple[Int[np.ndarray, " entries"], ...]]:
-    """Distinct events between blocks at all knots, and where each occurs: knot, class, and which it is."""
-    one, structure = layout_batch.composed[0].placed, layout_batch.program.structure
+) -> _Between:
+    """Events between blocks at all knots: as if every stage had so many layers."""
+    placed, structure = layout_batch.composed[0].placed, layout_batch.program.structure
     spans = np.unique(structure.variants[:, 0]).tolist()
     index: dict[Op, int] = {}
-    found = []
+    knot_of_entry, class_of_entry, op_of_entry = [], [], []
     starts = np.cumsum(layers) - layers
-    for at, n in enumerate(knots.tolist()):
+    for knot, n in enumerate(knots.tolist()):
         counts = cuts.alike(n, starts)
         events = communication_events(
-            one.ranks, one.states, one.blocks, layout_batch.spec, spans, counts, problem.job, problem.cluster
+            placed.ranks, placed.states, placed.blocks, layout_batch.spec, spans, counts, problem.job, problem.cluster
         )
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)
-        found.append((np.full(len(classes), at), classes, place[numbers]))
-    return (tuple(index), *map(np.concatenate, zip(*found, strict=True)))
+        knot_of_entry.append(np.full(len(classes), knot))
+        class_of_entry.append(classes)
+        op_of_entry.append(place[numbers])
+    return _Between(
+        ops=tuple(index),
+        knot=np.concatenate(knot_of_entry),
+        class_index=np.concatenate(class_of_entry),
+        op_index=np.concatenate(op_of_entry),
+    )

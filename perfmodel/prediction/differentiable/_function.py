@@ -1,5 +1,7 @@
-"""The step time of a layout as a pure JAX function: programs, tables and parameters put together; and its memory, as
-`rank_memory` has it, as a function of the same parameters."""
+"""The step time of a layout as a pure JAX function: programs, tables and parameters put together.
+
+Its memory (`rank_memory`) is a function of the same parameters.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,19 +26,21 @@ from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._site import Site
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
-from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, log_rates, machine_rates
+from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, machine_rates, relative_rates
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""
 _BELOW_LAYERS: Final = 1e-3
+"""Distance below a whole number of layers at which the slope from below is taken."""
 _OTHER_TYPE: Final = {"bf16": "fp8", "fp16": "fp8", "fp8": "bf16"}
+"""Element type that products may have instead."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
-    """What memory follows from at one micro-batch size, under one element type."""
+class _MemoryTerms:
+    """Terms of memory at one micro-batch size, under one element type."""
 
     setting: Setting
     blocks: BlockBytes
@@ -45,39 +49,51 @@ class _Kept:
     """With all saved activations on the device; and, where the layout offloads them, with none that can wait."""
 
     def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
-        counts, full = (held.sum(axis=1) for held in cuts.held(x.layers, x.recompute))
-        found = [rank_memory(RankBlocks.of(counts, full, live), self.blocks, self.sharding, self.setting).total[0]
-                 for live in self.live]  # fmt: skip
-        return found[0] + x.offload * (found[-1] - found[0])
+        """Peak bytes of every rank at some parameters."""
+        counts, full = (blocks.sum(axis=1) for blocks in cuts.held(x.layers, x.recompute))
+        totals = []
+        for live in self.live:
+            ranks = RankBlocks.of(counts, full, live)
+            totals.append(rank_memory(ranks, self.blocks, self.sharding, self.setting).total[0])
+        on_device, offloaded = totals[0], totals[-1]
+        return on_device + x.offload * (offloaded - on_device)
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Peak bytes of every pipeline rank. What is in between whole micro-batches and element types is interpolated."""
+    """Peak bytes of every pipeline rank, interpolated between whole micro-batches and element types."""
 
     cuts: Cuts
+    """The model, cut between layers."""
     sizes: Float[np.ndarray, " sizes"]
-    of_types: tuple[tuple[_Kept, ...], ...]
-    """By element type and micro-batch size."""
+    """Micro-batch sizes."""
+    of_types: tuple[tuple[_MemoryTerms, ...], ...]
+    """Terms by element type and micro-batch size."""
 
     @classmethod
     def of(
         cls, problems: Sequence[StepProblem], steps: Sequence[Sequence[LayoutBatch]], cuts: Cuts, sizes: Sequence[int]
     ) -> "Memory":
-        """Of a layout; arguments are those of `composed`."""
+        """Collect the terms of a layout; `problems` and `steps` are those of `composed`."""
         of_types = []
-        for problem, of_sizes in zip(problems, zip(*steps, strict=True), strict=True):
+        for i, problem in enumerate(problems):
             setting = problem.setting
-            of_types.append(
-                tuple(_Kept(setting, one.bytes, Sharding.of(one.layouts), _live(setting, one)) for one in of_sizes)
-            )
+            of_sizes = []
+            for batches in steps:
+                batch = batches[i]
+                sharding = Sharding.of(batch.layouts)
+                of_sizes.append(_MemoryTerms(setting, batch.bytes, sharding, _live(setting, batch)))
+            of_types.append(tuple(of_sizes))
         return cls(cuts, np.array(sizes, float), tuple(of_types))
 
     def bytes(self, x: StepParameters) -> Float[Array, " ranks"]:
-        """At some parameters."""
-        by_size = [jnp.stack([one.bytes(self.cuts, x) for one in of_sizes]) for of_sizes in self.of_types]
-        own = [along(of_type, jnp.asarray(x.micro_batch), self.sizes) for of_type in by_size]
-        return own[0] + x.fp8 * (own[-1] - own[0])
+        """Peak bytes of every rank at some parameters."""
+        of_types = []
+        for of_sizes in self.of_types:
+            by_size = jnp.stack([terms.bytes(self.cuts, x) for terms in of_sizes])
+            of_types.append(along(by_size, jnp.asarray(x.micro_batch), self.sizes))
+        in_16_bits, in_8_bits = of_types[0], of_types[-1]
+        return in_16_bits + x.fp8 * (in_8_bits - in_16_bits)
 
 
 def _live(setting: Setting, layout_batch: LayoutBatch) -> tuple[LiveState, ...]:
@@ -89,15 +105,18 @@ def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Arra
     """Weights by which values at knots make the polynomial through them."""
     n = knots.shape[0]
     others = [np.delete(np.arange(n), i) for i in range(n)]
-    return jnp.stack([((at - knots[o]) / (knots[i] - knots[o])).prod() for i, o in enumerate(others)])
+    return jnp.stack([((at - knots[other]) / (knots[i] - knots[other])).prod() for i, other in enumerate(others)])
 
 
 @partial(jax.jit, static_argnums=0)
 def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
     of_programs, nominal, log_sizes = tables
-    rates = jnp.log(jnp.stack(log_rates(x, nominal)))
-    times = programs.times(of_programs, x, rates, jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])]))
+    rates = jnp.log(jnp.stack(relative_rates(x, nominal)))
+    # Collectives have no factor: their family is the one behind all others.
+    factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
+    times = programs.times(of_programs, x, rates, factors)
     durations = programs.durations(of_programs, x, times)
+    # Between whole micro-batches the step time is interpolated by a polynomial in the logarithm of their size.
     return _lagrange(jnp.log(x.micro_batch), log_sizes) @ programs.step_s(durations)
 
 
@@ -223,6 +242,8 @@ def step_time_function_of(
             price and to compile.
     """
     problems = [problem] if vary == "layers" else _by_element_type(problem)
+
+    # Full recompute is a share of each stage's layers, a parameter: the programs themselves recompute none in full.
     full = layout.recompute == "full"
     base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
     layout_batch = layout_batches(problem, [layout])[0]
@@ -263,28 +284,36 @@ def _by_element_type(problem: StepProblem) -> list[StepProblem]:
     other = _OTHER_TYPE.get(job.dtype)
     if other not in problem.cluster.device.dtypes:
         return [problem]
-    own, its = framework.job_defaults(job.dtype), framework.job_defaults(other)
-    moved = {name: value for name, value in its.items() if getattr(job, name) == own[name]}
-    there = replace(problem, job=replace(job, dtype=other, **moved))
-    return [there, problem] if job.dtype == "fp8" else [problem, there]
+    # Fields that the job has as its framework's default change with the type; those that it states do not.
+    defaults, other_defaults = framework.job_defaults(job.dtype), framework.job_defaults(other)
+    changed = {name: value for name, value in other_defaults.items() if getattr(job, name) == defaults[name]}
+    in_other_type = replace(problem, job=replace(job, dtype=other, **changed))
+    return [in_other_type, problem] if job.dtype == "fp8" else [problem, in_other_type]
 
 
 def _layers(
     layout_batch: LayoutBatch, counts: Float[np.ndarray, "stages segments blocks"]
 ) -> Int[np.ndarray, " stages"]:
+    """Number of layers among the blocks of every stage."""
     return (counts * layout_batch.composed[0].events.layers).sum(axis=(1, 2)).astype(int)
 
 
 def _micro_batches(problem: StepProblem, layout: Layout) -> list[int]:
-    """The layout's own, with the next smaller and larger that it could have."""
+    """The layout's micro-batch size, with the next smaller and larger ones that it could have."""
     per_replica = problem.job.global_batch // layout.dp
     smaller = range(layout.micro_batch - 1, 0, -1)
     larger = range(layout.micro_batch + 1, min(per_replica, 8 * layout.micro_batch) + 1)
-    near = [next((size for size in some if _possible(problem, layout, size)), None) for some in (smaller, larger)]
-    return sorted(size for size in (*near, layout.micro_batch) if size is not None)
+    sizes = [layout.micro_batch]
+    for candidates in (smaller, larger):
+        for size in candidates:
+            if _possible(problem, layout, size):
+                sizes.append(size)
+                break
+    return sorted(sizes)
 
 
 def _possible(problem: StepProblem, layout: Layout, size: int) -> bool:
+    """Whether the layout may have micro-batches of some size."""
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout.replace(micro_batch=size))
     except LayoutError:
@@ -295,22 +324,32 @@ def _possible(problem: StepProblem, layout: Layout, size: int) -> bool:
 def _bounds(
     nominal: StepParameters, problem: StepProblem, sizes: Sequence[int], in_8_bits: bool, *, copies: bool
 ) -> Bounds:
-    """Rates, times and corrections within `FACTOR`; shares from 0 to 1 where they can move at all. Where single layers
-    are copied to the host (`copies`), it is said of so many layers, none of which recomputes anything."""
+    """Bounds of the parameters: rates, times and corrections within `FACTOR`, shares from 0 to 1.
+
+    Args:
+        sizes: micro-batch sizes.
+        in_8_bits: whether products may be in 8 bits.
+        copies: whether single layers are copied to the host.
+    """
+    # Copies of single layers are planned for so many layers, none of which recomputes anything: these may not move.
     low, high = (jax.tree.map(lambda x, by=by: x * by, nominal) for by in (1 / FACTOR, FACTOR))
-    zero = np.zeros_like(nominal.layers)
+    none = np.zeros_like(nominal.layers)
     train, offloads = problem.job.mode == "train", nominal.offload > 0
-    total = nominal.layers.sum()
-    return Bounds(
-        low._replace(
-            layers=nominal.layers if copies else np.floor(nominal.layers / 2), micro_batch=np.float64(sizes[0]),
-            recompute=zero, offload=np.float64(0.0), fp8=np.float64(0.0),
-        ),
-        high._replace(
-            layers=np.minimum(2 * nominal.layers, total), micro_batch=np.float64(sizes[-1]),
-            recompute=zero + (train and not copies), offload=np.float64(offloads), fp8=np.float64(in_8_bits),
-        ),
-    )  # fmt: skip
+    low = low._replace(
+        layers=nominal.layers if copies else np.floor(nominal.layers / 2),
+        micro_batch=np.float64(sizes[0]),
+        recompute=none,
+        offload=np.float64(0.0),
+        fp8=np.float64(0.0),
+    )
+    high = high._replace(
+        layers=np.minimum(2 * nominal.layers, nominal.layers.sum()),
+        micro_batch=np.float64(sizes[-1]),
+        recompute=none + (train and not copies),
+        offload=np.float64(offloads),
+        fp8=np.float64(in_8_bits),
+    )
+    return Bounds(low, high)
 
 
 def nominal_machine(problem: StepProblem) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What a step time is a function of; and times of events as functions of the machine: exact where it is, with the slope
-that the cost models have there.
+"""Parameters of a step time, and times of events as functions of the machine.
 
-The regressors and measured curves behind a price are NumPy and tables. What of them a step time needs is how long an
-event takes on the machine as it is, and its elasticities e_i = - d log t / d log rate_i, which are central differences
-of the price itself, once for a step-time function. Between them stands the law of the event's kind,
+The regressors and measured curves behind a price are NumPy and tables, which JAX cannot trace. A step-time function
+takes two things from them, once: how long an event takes on the machine as it is, and its elasticities
+e_i = - d log t / d log rate_i, which are central differences of the price itself. Away from there holds the law of the
+event's kind,
 
     t = t_0 (1 - g + g (sum_i a_i x_i^-p)^(1/p)),    g = sum_i e_i,  a_i = e_i / g,  x_i = rate_i / nominal
 
@@ -12,6 +12,7 @@ collectives p = 1 (latency + volume / bandwidth, Hockney 1994; of a latency x is
 value are exact at x = 1. What does not fit the law (an elasticity below 0, or more than 1 in all) is a power of x.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -30,6 +31,7 @@ from perfmodel.spec import Cluster, Device
 _STEP: Final = 1e-6
 """Change of the logarithm of a rate by which prices are differentiated."""
 _ROOFLINE: Final = 3.0
+"""Power of the norm that joins compute and memory time of a kernel."""
 
 
 class StepParameters(NamedTuple):
@@ -85,11 +87,11 @@ class Prices(NamedTuple):
     joined: Float[Any, " n"]
     """Share of it that depends on rates (g)."""
     share: Float[Any, "n r"]
-    """Of each rate in that (a)."""
+    """Share of each rate in that (a)."""
     beyond: Float[Any, "n r"]
     """Elasticity that does not fit the law."""
     power: Float[Any, " n"]
-    """Of the norm (p)."""
+    """Power of the norm (p)."""
     family: Int[Any, " n"]
     """Place of the event's op family among the corrected ones, after them all for collectives."""
 
@@ -106,12 +108,13 @@ class Prices(NamedTuple):
         return self.time_s * law * factors[self.family]
 
 
-def log_rates(parameters: StepParameters, nominal: StepParameters) -> list[Any]:
-    """Logarithms of the rates relative to the nominal ones, in the order of `machines`; to be joined."""
+def relative_rates(parameters: StepParameters, nominal: StepParameters) -> list[Any]:
+    """Rates relative to the nominal ones, in the order of `machines` (of latencies the inverse)."""
     ratios = [parameters.compute_flops_per_s[name] / rate for name, rate in nominal.compute_flops_per_s.items()]
     ratios.append(parameters.memory_bytes_per_s / nominal.memory_bytes_per_s)
-    return [*ratios, *(parameters.link_bytes_per_s / nominal.link_bytes_per_s),
-            *(nominal.link_latency_s / parameters.link_latency_s)]  # fmt: skip
+    ratios.extend(parameters.link_bytes_per_s / nominal.link_bytes_per_s)
+    ratios.extend(nominal.link_latency_s / parameters.link_latency_s)
+    return ratios
 
 
 def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
@@ -131,7 +134,7 @@ def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """Kernel times of a device for which another one is asked."""
+    """A cost model that prices kernels as on one device, whatever device is asked for."""
 
     kernels: PricesKernels
     device: Device
@@ -142,7 +145,7 @@ class _Kernels:
 
 @dataclass(frozen=True)
 class _Collectives:
-    """The same of the collectives of a cluster."""
+    """A cost model that prices collectives as on one cluster, whatever cluster is asked for."""
 
     collectives: PricesCollectives
     cluster: Cluster
@@ -156,44 +159,75 @@ def _on(problem: StepProblem, cluster: Cluster) -> StepProblem:
     return problem.repriced(_Kernels(problem.kernels, cluster.device), _Collectives(problem.collectives, cluster))
 
 
-class Priced(NamedTuple):
+class PriceRequest(NamedTuple):
     """Events whose prices are asked for."""
 
     problem: StepProblem
+    """Problem on the machine as it is."""
     ops: tuple[Op, ...]
+    """The events."""
     time_s: Callable[[StepProblem], Float[np.ndarray, " n"]]
-    """Of the ops, given what to price them by."""
+    """Seconds of the events in a problem."""
 
 
-def prices(asked: Sequence[Priced], families: Sequence[str], *, elastic: bool = True) -> list[Prices]:
-    """Prices of several lists of events on one machine; where not `elastic`, of that machine alone."""
-    slower, faster = (_log_s(asked, sign * _STEP) if elastic else [np.zeros(1)] * len(asked) for sign in (-1, 1))
+def prices(requests: Sequence[PriceRequest], families: Sequence[str], *, elastic: bool = True) -> list[Prices]:
+    """Prices of several lists of events on one machine.
+
+    Args:
+        families: names of the op families that have a factor.
+        elastic: whether prices follow the machine's rates; else they hold on the machine as it is alone.
+    """
     index = {name: i for i, name in enumerate(families)}
-    rates = len(list(machines(asked[0].problem.cluster, 1.0)))
-    found = []
-    for one, low, high in zip(asked, slower, faster, strict=True):
-        elasticity = np.broadcast_to((low - high) / (2 * _STEP), (len(one.ops), rates))
-        found.append(_lawful(one.ops, one.time_s(one.problem), elasticity, index))
-    return found
+    rates = len(list(machines(requests[0].problem.cluster, 1.0)))
+    slower = faster = [np.zeros(1)] * len(requests)
+    if elastic:
+        slower, faster = _log_s(requests, -_STEP), _log_s(requests, _STEP)
+    priced = []
+    for request, low, high in zip(requests, slower, faster, strict=True):
+        elasticity = np.broadcast_to((low - high) / (2 * _STEP), (len(request.ops), rates))
+        priced.append(_lawful(request.ops, request.time_s(request.problem), elasticity, index))
+    return priced
 
 
-def _log_s(asked: Sequence[Priced], by: float) -> list[Float[np.ndarray, "n r"]]:
+def joined_prices(parts: Sequence[Prices]) -> Prices:
+    """Prices of several lists of events, one list after another."""
+    columns = {}
+    for name in Prices._fields:
+        columns[name] = np.concatenate([getattr(part, name) for part in parts])
+    return Prices(**columns)
+
+
+def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np.ndarray, "n r"]]:
     """Logarithm of the events' times where the logarithm of one rate after another is larger by so much."""
-    found: list[list[np.ndarray]] = [[] for _ in asked]
-    with Session():  # what no later call can use is not remembered
-        for cluster in machines(asked[0].problem.cluster, float(np.exp(by))):
-            there = {id(one.problem): _on(one.problem, cluster) for one in asked}
-            for problem in {id(one.problem): one.problem for one in asked}.values():
-                ops = [op for one in asked if one.problem is problem for op in one.ops]
-                priced_events(there[id(problem)], ops)  # together is faster than list by list
-            for mine, one in zip(found, asked, strict=True):
-                mine.append(np.log(np.maximum(one.time_s(there[id(one.problem)]), 1e-300)))
-    return [np.stack(mine, axis=1) for mine in found]
+    columns: list[list[np.ndarray]] = [[] for _ in requests]
+    # In a session of its own: no later call can use these prices.
+    with Session():
+        for cluster in machines(requests[0].problem.cluster, float(np.exp(log_factor))):
+            # Regressors are faster on all events of a problem together than list by list.
+            moved: dict[int, StepProblem] = {}
+            ops_of_problem: dict[int, list[Op]] = defaultdict(list)
+            for request in requests:
+                number = id(request.problem)
+                if number not in moved:
+                    moved[number] = _on(request.problem, cluster)
+                ops_of_problem[number] += request.ops
+            for number, ops in ops_of_problem.items():
+                priced_events(moved[number], ops)
+            for column, request in zip(columns, requests, strict=True):
+                seconds = request.time_s(moved[id(request.problem)])
+                column.append(np.log(np.maximum(seconds, 1e-300)))
+    return [np.stack(column, axis=1) for column in columns]
 
 
 def _lawful(
     ops: Sequence[Op], time_s: Float[np.ndarray, " n"], elasticity: Float[np.ndarray, "n r"], index: dict[str, int]
 ) -> Prices:
+    """Fit the law to the times and elasticities of events.
+
+    Args:
+        index: place of the op families that have a factor.
+    """
+    # Elasticities of a power norm are shares: not negative, and no more than 1 in all. The rest is a power of the rate.
     fitting = np.maximum(elasticity, 0.0)
     fitting /= np.maximum(fitting.sum(axis=1, keepdims=True), 1.0)
     joined = fitting.sum(axis=1)

@@ -31,14 +31,14 @@ from perfmodel.timeline import makespan
 class Cuts(NamedTuple):
     """A model that is cut between its layers: blocks of every stage and segment as a function that JAX traces.
 
-    Whole numbers of layers give what `stage_blocks` deals; between them blocks are interpolated along the model, so
+    Whole numbers of layers give what `stage_blocks` assigns; between them blocks are interpolated along the model, so
     that a cut inside a layer gives both stages their part of it.
     """
 
     upto: Float[Any, "layers+1 blocks"]
-    """Blocks before each layer, without what comes before the first and after the last."""
+    """Blocks before each layer, without those before the first and after the last."""
     ends: Float[Any, "2 blocks"]
-    """What comes before the first layer, and after the last."""
+    """Blocks before the first layer, and after the last."""
     bounds: Float[Any, "layers+1 segments+1"]
     """Where the segments of a stage of so many layers begin, and the last one ends."""
     layers: Float[Any, " blocks"]
@@ -46,7 +46,7 @@ class Cuts(NamedTuple):
 
     @classmethod
     def of(cls, blocks: ShardBlocks, segments: int) -> "Cuts":
-        """Of a shard's blocks in stages of so many segments."""
+        """Cut a shard's blocks into stages of so many segments."""
         before, upto, after = by_layer(blocks.pairs)
         bounds = np.cumsum([np.append(0, segment_sizes(n, segments)) for n in range(len(upto))], axis=1)
         return cls(upto, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
@@ -55,8 +55,9 @@ class Cuts(NamedTuple):
         """Blocks of every segment of every stage, which hold so many layers and follow one another."""
         starts = jnp.cumsum(layers) - layers
         held = jnp.diff(along(self.upto, starts[:, None] + along(self.bounds, layers)), axis=1)
+        # The head goes with the segment that ends with the last layer.
         last = self.bounds.shape[1] - 2
-        filled = jnp.clip(jnp.ceil(layers[-1]).astype(int) - 1, 0, last)  # segment that ends with the last layer
+        filled = jnp.clip(jnp.ceil(layers[-1]).astype(int) - 1, 0, last)
         return held.at[0, 0].add(self.ends[0]).at[-1, filled].add(self.ends[1])
 
     def held(
@@ -87,10 +88,12 @@ def along(
     rows = len(table)
     if rows == 1:
         return jnp.broadcast_to(table[0], (*at.shape, table.shape[1]))
-    where = jnp.arange(rows, dtype=at.dtype) if knots is None else jnp.asarray(knots, at.dtype)
+    positions = jnp.arange(rows, dtype=at.dtype) if knots is None else jnp.asarray(knots, at.dtype)
+
+    # Start from the first row and add the share of every step to the next row that has been passed.
     low, high = np.zeros(rows - 1), np.ones(rows - 1)
     low[0], high[-1] = -np.inf, np.inf
-    share = (at[..., None] - where[:-1]) / jnp.diff(where)
+    share = (at[..., None] - positions[:-1]) / jnp.diff(positions)
     # A clip would share the gradient at its ends between both sides.
     passed = jnp.where(share >= high, high, jnp.where(share < low, low, share))
     return table[0] + passed @ jnp.diff(table, axis=0)
@@ -180,11 +183,14 @@ class Programs:
         """What rates, latencies, host times and corrections decide."""
         seconds = tables.prices.seconds(log_rates, factors)
         issue_s, gap_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
+
+        # Blocks: all lanes and element types at once. What is known before tracing, such as kinds of collectives that
+        # do not occur, makes the compiled function smaller.
         none = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
 
         def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
-            found = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
-            return found.phase_s, found.paired.phase_s
+            phases = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
+            return phases.phase_s, phases.paired.phase_s
 
         plain_s, paired_s = jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
         phase_s = jnp.stack([(paired_s if beside else plain_s)[:, i] for i, (_, beside) in enumerate(self.lanes)])
@@ -194,38 +200,48 @@ class Programs:
 
     def durations(self, tables: Tables, x: StepParameters, times: Times) -> Float[Array, " classes"]:
         """Seconds of every class: what else decides."""
-        kind, stage, segment = (self.of_classes(f"class_{name}") for name in ("kind", "stage", "segment"))
+        kind, stage = self.of_classes("class_kind"), self.of_classes("class_stage")
+        segment = self.of_classes("class_segment")
+        step_of_class = np.repeat(self.steps, np.diff(self.starts))
         optimizer, ranks = kind == Kind.OPTIMIZER, np.array(self.ranks)
+
+        # Passes, from the phases of the blocks that each class runs through.
         counts, full = tables.cuts.held(x.layers, x.recompute)
-        blocks, again = (in_classes(stage, segment, some) for some in (counts, full))
+        blocks, again = in_classes(stage, segment, counts), in_classes(stage, segment, full)
         runs = dict(enumerate(tables.runs))
-        weights = {variant: block_passes(own, blocks) for variant, own in runs.items()}
+        weights = {lane: block_passes(runs_of_lane, blocks) for lane, runs_of_lane in runs.items()}
         out = passes_s(dict(enumerate(times.phase_s)), weights, runs, again, np.array([[self.mode]]))
-        of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))  # one update for all chunks of a rank
+
+        # Events between blocks, interpolated between knots of the number of layers. A rank updates all of its chunks at
+        # once, so the optimizer's step goes by the mean of their layers.
+        of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))
         near = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
         out = out + jnp.einsum("ck,tkc->tc", near[optimizer.astype(int), stage], times.at_knots)
+
+        # The host: states in its memory, copies of activations, waits for those of single layers.
         if self.host_states:
-            of_types = (host_state_s(of_block, kind, stage, segment, ranks, counts) for of_block in tables.host_state_s)
-            out = out + jnp.stack([*of_types])
+            state_s = [host_state_s(block_s, kind, stage, segment, ranks, counts) for block_s in tables.host_state_s]
+            out = out + jnp.stack(state_s)
         if self.offloads:
-            saved, spared = (jnp.einsum("sb,tib->tis", some.sum(axis=1), tables.saved_bytes[:, :, i])
-                             for i, some in enumerate((counts, full)))  # fmt: skip
-            step = np.repeat(self.steps, np.diff(self.starts))
+            saved = jnp.einsum("sb,tib->tis", counts.sum(axis=1), tables.saved_bytes[:, :, 0])
+            spared = jnp.einsum("sb,tib->tis", full.sum(axis=1), tables.saved_bytes[:, :, 1])
             copies = np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * self.of_classes("class_span") / self.slices
-            out = out + copies * (saved - spared)[:, step, stage] / tables.host_bytes_per_s * x.offload
+            copied_bytes = (saved - spared)[:, step_of_class, stage]
+            out = out + copies * copied_bytes / tables.host_bytes_per_s * x.offload
         if self.offloads_layers:
-            step = np.repeat(self.steps, np.diff(self.starts))
-            for i, (own, _) in enumerate(self.lanes):
-                out = out + self._copy_waits_s(tables, times.phase_s[i], own) * (step == own)
+            for lane, (step, _) in enumerate(self.lanes):
+                out = out + self._copy_waits_s(tables, times.phase_s[lane], step) * (step_of_class == step)
+
+        # In between element types durations are mixed; then come the costs of the step beyond its events.
         if len(out) > 1:
             out = (1 - x.fp8) * out[:1] + x.fp8 * out[1:]
-        where = np.flatnonzero(optimizer)
-        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], where, tables.beside)[0]
+        updates = np.flatnonzero(optimizer)
+        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], updates, tables.beside)[0]
 
     def _copy_waits_s(
         self, tables: Tables, phase_s: Float[Array, "types blocks phases"], step: int
     ) -> Float[Array, "types classes"]:
-        """What passes wait for copies of layers' activations, were all of one micro-batch size."""
+        """Seconds that passes wait for copies of layers' activations, were all of one micro-batch size."""
         passed = passed_s(phase_s, np.array([[self.mode]]))
         waits = [
             tables.copy_classes.seconds(
@@ -237,12 +253,15 @@ class Programs:
 
     def step_s(self, durations: Float[Array, " classes"]) -> Float[Array, " sizes"]:
         """Seconds of the step at each micro-batch size."""
-        parts: list[list[tuple[Array, Array]]] = [[] for _ in range(1 + self.steps[-1])]
-        for at, (program, weight) in enumerate(zip(self.prepared, self.weights, strict=True)):
-            own = durations[self.starts[at] : self.starts[at + 1]]
-            part = weight * makespan(program.compiled, own), weight * (own @ program.rank_count.T)
-            parts[self.steps[at]].append(part)
-        spans = [sum(span for span, _ in of_step) for of_step in parts]
-        # the difference of two streams may not be shorter than the busiest rank (`rank_busy_s`)
-        busy = [jnp.max(sum(b for _, b in of_step)) if len(of_step) > 1 else -jnp.inf for of_step in parts]
-        return jnp.stack([jnp.maximum(*both) for both in zip(spans, busy, strict=True)])
+        spans: list[list[Array]] = [[] for _ in range(1 + self.steps[-1])]
+        busy: list[list[Array]] = [[] for _ in range(1 + self.steps[-1])]
+        for part, (program, weight) in enumerate(zip(self.prepared, self.weights, strict=True)):
+            seconds = durations[self.starts[part] : self.starts[part + 1]]
+            spans[self.steps[part]].append(weight * makespan(program.compiled, seconds))
+            busy[self.steps[part]].append(weight * (seconds @ program.rank_count.T))
+        of_sizes = []
+        for step_spans, step_busy in zip(spans, busy, strict=True):
+            # The difference of two streams may not be shorter than the busiest rank (`rank_busy_s`).
+            least = jnp.max(sum(step_busy)) if len(step_busy) > 1 else -jnp.inf
+            of_sizes.append(jnp.maximum(sum(step_spans), least))
+        return jnp.stack(of_sizes)
