@@ -61,32 +61,41 @@ def with_layer_lists(
         attention: a letter of `MIXERS` per layer.
         feed_forward: the same.
     """
-    # Lists name sliding layers also where the window is off.
-    if attention is not None and not fields.get("window"):
-        attention = ["*" if letter == "W" else letter for letter in attention]
-    if attention is not None and "W" not in attention:
-        fields = fields | {"window": 0, "full_attention_every": 0}
-    elif attention is not None and "*" in attention:
-        fields = fields | {"full_attention_every": attention.index("*") + 1}
-    elif attention is not None:
-        fields = fields | {"full_attention_every": 0}
+    # A first guess at the rules that the lists follow.
+    if attention is not None:
+        # Lists name sliding layers also where the window is off.
+        if not fields.get("window"):
+            attention = ["*" if letter == "W" else letter for letter in attention]
+        fields = fields | _window_rule(attention)
     experts = fields.get("experts")
-    # A first guess at the rule: dense layers up to the first with experts, then
-    # all. The stack that it gives is held against the list below.
     if feed_forward is not None and isinstance(experts, Experts):
-        if "E" not in feed_forward:
-            fields = fields | {"experts": None}
-        else:
-            fields = fields | {"experts": replace(experts, first_dense_layers=feed_forward.index("E"), every=1)}
+        fields = fields | {"experts": _expert_rule(experts, feed_forward)}
+
+    # The guess holds if the stack of its rules is that of the lists.
     by_rule = Transformer(name="by rule", **fields).stack
-    wanted = [
-        (attention[layer] if attention is not None else word[0])
-        + (feed_forward[layer] if feed_forward is not None else word[1:])
-        for layer, word in enumerate(by_rule)
-    ]
+    wanted = []
+    for layer, sublayers in enumerate(by_rule):
+        mixer = sublayers[0] if attention is None else attention[layer]
+        behind = sublayers[1:] if feed_forward is None else feed_forward[layer]
+        wanted.append(mixer + behind)
     if tuple(wanted) == by_rule:
         return fields
     return fields | {"mixers": mixer_words(wanted)}
+
+
+def _window_rule(attention: Sequence[str]) -> Fields:
+    """Fields for layers of which every n-th attends in full, n being the first that does; none has a window without
+    a W."""
+    if "W" not in attention:
+        return {"window": 0, "full_attention_every": 0}
+    return {"full_attention_every": attention.index("*") + 1 if "*" in attention else 0}
+
+
+def _expert_rule(experts: Experts, feed_forward: Sequence[str]) -> Experts | None:
+    """Experts in all layers from the first that has them on; None where no layer has any."""
+    if "E" not in feed_forward:
+        return None
+    return replace(experts, first_dense_layers=feed_forward.index("E"), every=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -300,10 +300,13 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
     # Bandwidths too small to tell anything (short messages alone): the log's own word counts.
     if ratio is None or not section.lines:
         return section.test, group_columns(section.ranks, options, place)
+
+    # What the log or the user states, and what the bandwidths say.
     stated_group = group_columns(section.ranks, options, place) if section.ranks or options.ranks else None
     stated_test = next((name for name, kind in COLLECTIVES.items() if kind == options.collective), "")
     test = section.test or stated_test or _test_by_ratio(section, ratio, stated_group, place)
     by_ratio = ratio.ranks(test)
+
     # The log says nothing of its ranks: the bandwidths tell, if they can.
     if stated_group is None:
         if by_ratio is None:

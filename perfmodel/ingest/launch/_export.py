@@ -262,26 +262,13 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
     places = {key.removeprefix(wrapper_of(key)): key for key in source.written}
     wrapper = next(filter(None, map(wrapper_of, source.written)), "")
     settings = {key: entry.value for key, entry in source.entries.items()}
-    fields = without_model(fields) if stays and _names_model(form, settings, fields) else fields
+    if stays and _names_model(form, settings, fields):
+        fields = without_model(fields)
     values = form.write(fields)
-    # First the keys that already say what they should: users keep their own notation (a list in place of a number, a
-    # key that is an alias), and the diff to their file stays small.
     if stays:
-        owners: Counter[str] = Counter()
-        for rule in form.table:
-            owners.update(rule.keys)
-        for rule in form.table:
-            # A key that several rules read may mean more than this rule knows of: only its exclusive keys stay.
-            exclusive = {key for key in rule.keys if owners[key] == 1}
-            stated = {key: value for key, value in settings.items() if key in rule.keys}
-            if exclusive & set(stated) and _says(rule, stated, fields):
-                values = {key: value for key, value in values.items() if key not in exclusive}
-                values |= {key: source.written[places[key]] for key in exclusive & set(stated) & set(places)}
-        # Then keys that are read and never written, where they contradict nothing.
-        agreed = (
-            key for key in settings if key in places and key not in values and _agrees(form, key, settings, fields)
-        )
-        values |= {key: source.written[places[key]] for key in agreed}
+        own_notation = {key: source.written[place] for key, place in places.items()}
+        values = _with_own_notation(form, fields, values, settings, own_notation)
+
     # The values replace those of the file, whose other settings stay but for those of layouts and models.
     placed = {places.get(key, wrapper + key): value for key, value in values.items()}
     replaced: set[str] = set()
@@ -295,6 +282,43 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
         if key in placed or key not in replaced:
             merged_values[key] = placed.get(key, value)
     return merged_values | placed
+
+
+def _with_own_notation(
+    form: LaunchFormat,
+    fields: Fields,
+    values: dict[str, Any],
+    settings: Mapping[str, Any],
+    own_notation: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Values in the file's own notation (a list in place of a number, an alias) wherever it already says the fields.
+
+    So the difference to a user's file stays small.
+
+    Args:
+        values: of the keys that the format writes for the fields.
+        settings: of the file, references and included files resolved.
+        own_notation: of the file's keys, as they are written in it.
+    """
+    owners: Counter[str] = Counter()
+    for rule in form.table:
+        owners.update(rule.keys)
+
+    # First the keys that already say what they should.
+    for rule in form.table:
+        # A key that several rules read may mean more than this rule knows of: only its exclusive keys stay.
+        exclusive = {key for key in rule.keys if owners[key] == 1}
+        stated = {key: value for key, value in settings.items() if key in rule.keys}
+        if exclusive & set(stated) and _says(rule, stated, fields):
+            values = {key: value for key, value in values.items() if key not in exclusive}
+            values |= {key: own_notation[key] for key in exclusive & set(stated) & set(own_notation)}
+
+    # Then keys that are read and never written, where they contradict nothing.
+    agreed = {}
+    for key in settings:
+        if key in own_notation and key not in values and _agrees(form, key, settings, fields):
+            agreed[key] = own_notation[key]
+    return values | agreed
 
 
 def _parents(key: str) -> set[str]:
