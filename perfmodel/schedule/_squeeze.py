@@ -254,11 +254,11 @@ def _first_within(
     device: _Device, slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, after: int, before: int, limit: int
 ) -> int:
     """The first idle slot in which a pass, and weight gradients in idle slots after it, keep within the limit."""
-    here = {each: slots[d].copy() for each, slots in slot.items()}
+    moved = {kind: slots[d].copy() for kind, slots in slot.items()}
     for target in (after + np.flatnonzero(device.idle[after:before])).tolist():
-        here[queue][i] = target
-        forward = np.stack([here[_Queue.FORWARD_DOWN], here[_Queue.FORWARD_UP]])
-        backward = np.stack([here[_Queue.INPUT_UP], here[_Queue.INPUT_DOWN]])
+        moved[queue][i] = target
+        forward = np.stack([moved[_Queue.FORWARD_DOWN], moved[_Queue.FORWARD_UP]])
+        backward = np.stack([moved[_Queue.INPUT_UP], moved[_Queue.INPUT_DOWN]])
         if _alive(forward, backward).max() <= limit:
             return target
     return before

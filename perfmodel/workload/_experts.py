@@ -181,13 +181,13 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
 
 def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
     """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's copies."""
-    there, back = _exchange(local, routing)
+    to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
     return Piece(
         forward=copies,
         backward_input=sums,
-        forward_comm=there,
-        backward_comm=(*back, *_partial_sums(local, routing)),
+        forward_comm=to_experts,
+        backward_comm=(*from_experts, *_partial_sums(local, routing)),
     )
 
 
@@ -196,14 +196,14 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
 
     Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply its weights.
     """
-    there, back = _exchange(local, routing)
+    to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
     saved_bytes = 0.0 if local.job.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
     return Piece(
         forward=sums,
         backward_input=copies,
-        forward_comm=(*back, *_partial_sums(local, routing)),
-        backward_comm=there,
+        forward_comm=(*from_experts, *_partial_sums(local, routing)),
+        backward_comm=to_experts,
         saved_bytes=saved_bytes,
     )
 
@@ -237,8 +237,8 @@ def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, .
 def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     """Collectives towards the experts, and those back."""
     row_bytes = routing.hidden * local.act_bytes
-    there: tuple[Comm, ...] = ()
-    back: tuple[Comm, ...] = ()
+    to_experts: tuple[Comm, ...] = ()
+    from_experts: tuple[Comm, ...] = ()
 
     # Over expert-parallel ranks: an all-to-all sends a copy per chosen expert; the libraries send each token once
     # to every rank that needs it, how many these are follows from the choice.
@@ -252,18 +252,18 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
             overlappable=local.shard.ep_overlap,
             choice=routing.choice if once else None,
         )
-        there = back = (sent,)
+        to_experts = from_experts = (sent,)
         if once:
             library = local.job.expert_dispatcher
-            there = (replace(sent, exchange=Exchange(library, "dispatch")),)
-            back = (replace(sent, exchange=Exchange(library, "combine")),)
+            to_experts = (replace(sent, exchange=Exchange(library, "dispatch")),)
+            from_experts = (replace(sent, exchange=Exchange(library, "combine")),)
 
     # Then over the ranks that shard an expert.
     if routing.gathered:
         n_bytes = float(routing.processed * row_bytes)
-        there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="etp"))
-        back = (Comm(collective="reduce_scatter", bytes=n_bytes, group="etp"), *back)
-    return there, back
+        to_experts = (*to_experts, Comm(collective="all_gather", bytes=n_bytes, group="etp"))
+        from_experts = (Comm(collective="reduce_scatter", bytes=n_bytes, group="etp"), *from_experts)
+    return to_experts, from_experts
 
 
 def _partial_sums(local: ShardSizes, routing: Routing) -> tuple[Comm, ...]:

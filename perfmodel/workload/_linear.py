@@ -6,6 +6,7 @@ parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from perfmodel.ops import Gemm, KernelOp
 from perfmodel.spec import AdapterModule
@@ -224,8 +225,8 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
 
     # Results of a row-parallel product are gathered whole, of which sequence parallelism keeps a part of the rows
     # and gathers their gradient, or are exchanged, columns for rows (`Job.adapter_all_to_all`).
-    there, back, moved, moved_back = _adapter_result(local, n) if row_parallel else ((), (), (), ())
-    sent, summed = _adapter_sums(local, k, row_parallel=row_parallel)
+    result = _adapter_result(local, n) if row_parallel else AdapterResult()
+    inner_comm, inner_backward_comm = _adapter_sums(local, k, row_parallel=row_parallel)
 
     dropout = (memory(precision, "dropout", rows, k),) if drops else ()
     dropout_backward = (memory(precision, "dropout", rows, k, backward=True),) if drops else ()
@@ -233,13 +234,13 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
         *dropout,
         product(rows, inner, k, "fwd"),
         product(rows, columns, rank, "fwd"),
-        *moved,
+        *result.forward,
         *scaled,
         *added,
     )
     backward = (
         *scaled,
-        *moved_back,
+        *result.backward,
         product(rows, rank, columns, "dgrad"),
         product(columns, rank, rows, "wgrad"),
         product(rows, k, inner, "dgrad"),
@@ -253,8 +254,8 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     return Piece(
         forward=forward,
         backward_input=backward,
-        forward_comm=(*sent, *there),
-        backward_comm=(*back, *summed),
+        forward_comm=(*inner_comm, *result.forward_comm),
+        backward_comm=(*result.backward_comm, *inner_backward_comm),
         saved_bytes=saved_bytes,
         params=inner * k + rank * columns,
     )
@@ -284,16 +285,19 @@ def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tup
     return (sent,), (summed, summed_input)
 
 
-def _adapter_result(
-    local: ShardSizes, n: int
-) -> tuple[tuple[Comm, ...], tuple[Comm, ...], tuple[KernelOp, ...], tuple[KernelOp, ...]]:
-    """What brings the result of a row-parallel product's adapter, of `n` columns, to where it is added.
+class AdapterResult(NamedTuple):
+    """What brings an adapter's result to where it is added: collectives, and kernels that join and cut their parts."""
 
-    Returns:
-        Collectives forward, collectives backward, kernels that join and cut their parts forward, and backward.
-    """
+    forward_comm: tuple[Comm, ...] = ()
+    backward_comm: tuple[Comm, ...] = ()
+    forward: tuple[KernelOp, ...] = ()
+    backward: tuple[KernelOp, ...] = ()
+
+
+def _adapter_result(local: ShardSizes, n: int) -> AdapterResult:
+    """What the result of a row-parallel product's adapter, of `n` columns, needs."""
     if local.tp == 1:
-        return (), (), (), ()
+        return AdapterResult()
 
     def copy(rows: int, columns: int) -> KernelOp:
         return memory(local.precision, "add", rows, columns)
@@ -303,9 +307,19 @@ def _adapter_result(
     if local.job.adapter_all_to_all and local.sequence_parallel:
         exchanged = Comm(collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True)
         parts = copy(local.norm_tokens, n)
-        return (exchanged,), (exchanged,), (parts,), (parts, parts)
+        return AdapterResult(
+            forward_comm=(exchanged,),
+            backward_comm=(exchanged,),
+            forward=(parts,),
+            backward=(parts, parts),
+        )
 
     # A gather leaves all of them on every rank; backward cuts a rank's columns out of the gradient.
     gathered = Comm(collective="all_gather", bytes=n_bytes, group="tp", follows=True)
     back = (gathered,) if local.sequence_parallel else ()
-    return (gathered,), back, (copy(local.tokens, n),), (copy(local.tokens, columns),)
+    return AdapterResult(
+        forward_comm=(gathered,),
+        backward_comm=back,
+        forward=(copy(local.tokens, n),),
+        backward=(copy(local.tokens, columns),),
+    )
