@@ -244,7 +244,7 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             layout = Layout(dp=ranks, zero=zero, micro_batch=batch)
             found = predict(
                 model, catalog.cluster("localhost"), layout, global_batch=job.global_batch, job=job,
-                framework=replace(EAGER, context_bytes=float(own_bytes)),
+                framework=EAGER.replace(context_bytes=float(own_bytes)),
             )  # fmt: skip
             emulated = emulate(Emulation(command=command, world_size=ranks, prices=none))
             one = {"predicted_bytes": found.memory.peak, "emulated_bytes": taken(emulated), "context_bytes": own_bytes}

@@ -252,8 +252,8 @@ def _host(
         gap_s = host_s = max(gap_s - slowed_s, 0.0)
     n, framework = issued(problem, layout), problem.framework
     for name, measured_s, now_s in (
-        ("kernel_gap_s", gap_s, framework.kernel_gap_s),
-        ("host_op_s", host_s, framework.issue_s),
+        ("kernel_gap_s", gap_s, framework.host.kernel_gap_s),
+        ("host_op_s", host_s, framework.host.issue_s),
     ):
         if measured_s > 0 and now_s > 0:
             value = log(measured_s / n / now_s)
@@ -292,7 +292,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     # Part of the waits comes from devices that differ in speed, which the site's own spread
     # predicts already.
     spread_s = float(np.mean(waited))
-    now_s = problem.framework.collective_skew_s + of_devices_s
+    now_s = problem.framework.communication.collective_skew_s + of_devices_s
     sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
     rank_steps = sides.steps * ranks
     yield Correction(

@@ -191,7 +191,7 @@ def issued(problem: StepProblem, layout: Layout) -> float:
     layers_of_stage = getattr(problem.model, "layers", 0) / layout.pp
     micro_batches = problem.job.global_batch / (layout.dp * layout.micro_batch)
     passes = layers_of_stage * micro_batches
-    beside = passes * (framework.forward_bookkeeping + framework.backward_bookkeeping)
+    beside = passes * (framework.host.forward_bookkeeping + framework.host.backward_bookkeeping)
     return float(shares.executions.sum()) / layout.devices + beside
 
 

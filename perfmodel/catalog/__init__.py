@@ -10,6 +10,7 @@ from perfmodel.catalog._network import NETWORK_WORDS, Network
 from perfmodel.catalog._network_tokens import unread_link_words
 from perfmodel.catalog._network_words import read_network
 from perfmodel.catalog._problem import (
+    FRAMEWORK_FACTS,
     JOB_FILE_KEYS,
     JOB_WORDS,
     LAYOUT_WORDS,

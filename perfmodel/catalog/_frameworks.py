@@ -1,12 +1,12 @@
 """Training frameworks by name and year, every fact with its source.
 
-A TOML file holds the versions of one framework: a table per year, in it a fact per field of `perfmodel.spec.Framework`
+A TOML file holds the versions of one framework: a table per year, in it a fact per key of `perfmodel.spec.Framework`
 as `field = { value = ..., source = "..." }`, and perhaps `based_on = "NAME@YEAR"`, whose facts hold where the version
 has none of its own. What else people call a framework is in `data/framework_names.toml`.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -117,7 +117,7 @@ def _facts(
         if not year.isdecimal() or int(year) not in base_versions:
             raise PerfModelError(f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR")
         base = base_versions[int(year)]
-        values = {f.name: getattr(base, f.name) for f in fields(Framework)}
+        values = base.values()
         sources = base.sources
     for fact, stated in entry.items():
         # No fact without its source: what a framework does by default is known from its code alone.

@@ -28,13 +28,14 @@ from perfmodel.spec import (
     Layout,
     Model,
     Problem,
+    key_fields,
     written,
     written_values,
 )
 
 JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
 """Keys of `[job]`, and words of a problem: what can be said of a job."""
-FRAMEWORK_FACTS: Final = tuple(f.name for f in fields(Framework) if f.name not in ("name", "since", "sources"))
+FRAMEWORK_FACTS: Final = tuple(key for key in key_fields(Framework) if key not in ("name", "since", "sources"))
 """Keys of a table [framework] beside `name`."""
 NAMED: Final = ("model", "cluster", "framework")
 SECTIONS: Final = ("job", "layout", "network", "search", "serving")
@@ -156,7 +157,7 @@ def framework_with(changes: Mapping[str, Any], framework: Framework, place: str)
     if not changes:
         return framework
     try:
-        return replace(framework, **checked_fields(Framework, changes, place, FRAMEWORK_FACTS))
+        return framework.replace(**checked_fields(Framework, changes, place, FRAMEWORK_FACTS))
     except PerfModelError as error:
         raise (error if place in str(error) else PerfModelError(f"{place}: {error}")) from None
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import TooLargeError, parse_toml, read_text
+from perfmodel.spec import Sectioned, flat_location, key_fields, nested
 
 T = TypeVar("T")
 
@@ -88,15 +89,25 @@ def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
     """
     from pydantic import ValidationError
 
+    # A file has no sections: its keys are put into them, and errors name the keys alone.
+    sectioned = issubclass(kind, Sectioned)
+    tables = nested(kind, data) if sectioned else data
+    problems = [f"{key}: unknown key" for key in data if key not in key_fields(kind)] if sectioned else []
     try:
         # strict JSON takes lists for tuples and whole numbers for floats, but no text for numbers
-        return _adapter(kind).validate_json(json.dumps(data, default=str), strict=True)
+        record = _adapter(kind).validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
-        # All errors at once: nobody wants to mend a file one key at a time.
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'entry'}: {_say(e['type'], e['msg'])}" for e in error.errors()
-        )
-        raise PerfModelError(f"{place}: {problems}") from None
+        stated = [f"{_location(kind, e['loc'])}: {_say(e['type'], e['msg'])}" for e in error.errors()]
+        raise PerfModelError(f"{place}: {'; '.join([*stated, *problems])}") from None
+    if problems:
+        raise PerfModelError(f"{place}: {'; '.join(problems)}")
+    return record
+
+
+def _location(kind: type, location: tuple[str | int, ...]) -> str:
+    """Where in a file a wrong value stands: keys of tables in tables with dots between."""
+    inner = flat_location(kind, location) if issubclass(kind, Sectioned) else location
+    return ".".join(map(str, inner)) or "entry"
 
 
 def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Iterable[str]) -> dict[str, Any]:
@@ -108,12 +119,12 @@ def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Itera
     from pydantic import ValidationError
 
     # Each field is checked by itself, since the others are stated elsewhere (by the framework, on the command line).
-    kinds, known, values = get_type_hints(kind), tuple(known), {}
+    by_key, known, values = key_fields(kind), tuple(known), {}
     for key, value in data.items():
         if key not in known:
             raise PerfModelError(f"{place}: {UnknownNameError('key', key, known)}")
         try:
-            values[key] = _adapter(kinds[key]).validate_json(json.dumps(value, default=str), strict=True)
+            values[key] = _adapter(by_key[key].hint).validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
             reason = _say(error.errors()[0]["type"], error.errors()[0]["msg"])
             raise PerfModelError(f"{place}: {key}: {reason[0].lower() + reason[1:]}, got {value!r}") from None

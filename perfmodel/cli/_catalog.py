@@ -196,12 +196,11 @@ def _device(device: "Device") -> dict[str, Any]:
 
 def _framework(framework: "Framework") -> dict[str, Any]:
     """Since when, from where, and the facts in which it differs from `generic`."""
-    from dataclasses import fields
+    from perfmodel.catalog import FRAMEWORK_FACTS
+    from perfmodel.spec import Framework
 
-    described = ("name", "since", "sources")
-    facts = {f.name: getattr(framework, f.name) for f in fields(framework) if f.name not in described}
-    defaults = {f.name: f.default for f in fields(framework)}
-    different = {name: value for name, value in facts.items() if value != defaults[name]}
+    facts, defaults = framework.values(), Framework().values()
+    different = {name: facts[name] for name in FRAMEWORK_FACTS if facts[name] != defaults[name]}
     return {
         "since": framework.since,
         "sources": list(framework.sources),

@@ -313,7 +313,6 @@ def predicted_step(
     Raises:
         PerfModelError: a layout of another number of devices, or stragglers in a pipeline.
     """
-    from dataclasses import replace
 
     from perfmodel import catalog
     from perfmodel.planning.what_if import NAMES, Setting, step_s
@@ -340,7 +339,7 @@ def predicted_step(
 
     # The script's memory is measured from when it joined its world, on no GPU: no context is in
     # it.
-    framework = replace(named, context_bytes=0.0)
+    framework = named.replace(context_bytes=0.0)
     asked = Problem(model=model, cluster=cluster, job=job, framework=framework)
     problem = step_problem_of(asked, arguments.calibration)
     for kind, delay_s in delays_s.items():

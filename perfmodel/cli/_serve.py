@@ -118,7 +118,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         "calibration": arguments.calibration,
         "ttft_limit_s": arguments.ttft_limit,
         "tpot_limit_s": arguments.tpot_limit,
-        "framework": Framework(step_overhead_s=arguments.step_overhead),
+        "framework": Framework.from_fields(step_overhead_s=arguments.step_overhead),
     }
     if arguments.sweep:
         if arguments.devices is None and arguments.layout is None:

@@ -104,7 +104,7 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     check_layout(problem.model, problem.cluster, problem.job, layout)
     stages = needed_memory(problem, layout)
     memory = max(stages, key=lambda stage: stage.peak)
-    need = problem.framework.memory_to_hold(memory.peak)
+    need = problem.framework.memory.memory_to_hold(memory.peak)
     has_bytes = problem.cluster.device.memory_bytes
 
     # A likely fit asks for more: measured peaks scatter about predictions, by `memory_spread`,

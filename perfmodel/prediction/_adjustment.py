@@ -131,9 +131,9 @@ class Adjustment:
 
     def framework(self, framework: Framework) -> Framework:
         """Host costs and losses after the parameters."""
-        scaled = {name: getattr(framework, name) * float(np.exp(self.of[name])) for name in HOST_FACTORS}
-        added = {name: getattr(framework, name) + self.of[name] for name in (*LOSSES, SKEW)}
-        return replace(framework, **scaled, **added)
+        scaled = {name: framework.value(name) * float(np.exp(self.of[name])) for name in HOST_FACTORS}
+        added = {name: framework.value(name) + self.of[name] for name in (*LOSSES, SKEW)}
+        return framework.replace(**scaled, **added)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

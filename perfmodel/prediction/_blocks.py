@@ -236,7 +236,7 @@ def block_events(
     # Host time beyond that of operators: agreeing on collectives, and launching a group's products one by one (none
     # where the host is taken to issue in no time).
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
-    launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
+    launch_s = framework.host.grouped_launch_s * (framework.host.issue_s > 0)
 
     # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
     # thread blocks as NCCL does.
@@ -259,20 +259,20 @@ def block_events(
         issued=_issued(blocks, framework),
         beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),
         lateness=lateness,
-        arrival_spread_s=np.float64(framework.collective_skew_s),
+        arrival_spread_s=np.float64(framework.communication.collective_skew_s),
         kernel_spread=np.float64(kernel_spread),
         lost=lost_shares(blocks.ops, device, held),
         held=held,
         ring_steps=ring_steps,
-        lost_in_ring=framework.tp_overlap_loss,
-        copies=framework.tp_overlap_copies and ring_steps > 1,
-        waits=framework.execution == "blocking",
+        lost_in_ring=framework.communication.tp_overlap_loss,
+        copies=framework.communication.tp_overlap_copies and ring_steps > 1,
+        waits=framework.host.execution == "blocking",
     )
 
 
 def time_blocks(blocks: ShardBlocks, events: BlockEvents, times: EventTimes, framework: Framework) -> BlockTimes:
     """The times of blocks whose events take `times` (`time_phases`)."""
-    phases = time_phases(events, times.time_s, framework.issue_s, framework.kernel_gap_s)
+    phases = time_phases(events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
     counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
     return BlockTimes(**vars(phases), **counted, times=times)
 
@@ -294,15 +294,15 @@ def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blo
 
     # Layers issue operators beyond the kernels that are counted (sums over masks, partial sums), which take the host's
     # time and next to none of the device's. Routing adds histograms, sorts and sizes of what ranks exchange.
-    issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
-    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
+    issued[blocks.layers, Phase.FORWARD] += framework.host.forward_bookkeeping
+    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.host.backward_bookkeeping
     experts = blocks.expert_params > 0
-    issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
-    issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
-    issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
+    issued[experts, Phase.FORWARD] += framework.host.routing_forward_bookkeeping
+    issued[experts, Phase.BACKWARD_INPUT] += framework.host.routing_backward_bookkeeping
+    issued[experts, Phase.RECOMPUTE_FULL] += framework.host.routing_forward_bookkeeping
 
     # A graph of a layer is launched as a whole: the host issues what lies outside of it.
-    if framework.execution == "layer_graphs":
+    if framework.host.execution == "layer_graphs":
         issued[blocks.layers] = (blocks.counts @ _outside_graphs(blocks))[blocks.layers]
         issued[blocks.layers, Phase.FORWARD] += GRAPH_OPERATORS
         issued[blocks.layers, Phase.BACKWARD_INPUT] += GRAPH_OPERATORS

@@ -277,7 +277,7 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     optimizer = prepared(batch.spec).optimizer
     if share.on is not None:
         optimizer = optimizer[share.on[optimizer]]
-    overhead_s = problem.host.step_overhead_s
+    overhead_s = problem.adjusted_framework.host.step_overhead_s
     return with_step_costs(seconds, overhead_s, beside_loss(problem), scale, optimizer, program.beside)
 
 

@@ -65,7 +65,7 @@ def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
 def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
     """Memory that a layout may take of the device of every pipeline rank."""
     devices = rank_devices(problem, layout)
-    return np.array([problem.framework.usable_bytes(device.memory_bytes) for device in devices])
+    return np.array([problem.framework.memory.usable_bytes(device.memory_bytes) for device in devices])
 
 
 def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:
@@ -189,7 +189,7 @@ _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 
 def reported_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank as the framework's own reports count it; as it is needed where it has none."""
-    counter = problem.framework.memory_counter
+    counter = problem.framework.memory.memory_counter
     return tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
 
 
@@ -202,12 +202,12 @@ def counted_stages(
         stages: what every pipeline rank needs: tensors, and the context in `buffers`.
     """
     framework = problem.framework
-    outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
+    outputs = output_bytes(problem, layout) if framework.memory.keeps_outputs else 0.0
     workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
-    context = framework.context_bytes + framework.communicator_bytes * communicators(layout)
+    context = framework.memory.context_bytes + framework.memory.communicator_bytes * communicators(layout)
 
     # Holes between tensors are reserved, not allocated; programs whose memory is planned have none.
-    has_holes = counter not in ("allocated", "resting") and not framework.planned_memory
+    has_holes = counter not in ("allocated", "resting") and not framework.memory.planned_memory
     hole_share = FRAGMENTATION / (1 - FRAGMENTATION) if has_holes else 0.0
     counted_of_ranks = []
     for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
@@ -264,7 +264,7 @@ def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[f
 
 def reported_stages(problem: StepProblem, layout: Layout) -> int:
     """Pipeline ranks, from the first, whose memory the framework's reports tell (`Framework.reported_ranks`)."""
-    reported = problem.framework.reported_ranks
+    reported = problem.framework.memory.reported_ranks
     if reported == "fullest":
         return layout.pp
     if reported == "first_rank":

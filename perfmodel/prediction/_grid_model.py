@@ -299,7 +299,7 @@ class GridModel:
     def times(self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1) -> list[BlockTimes]:
         """Timed blocks of each shard choice in a variant of a pass."""
         layouts, blocks = self.shards(grid), self.blocks(grid)
-        checks_numbers = self.problem.framework.checks(grid.degrees.pp)
+        checks_numbers = self.problem.framework.communication.checks(grid.degrees.pp)
         # Degrees and micro-batch of a grid are alike, so its block times differ by these two alone.
         first, times_of_shard = distinct(
             [(of_shard, layout.tp_overlap) for of_shard, layout in zip(blocks, layouts, strict=True)]

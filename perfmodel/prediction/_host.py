@@ -68,11 +68,11 @@ def host_update_s(setting: Setting, ranks: int) -> float:
     The ranks share the memory bandwidth of the node, and each brings as many threads as its framework starts.
     """
     framework = setting.framework
-    if framework.host_updates_per_s is not None:
-        return ranks / framework.host_updates_per_s
-    n_bytes = host_bytes_per_parameter(setting.job, eager=framework.eager_host_updates)
+    if framework.host.host_updates_per_s is not None:
+        return ranks / framework.host.host_updates_per_s
+    n_bytes = host_bytes_per_parameter(setting.job, eager=framework.host.eager_host_updates)
     bandwidth = _REACHED_SHARE * node_memory_bandwidth(setting.cluster.device, ranks)
     # Launchers limit the threads of processes that share a node; one alone takes all cores.
-    if framework.host_threads and ranks > 1:
-        bandwidth = min(bandwidth, ranks * framework.host_threads * _THREAD_BYTES_PER_S)
+    if framework.host.host_threads and ranks > 1:
+        bandwidth = min(bandwidth, ranks * framework.host.host_threads * _THREAD_BYTES_PER_S)
     return ranks * n_bytes / bandwidth

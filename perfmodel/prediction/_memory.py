@@ -278,11 +278,11 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated
     # whole, whatever fills them. Data-parallel wrappers keep a copy of all gradients in their buckets.
     reduced = sharding.reduced & trained
-    buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.bucket_bytes, gradients), 0.0)
+    buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.memory.bucket_bytes, gradients), 0.0)
     if job.bucket_bytes is not None:
         buffers = xp.where((sharding.zero >= 1) & reduced, job.bucket_bytes, buffers)
-    buffers = buffers + framework.communicator_bytes * sharding.communicators
-    if framework.ddp_buckets:
+    buffers = buffers + framework.memory.communicator_bytes * sharding.communicators
+    if framework.memory.ddp_buckets:
         buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight_bytes * updated[1], 0.0)
 
     # Weights that ZeRO 3 has gathered.
@@ -290,13 +290,13 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if gathers.any():
         params = (blocks.dense + blocks.expert) * layer_share
         gathered = gathered_params(params, blocks.layers, ranks.held, sharding.ahead)
-        if framework.live_params:
+        if framework.memory.live_params:
             # Weights stay gathered after their use, as long as no more than so many parameters are.
-            live = xp.minimum(framework.live_params, dense + expert)
+            live = xp.minimum(framework.memory.live_params, dense + expert)
             gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, live))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
             is_bucketed = (sharding.zero == 3) & reduced & (job.bucket_bytes is None)
-            buffers = buffers + xp.where(is_bucketed, framework.bucket_bytes / 2, 0.0)
+            buffers = buffers + xp.where(is_bucketed, framework.memory.bucket_bytes / 2, 0.0)
         buffers = buffers + xp.where(gathers, weight_bytes * gathered, 0.0)
 
     # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
@@ -312,24 +312,23 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         weights = weights + xp.where(sharding.zero >= 3, weight_bytes * stored[1] / job.secondary_shards, 0.0)
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
-        weights = weights + framework.fp8_copy_bytes * _dot(ranks.held, params_of_layers)
+        weights = weights + framework.memory.fp8_copy_bytes * _dot(ranks.held, params_of_layers)
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
-    if framework.step_bytes_per_param and trained:
+    if framework.memory.step_bytes_per_param and trained:
         in_step = step_bytes(updated, sharding, framework) - saved
-        buffers = xp.maximum(buffers + transient, in_step) + framework.context_bytes
+        buffers = xp.maximum(buffers + transient, in_step) + framework.memory.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.
-        buffers = buffers + (transient + framework.context_bytes)
+        buffers = buffers + (transient + framework.memory.context_bytes)
     return MemoryBatch(weights, gradients, optimizer, saved * trains, buffers)
 
 
 def has_fp8_copies(job: Job, framework: Framework) -> bool:
     """Whether weights have 8-bit copies beside them: of every weight that is trained in 8 bits, row-wise and, for the
     products of backward, column-wise."""
-    return (
-        framework.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and not (job.frozen or job.fp8_params)
-    )
+    keeps_wide_weights = not (job.frozen or job.fp8_params)
+    return framework.memory.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and keeps_wide_weights
 
 
 def step_bytes(
@@ -344,8 +343,8 @@ def step_bytes(
     """
     xp = updated[0].__array_namespace__()
     params = xp.where(sharding.zero >= 1, *updated)
-    params = xp.where(sharding.zero >= 3, xp.minimum(params, framework.step_params), params)
-    return xp.where(sharding.on_host > 0, 0.0, framework.step_bytes_per_param * params)
+    params = xp.where(sharding.zero >= 3, xp.minimum(params, framework.memory.step_params), params)
+    return xp.where(sharding.on_host > 0, 0.0, framework.memory.step_bytes_per_param * params)
 
 
 def gathered_params(
@@ -372,7 +371,7 @@ def gathered_params(
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
     """Bytes of a gradient of every distinct weight shape of the layers, where the framework keeps such dummies."""
-    if not framework.cached_weight_gradients or not is_trained(job):
+    if not framework.memory.cached_weight_gradients or not is_trained(job):
         return 0.0
     shapes: set[tuple[int, int]] = set()
     for block in shard.blocks:

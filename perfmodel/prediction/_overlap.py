@@ -334,7 +334,7 @@ _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
     """Share of a device's multiprocessors that a collective of so many thread blocks holds."""
     # Separate engines drive the links of TPUs. CPUs, which have no rate in fp16, have no multiprocessors to hold.
-    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.contends:
+    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.communication.contends:
         return 0.0
     return min(channels / device.compute_units, MOST_HELD)
 

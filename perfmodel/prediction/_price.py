@@ -157,7 +157,7 @@ def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, 
     span, index, beside = variant
     placed = placed_shard(problem.setting, of_span(layout, span))
     ring_steps = layout.tp if layout.tp_overlap else 1
-    checked = problem.framework.checks(layout.pp)
+    checked = problem.framework.communication.checks(layout.pp)
     combined = beside == COMBINED and placed.shard.ep_overlap
     return _times_of(problem, placed, ring_steps, checked, slices, index, combined)
 
@@ -169,14 +169,14 @@ def _times_of(
     """`block_times` by exactly what it depends on, so that layouts which differ in anything else share a result."""
     blocks = placed_events(problem.setting, placed, slices, index)
     blocks = blocks if combined else blocks.alone
-    host, device = problem.host, problem.cluster.device
+    framework, device = problem.adjusted_framework, problem.cluster.device
     kernel_spread = problem.site.kernel_spread(device)
 
     def events_of(blocks: ShardBlocks) -> BlockEvents:
-        return block_events(blocks, host, device, ring_steps, kernel_spread, checked)
+        return block_events(blocks, framework, device, ring_steps, kernel_spread, checked)
 
     blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
-    return time_blocks(blocks, events_of(blocks), times, host)
+    return time_blocks(blocks, events_of(blocks), times, framework)
 
 
 def _casts_that_pay(
@@ -224,7 +224,7 @@ def _shares_that_pay(
         cast: which events are casts.
         events_of: the events of some blocks as arrays.
     """
-    host, trains = problem.host, problem.job.mode == "train"
+    framework, trains = problem.adjusted_framework, problem.job.mode == "train"
     none_cast = events_of(blocks.casting(np.zeros(len(cast)), problem.job))
     all_cast = events_of(blocks.casting(np.ones(len(cast)), problem.job))
 
@@ -236,7 +236,7 @@ def _shares_that_pay(
             by_host[name] = without + share[:, None] * additional
         counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
         events = none_cast._replace(counts=counts, **by_host)
-        phase_s = time_phases(events, times.time_s, host.issue_s, host.kernel_gap_s).phase_s
+        phase_s = time_phases(events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s).phase_s
         # Collectives of input gradients hide behind kernels of weight gradients: both are judged together.
         phase_s[:, Phase.BACKWARD_INPUT] += phase_s[:, Phase.BACKWARD_WEIGHT]
         return phase_s if trains else phase_s[:, [Phase.FORWARD]]

@@ -87,8 +87,8 @@ class StepProblem:
         return tuple(links)
 
     @cached_property
-    def host(self) -> Framework:
-        """Host costs as the runs have them."""
+    def adjusted_framework(self) -> Framework:
+        """The framework as it issues this job, with the parameters that runs said."""
         framework = self.framework.running(self.job, self.model)
         return framework if self.adjustment is None else self.adjustment.framework(framework)
 
@@ -111,7 +111,7 @@ class StepProblem:
         """Memory of a device that a layout may take; of the largest device where there are several kinds."""
         if self.kinds:
             return max(kind.usable_bytes for kind in self.kinds)
-        return self.framework.usable_bytes(self.cluster.device.memory_bytes)
+        return self.framework.memory.usable_bytes(self.cluster.device.memory_bytes)
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:

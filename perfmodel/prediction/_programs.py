@@ -78,7 +78,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
         chunks=layout.vpp,
         steps=steps,
         offload=layout.offload and training,
-        sends="blocking" if setting.framework.blocking_sends else "lag",
+        sends="blocking" if setting.framework.communication.blocking_sends else "lag",
         grad_reduce=grad_reduce,
         segments=segments,
         param_gather=gather,

@@ -24,7 +24,7 @@ for outliers (Sinha et al., arXiv 2208.11035), here taken for whiskers of box pl
 of a normal law. Found with published runs in view, whose error is flat from 1 to 2 %."""
 EAGER: Final = Framework()
 """Framework of predictions where none is named."""
-COMPILED: Final = Framework(execution="compiled")
+COMPILED: Final = Framework.from_fields(execution="compiled")
 """A step that is one compiled program."""
 
 

@@ -128,25 +128,26 @@ def _replaced(
 def beside_loss(problem: StepProblem) -> float:
     """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
     channels_share = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
-    return min(1.0, problem.host.dp_overlap_loss + channels_share)
+    return min(1.0, problem.adjusted_framework.communication.dp_overlap_loss + channels_share)
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
     """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
-    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
+    return problem.adjusted_framework.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
 
 
 def has_step_costs(problem: StepProblem) -> bool:
     """Whether a step takes anything else than its passes and the communication between them."""
-    slows = problem.host.dp_overlap_loss > 0 or held_share(problem.cluster.device, problem.framework) > 0
-    return slows or has_whole_step_costs(problem)
+    loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
+    contends = held_share(problem.cluster.device, problem.framework) > 0
+    return loses_overlap or contends or has_whole_step_costs(problem)
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """Factors of the step time: of stragglers, and of what runs like this one have shown beyond all parameters."""
     runs = problem.adjustment.runs if problem.adjustment else None
     log_offset = runs.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if runs else 0.0
-    return problem.host.slowest_of(layout.devices), float(np.exp(log_offset))
+    return problem.adjusted_framework.communication.slowest_of(layout.devices), float(np.exp(log_offset))
 
 
 def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:

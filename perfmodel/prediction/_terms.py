@@ -26,7 +26,7 @@ class StepTerm:
 
 
 def _framework(**neutral: Any) -> _Off:
-    return lambda problem: replace(problem, framework=replace(problem.framework, **neutral))
+    return lambda problem: replace(problem, framework=problem.framework.replace(**neutral))
 
 
 def _job(**neutral: Any) -> _Off:

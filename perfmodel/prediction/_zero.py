@@ -318,7 +318,7 @@ def host_block_s(
     stored = shard_params(layout, stored_params(blocks, pipelined, setting.job), spec.replicas)
     trained = shard_params(layout, trained_params(blocks, pipelined, setting.job), spec.replicas)
     gathered, reduced = _partition_copies(setting.model, layout, blocks, spec)
-    copy_s = setting.framework.partition_copy_s
+    copy_s = setting.framework.host.partition_copy_s
     gather_s = stored * seconds.gather + gathered * copy_s
     reduce_s = trained * seconds.reduce + reduced * copy_s
     return np.stack([gather_s, reduce_s, trained * seconds.update])
@@ -326,7 +326,7 @@ def host_block_s(
 
 def host_takes_part(setting: Setting, layout: Layout) -> bool:
     """Whether `host_block_s` is anything but zero."""
-    return layout.offload_states != "none" or (layout.zero == 3 and setting.framework.partition_copy_s > 0)
+    return layout.offload_states != "none" or (layout.zero == 3 and setting.framework.host.partition_copy_s > 0)
 
 
 def _partition_copies(

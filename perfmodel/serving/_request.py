@@ -213,6 +213,6 @@ def serving_question(
         cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
         layout=layout,
         words=asked,
-        framework=framework or Framework(step_overhead_s=asked.step_overhead_s),
+        framework=framework or Framework.from_fields(step_overhead_s=asked.step_overhead_s),
         calibration=calibration,
     )

@@ -146,7 +146,7 @@ class Server:
         counts = stage_blocks(blocks.kinds, layout.pp, 1, layout.partition)[:, 0]
         staged = Cost(*(counts @ values for values in _arrays(costs)))
         # The server's own work (scheduling, sampling) is done once per step, before the first stage.
-        staged.parts_s[0, _GAPS] += self.framework.step_overhead_s
+        staged.parts_s[0, _GAPS] += self.framework.host.step_overhead_s
         return staged + self._sends(tokens * sequences) if layout.pp > 1 else staged
 
     def _blocks(self, tokens: int, cached: int, sequences: int) -> Cost:
@@ -160,7 +160,7 @@ class Server:
         counts = blocks.counts[:, Phase.FORWARD] * np.array([not _is_fused(op) for op in blocks.ops])
         weights = _weights(blocks.ops, times)
         parts_s, uncertain_s, shaky_s = (counts @ values for values in weights)
-        parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.kernel_gap_s
+        parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.host.kernel_gap_s
         return Cost(parts_s, uncertain_s, shaky_s)
 
     def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
@@ -293,7 +293,7 @@ def serving_memory(server: Server) -> ServingMemory:
     params = largest.dense_params(layout.pp > 1) + largest.expert_params
     weights = counts @ (params * np.where(largest.layers, requests.weight_bytes, wide))
     # The head works on the last token of every prompt alone.
-    workspace = float(largest.workspace_bytes[largest.layers].max()) + server.framework.context_bytes
+    workspace = float(largest.workspace_bytes[largest.layers].max()) + server.framework.memory.context_bytes
     a_sequence = _cache_of_sequence(server, counts[:, largest.layers].sum(axis=1).astype(int))
     # The stage whose cache has room for the fewest requests decides for all, since every request passes every stage.
     available = MEMORY_SHARE * server.cluster.device.memory_bytes

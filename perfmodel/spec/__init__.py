@@ -9,10 +9,14 @@ from perfmodel.spec._cluster import Cluster, NetworkLevel, interleaved_groups
 from perfmodel.spec._device import BACKENDS, USUAL_DTYPES, Device, PeakRates
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Dimension
 from perfmodel.spec._documented import Stated, documented
-from perfmodel.spec._framework import (
-    AttentionKernel,
+from perfmodel.spec._framework import AttentionKernel, Framework
+from perfmodel.spec._framework_facts import (
+    Capabilities,
+    CommunicationCosts,
     Execution,
-    Framework,
+    HostCosts,
+    LaunchDefaults,
+    MemoryCosts,
     MemoryCounter,
     ReportedRanks,
 )
@@ -43,6 +47,7 @@ from perfmodel.spec._notation import (
 )
 from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan, ShortConv
 from perfmodel.spec._problem import Problem
+from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec._stage_partition import partition_by_cost
 
 shorten_reprs(__name__)

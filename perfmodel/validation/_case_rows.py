@@ -408,7 +408,7 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     # `selective` means parts of every layer in some frameworks and some whole layers in others,
     # where the utilisation tells how many.
     layers = _selected_layers(row, spread, model)
-    if layers and framework.selective_layers:
+    if layers and framework.launch.selective_layers:
         fields |= {"recompute": "none", "recompute_full_layers": layers}
     return ",".join(f"{key}={str(value).lower()}" for key, value in fields.items())
 

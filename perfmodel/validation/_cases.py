@@ -178,7 +178,7 @@ def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
     for counter, pattern in _COUNTED:
         if re.search(pattern, memory_kind):
             return counter
-    return framework.memory_counter or "device"
+    return framework.memory.memory_counter or "device"
 
 
 def unstated_share(row: Mapping[str, Any]) -> float:

@@ -114,7 +114,7 @@ class Padding(OpenChoice):
     tunable = False
 
     def matters(self, case: Case) -> bool:
-        return _reads_words_both_ways(case) and case.framework.execution != "compiled"
+        return _reads_words_both_ways(case) and case.framework.host.execution != "compiled"
 
     def stated(self, case: Case) -> bool:
         return not {"mean_tokens", "rms_tokens"}.isdisjoint(case.stated)
@@ -130,7 +130,7 @@ class Padding(OpenChoice):
         text_tokens, seq_len = real_tokens(case.job.seq_len), case.job.seq_len
         if seq_len in _LENGTHS_OF_TASKS:
             return [computed]
-        bin_tokens = case.framework.length_bin_tokens
+        bin_tokens = case.framework.launch.length_bin_tokens
         if not bin_tokens:
             return [computed, Variant(value="left out", job={"mean_tokens": text_tokens})]
         shortest, _ = _LENGTHS_OF_BERT[0]

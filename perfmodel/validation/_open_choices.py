@@ -42,12 +42,13 @@ class Recompute(OpenChoice):
 
         # Modes that the framework has. `full` may also mean some of the layers, which tables do
         # not tell apart.
-        variants = [Variant(value=mode, layout={"recompute": mode}) for mode in framework.recomputes if mode != "full"]
-        if "full" not in framework.recomputes:
+        modes = framework.capabilities.recomputes
+        variants = [Variant(value=mode, layout={"recompute": mode}) for mode in modes if mode != "full"]
+        if "full" not in modes:
             return variants
         # A compiled step recomputes by one policy for all layers.
         partly: list[Variant] = []
-        if framework.execution != "compiled" and isinstance(case.model, Transformer):
+        if framework.host.execution != "compiled" and isinstance(case.model, Transformer):
             partly = self._partly(case.model.layers, case.layout.pp)
         share = _WHOLE_STAGES if partly else 1.0
         variants.append(Variant(value="full", layout={"recompute": "full"}, share=share))
@@ -87,10 +88,10 @@ class HostActivations(OpenChoice):
     def matters(self, case: Case) -> bool:
         # Where the device's link to the host is not known, nobody knows what copies cost.
         layout, framework = case.layout, case.framework
-        copies = framework.offloads and case.cluster.device.host_bandwidth_bytes_per_s is not None
+        copies = framework.capabilities.offloads and case.cluster.device.host_bandwidth_bytes_per_s is not None
         is_open = COPIES_TO_HOST in case.assumed and layout.recompute == "full"
         trains = isinstance(case.model, Transformer) and case.job.mode == "train"
-        return is_open and copies and trains and framework.execution == "compiled" and layout.pp == 1
+        return is_open and copies and trains and framework.host.execution == "compiled" and layout.pp == 1
 
     def stated(self, case: Case) -> bool:
         return False
@@ -131,8 +132,8 @@ class Sharding(OpenChoice):
     def variants(self, case: Case) -> Sequence[Variant]:
         # Several frameworks refuse ZeRO stages in pipelines that they run without (DeepSpeed
         # runtime/pipe/engine.py: 2 and 3 are incompatible with pipeline parallelism).
-        framework = case.framework
-        stages = framework.zero_stages_in_pipelines if case.layout.pp > 1 else framework.zero_stages
+        capabilities = case.framework.capabilities
+        stages = capabilities.zero_stages_in_pipelines if case.layout.pp > 1 else capabilities.zero_stages
         return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]
 
 
@@ -151,7 +152,7 @@ class SequenceParallel(OpenChoice):
         return on_or_off(case.layout.sequence_parallel)
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        choices = case.framework.sequence_parallel_choices
+        choices = case.framework.capabilities.sequence_parallel_choices
         return [Variant(value=on_or_off(choice), layout={"sequence_parallel": choice}) for choice in choices]
 
 
@@ -183,7 +184,7 @@ class ExpertDispatcher(OpenChoice):
     takes_memory = False
 
     def matters(self, case: Case) -> bool:
-        has_choice = len(case.framework.expert_dispatchers) > 1 or self.stated(case)
+        has_choice = len(case.framework.capabilities.expert_dispatchers) > 1 or self.stated(case)
         return has_choice and case.layout.ep > 1
 
     def stated(self, case: Case) -> bool:
@@ -193,7 +194,7 @@ class ExpertDispatcher(OpenChoice):
         return case.job.expert_dispatcher
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        names = case.framework.expert_dispatchers
+        names = case.framework.capabilities.expert_dispatchers
         return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
 
 
@@ -234,7 +235,7 @@ class ChunkedLoss(OpenChoice):
     def matters(self, case: Case) -> bool:
         job = case.job
         has_logits = isinstance(case.model, Transformer) and job.head == "vocabulary" and job.mode == "train"
-        return has_logits and case.framework.chunks_loss_unsaid and not job.loss_with_gradient
+        return has_logits and case.framework.launch.chunks_loss_unsaid and not job.loss_with_gradient
 
     def stated(self, case: Case) -> bool:
         return "chunked_loss" in case.stated
@@ -255,7 +256,7 @@ class Fp8ActivationInputs(OpenChoice):
     name = "fp8_activation_inputs"
 
     def matters(self, case: Case) -> bool:
-        return case.job.dtype == "fp8" and case.framework.keeps_fp8_activation_inputs
+        return case.job.dtype == "fp8" and case.framework.capabilities.keeps_fp8_activation_inputs
 
     def stated(self, case: Case) -> bool:
         return "fp8_activation_inputs" in case.stated
@@ -279,7 +280,7 @@ class OperationFuser(OpenChoice):
 
     def matters(self, case: Case) -> bool:
         is_narrow = case.job.dtype in ("fp8", "fp4")
-        return case.framework.fuses_operations_unsaid and (is_narrow or case.job.adapter_rank > 0)
+        return case.framework.launch.fuses_operations_unsaid and (is_narrow or case.job.adapter_rank > 0)
 
     def stated(self, case: Case) -> bool:
         return "operation_fuser" in case.stated
@@ -302,7 +303,7 @@ class DataParallelOverlap(OpenChoice):
 
     def matters(self, case: Case) -> bool:
         framework = case.framework
-        hides = framework.overlap_grad_reduce and framework.hides(case.layout.zero, case.layout.tp)
+        hides = framework.overlap_grad_reduce and framework.communication.hides(case.layout.zero, case.layout.tp)
         return hides and case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
 
     def stated(self, case: Case) -> bool:
@@ -350,7 +351,7 @@ class ExpertOverlap(OpenChoice):
         layout = case.layout
         pairs = layout.pp == 1 or layout.vpp > 1
         repeats_layers = layout.recompute == "full" or bool(layout.recompute_full_layers)
-        return case.framework.pairs_passes and pairs and not repeats_layers and case.job.mode == "train"
+        return case.framework.capabilities.pairs_passes and pairs and not repeats_layers and case.job.mode == "train"
 
     def stated(self, case: Case) -> bool:
         return "ep_overlap" in case.stated
@@ -369,7 +370,7 @@ class CudaGraphs(OpenChoice):
     takes_memory = False
 
     def matters(self, case: Case) -> bool:
-        return case.framework.layer_graphs and case.framework.execution == "eager"
+        return case.framework.capabilities.layer_graphs and case.framework.host.execution == "eager"
 
     def stated(self, case: Case) -> bool:
         return "cuda_graphs" in case.stated

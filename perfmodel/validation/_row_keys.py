@@ -5,13 +5,13 @@ They are checked by what checks the keys of a job file, and win over columns in 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import pandas as pd
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Framework, Job, Layout, written
+from perfmodel.spec import Framework, Job, Layout, key_fields, written
 from perfmodel.validation._row_cells import Row, Unusable, number, text
 
 KEY_TABLES: Final = ("layout", "job", "framework", "network", "model")
@@ -102,7 +102,8 @@ def _typed(table: str, name: str, value: Any) -> Any:
     """A value with 0 and 1 as false and true where the key is a switch."""
     # Tables write switches as 0 and 1, which the records' checks would take for numbers.
     kinds = {"layout": Layout, "job": Job, "framework": Framework}
-    is_switch = table in kinds and get_type_hints(kinds[table]).get(name) is bool
+    key_field = key_fields(kinds[table]).get(name) if table in kinds else None
+    is_switch = key_field is not None and key_field.hint is bool
     return bool(value) if is_switch and value in (0, 1) else value
 
 

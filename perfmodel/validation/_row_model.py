@@ -215,7 +215,7 @@ def _built(row: Row, family: str, framework: Framework) -> RowModel:
     # Frameworks pad the tokenizer's entries so that tensor-parallel ranks get as many each.
     vocab, unpadded = vocab_of(row)
     if unpadded:
-        multiple = framework.vocab_multiple * tp
+        multiple = framework.launch.vocab_multiple * tp
         vocab = -(-vocab // multiple) * multiple
     ffn = count(row, "ffn_hidden", 4 * hidden)
     model = Transformer(

@@ -23,7 +23,9 @@ MODEL = Transformer(
     name="small", layers=2, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn_hidden=4096, vocab=8192, seq_len=512,
     tied_embeddings=False, dropout=False,
 )  # fmt: skip
-SERIAL = Framework(name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False)
+SERIAL = Framework.from_fields(
+    name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False
+)
 
 
 def problem(framework: Framework = SERIAL) -> Problem:
@@ -82,7 +84,7 @@ def test_factors_that_were_put_in_come_out(shapes: bool) -> None:
         assert found[family].sd < 0.1
     for name in ("intra_node.alpha", "intra_node.all_reduce.beta"):
         assert found[name].value == pytest.approx(log(2), abs=0.1)
-    assert found["kernel_gap_s"].value == pytest.approx(log(2e-6 / SERIAL.kernel_gap_s), abs=0.15)
+    assert found["kernel_gap_s"].value == pytest.approx(log(2e-6 / SERIAL.host.kernel_gap_s), abs=0.15)
     assert report.matched_share > 0.98 if shapes else report.matched_share < 0.2
 
 

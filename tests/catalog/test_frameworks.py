@@ -30,12 +30,12 @@ def test_the_catalog_has_what_runs_name() -> None:
 @pytest.mark.parametrize("framework", EVERY, ids=lambda f: f.label)
 def test_facts_have_sources_and_name_what_exists(framework: Framework) -> None:
     assert framework.sources
-    for name in framework.schedules:
+    for name in framework.capabilities.schedules:
         get_schedule(name)
     plain = framework.layout("tp=1")[0]
     assert framework.cannot_run(plain) == (), "its own defaults run"
     piped = framework.layout("tp=2,pp=2,dp=2")[0]
-    if framework.pipeline_parallel and framework.tensor_parallel:
+    if framework.capabilities.pipeline_parallel and framework.capabilities.tensor_parallel:
         assert framework.cannot_run(piped) == ()
 
 
@@ -107,8 +107,9 @@ def test_versions_of_a_file_count_until_the_catalog_s_newest(tmp_path: Path) -> 
 
 def test_versions_keep_what_they_do_not_change() -> None:
     old, new = catalog.framework("megatron-lm@2021"), catalog.framework("megatron-lm@2022")
-    assert (old.blocking_sends, new.blocking_sends) == (True, True)
-    assert (old.recomputes, new.recomputes) == (("none", "full"), ("none", "selective", "full"))
+    assert (old.communication.blocking_sends, new.communication.blocking_sends) == (True, True)
+    assert old.capabilities.recomputes == ("none", "full")
+    assert new.capabilities.recomputes == ("none", "selective", "full")
     assert set(old.sources) < set(new.sources)
 
 
@@ -252,8 +253,8 @@ def test_torch_prefers_cudnn_attention_from_2026_on(name: str) -> None:
 def test_transformers_loops_over_experts_until_they_are_one_grouped_product(name: str) -> None:
     loop, grouped = catalog.framework(f"{name}@2025"), catalog.framework(f"{name}@2026")
     # The loop issues eleven operators for each expert, and a layer has two grouped products.
-    assert loop.grouped_launch_s == pytest.approx(11 / 2 * loop.host_op_s, rel=0.02)
-    assert grouped.grouped_launch_s == 0
+    assert loop.host.grouped_launch_s == pytest.approx(11 / 2 * loop.host.host_op_s, rel=0.02)
+    assert grouped.host.grouped_launch_s == 0
 
 
 @pytest.mark.parametrize(

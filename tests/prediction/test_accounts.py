@@ -43,8 +43,8 @@ MODELS = (
 )  # fmt: skip
 FRAMEWORKS = (
     EAGER,
-    replace(EAGER, dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=0.01, tp_overlap_loss=0.2),
-    replace(EAGER, blocking_sends=True),
+    EAGER.replace(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=0.01, tp_overlap_loss=0.2),
+    EAGER.replace(blocking_sends=True),
 )
 KERNELS = ("forward", "backward", "recompute", "optimizer")
 
@@ -122,12 +122,12 @@ def test_what_runs_showed_makes_no_part_negative(like: float, monkeypatch) -> No
     for module in ("_compose", "_account"):
         monkeypatch.setattr(
             f"perfmodel.prediction.{module}.step_factors",
-            lambda problem, lay: (problem.host.slowest_of(lay.devices), np.exp(like)),
+            lambda problem, lay: (problem.adjusted_framework.communication.slowest_of(lay.devices), np.exp(like)),
         )
     with Session():
         moved = explain(problem, layout)
     assert_sound(moved)
-    own_s = FRAMEWORKS[1].step_overhead_s
+    own_s = FRAMEWORKS[1].host.step_overhead_s
     assert moved.step_time_s - own_s == pytest.approx((usual.step_time_s - own_s) * np.exp(like))
     kept = np.exp(min(like, 0))
     assert moved.breakdown_s["forward"] == pytest.approx(usual.breakdown_s["forward"] * kept)

@@ -54,7 +54,7 @@ def test_a_collective_holds_a_multiprocessor_per_channel_where_kernels_drive_it(
     assert HELD == CHANNELS / 132
     assert held_share(A100, EAGER) == CHANNELS / 108
     assert held_share(catalog.device("TPU-v5p"), EAGER) == held_share(catalog.device("EPYC-Genoa-core"), EAGER) == 0.0
-    assert held_share(H100, replace(EAGER, contends=False)) == 0.0
+    assert held_share(H100, EAGER.replace(contends=False)) == 0.0
     # measured on H800: kernels of many waves beside 20 of 132 take 1.06 to 1.26 times as long
     assert 1.06 < 1 / (1 - HELD) < 1.26
 
@@ -92,13 +92,13 @@ def test_overlap_is_never_slower_than_none_and_never_free(layout: Layout, cluste
 
 
 def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
-    busy = replace(EAGER, host_op_s=0.0, kernel_gap_s=0.0)  # what hides while the device waits for its host is free
+    busy = EAGER.replace(host_op_s=0.0, kernel_gap_s=0.0)  # what hides while the device waits for its host is free
     table = block_times(problem_of(busy), Layout(tp=8, tp_overlap=True))
     hidden = 1 - table.exposed
     assert hidden.max() > 0.5
     np.testing.assert_array_less(HELD * hidden - 1e-12, table.slowing)
     np.testing.assert_array_less(table.slowing, hidden * ONE_WAVE_LOST + 1e-12)
-    copied = block_times(problem_of(replace(EAGER, tp_overlap_copies=True)), Layout(tp=8, tp_overlap=True))
+    copied = block_times(problem_of(EAGER.replace(tp_overlap_copies=True)), Layout(tp=8, tp_overlap=True))
     assert (copied.slowing[:, :, ~copied.overlappable] == 0).all()
 
 
@@ -112,7 +112,7 @@ def test_passes_are_slowed_for_what_is_beside_them_and_no_longer_than_they_run()
                                                      ("pipelines", 2, True), ("always", 1, True)])  # fmt: skip
 def test_hosts_that_check_collectives_raise_the_floor_by_every_rank(when: str, pp: int, checked: bool) -> None:
     layout = Layout(tp=8, pp=pp)
-    plain, own = (block_times(problem_of(f), layout) for f in (EAGER, replace(EAGER, checks_collectives=when)))
+    plain, own = (block_times(problem_of(f), layout) for f in (EAGER, EAGER.replace(checks_collectives=when)))
     collectives = plain.counts[:, :, [group != "" for group in plain.groups]].sum(axis=2)
     longer_s = (own.phase_s - plain.phase_s)[:, Phase.FORWARD]
     most_s = 8 * COLLECTIVE_CHECK_S * collectives[:, Phase.FORWARD]
@@ -125,7 +125,7 @@ def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
     """Of hosts a time for each collective; of devices a share of the kernels between collectives, in backward with
     those of the weights."""
     layout, spread = Layout(tp=4, dp=2), 0.02 if of_site else 1e-4
-    problem = problem_of(skew=spread) if of_site else problem_of(replace(EAGER, collective_skew_s=spread))
+    problem = problem_of(skew=spread) if of_site else problem_of(EAGER.replace(collective_skew_s=spread))
     table = block_times(problem, layout)
     exposed = np.array([g != "" for g in table.groups], bool) & ~table.overlappable
     meetings = table.counts[:, :, exposed].sum(axis=2)
@@ -142,7 +142,7 @@ def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
 
 def test_devices_without_multiprocessors_lose_nothing_beside_reductions() -> None:
     assert beside_loss(problem_of(cluster="tpu-v5p-pod")) == 0.0
-    assert beside_loss(problem_of(replace(EAGER, dp_overlap_loss=0.1))) == pytest.approx(0.1 + CHANNELS_OF_STATES / 132)
+    assert beside_loss(problem_of(EAGER.replace(dp_overlap_loss=0.1))) == pytest.approx(0.1 + CHANNELS_OF_STATES / 132)
 
 
 def test_gathers_over_more_nodes_slow_the_passes_no_less() -> None:

@@ -39,7 +39,7 @@ LAYOUT = Layout(tp=8, dp=1, sequence_parallel=True)
 
 
 def step_s(job: Job, layout: Layout = LAYOUT, site: Site | None = None, **changes: object) -> float:
-    problem = step_problem(MODEL, catalog.cluster("dgx-a100"), job, None, replace(EAGER, **changes), site)
+    problem = step_problem(MODEL, catalog.cluster("dgx-a100"), job, None, EAGER.replace(**changes), site)
     return float(step_times_s(problem, [layout])[0])
 
 
@@ -240,7 +240,7 @@ def test_a_host_that_waits_for_every_kernel_adds_all_its_time() -> None:
 
     def busy_and_late(blocking: bool, **changes: float) -> tuple[float, float]:
         its = replace(job, blocking_launches=blocking)
-        problem = step_problem(MODEL, catalog.cluster("dgx-a100"), its, None, replace(EAGER, **changes))
+        problem = step_problem(MODEL, catalog.cluster("dgx-a100"), its, None, EAGER.replace(**changes))
         found = block_times(problem, layout)
         return float(found.busy_s.sum()), float(found.gap_s.sum())
 
@@ -375,12 +375,12 @@ def test_layouts_of_attention_are_copied_to_and_back() -> None:
 def test_operators_without_kernels_raise_the_floor_of_short_layers() -> None:
     job, cluster = Job(global_batch=8, seq_len=64), catalog.cluster("dgx-a100")
     usual, more = (
-        explain(step_problem(MODEL, cluster, job, None, replace(EAGER, **changes)), LAYOUT).step_time_s
+        explain(step_problem(MODEL, cluster, job, None, EAGER.replace(**changes)), LAYOUT).step_time_s
         for changes in ({}, {"forward_bookkeeping": 11, "backward_bookkeeping": 13})
     )
     micro_batches = job.num_microbatches(LAYOUT)
     # a part of the bookkeeping hides behind kernels that are longer than their launches
-    assert more - usual == pytest.approx(24 * EAGER.host_op_s * MODEL.layers * micro_batches, rel=0.15)
+    assert more - usual == pytest.approx(24 * EAGER.host.host_op_s * MODEL.layers * micro_batches, rel=0.15)
 
 
 def test_a_group_within_a_node_crosses_no_network() -> None:
@@ -470,7 +470,7 @@ def test_grouped_products_are_launched_expert_by_expert() -> None:
 
     def of(graphs: CudaGraphs = "none", **changes: object) -> float:
         graphed = replace(job, cuda_graphs=graphs)
-        return explain(step_problem(experts, cluster, graphed, None, replace(EAGER, **changes)), layout).step_time_s
+        return explain(step_problem(experts, cluster, graphed, None, EAGER.replace(**changes)), layout).step_time_s
 
     assert experts.experts is not None
     products, local = 2 * 3 * experts.layers, experts.experts.count // 8  # of both, forward and both gradients

@@ -147,7 +147,7 @@ def test_a_faster_kind_never_makes_a_step_longer(slow: float, fast: float, facto
 def test_every_rank_has_to_fit_into_its_own_device() -> None:
     wide, narrow = (Layout(tp=8, pp=2, partition=cut, kinds=("fast", "slow")) for cut in ((11, 1), (1, 11)))
     peaks = [explain(step_problem(MODEL, MIXED, JOB), layout).memory_per_stage[1].peak for layout in (wide, narrow)]
-    between = sum(peaks) / 2 / (1 - Framework().memory_margin)
+    between = sum(peaks) / 2 / (1 - Framework().memory.memory_margin)
     slow, fast = MIXED.kinds
     tiny = replace(slow, device=replace(slow.device, name="tiny", memory_bytes=between))
     mixed = Cluster.of_kinds("mixed", [tiny, fast])

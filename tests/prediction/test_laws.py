@@ -98,7 +98,7 @@ def test_devices_of_one_die_differ_by_no_more_than_their_figures(
 @given(cases())
 def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case) -> None:
     """By kernels of attention that both have, with whichever recipe of floats."""
-    framework = replace(case.framework, fp8_flash_attention=case.framework.flash_attention)
+    framework = case.framework.replace(fp8_flash_attention=case.framework.flash_attention)
     if {"fp8", "bf16"} <= set(case.cluster.device.dtypes):
         alike = replace(case, framework=framework)
         for one in (alike, alike.laid(tp=2, tp_overlap=True)):  # casts hide no ring steps, products do
@@ -411,7 +411,7 @@ def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_wor
         """But for the buffers of communicators, of which more dimensions have more."""
         if not one.possible:
             return None
-        return one.prediction.memory.peak - one.framework.communicator_bytes * communicators(one.layout)
+        return one.prediction.memory.peak - one.framework.memory.communicator_bytes * communicators(one.layout)
 
     # where nothing is sharded, gathered weights are a copy more
     stages = range(4 if case.layout.dp * case.layout.cp > 4 else 3)

@@ -13,7 +13,7 @@ from perfmodel.spec import Framework, Job, Layout
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks
 
-PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
+PLAIN = Framework.from_fields(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
 STATE_BYTES = {"adam": 8, "lamb": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
 KEEPS_MASTER = {"adam", "lamb", "lion", "sgd", "adafactor", "muon"}
 MUON_OTHERS_BYTES = 8
@@ -98,12 +98,12 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
         shards = layout.dp * layout.cp // layout.replicate if layout.zero >= 1 else 1
         optimizer += (MUON_OTHERS_BYTES - STATE_BYTES["muon"]) * outside_layers(rank) / shards
 
-    buffers = framework.context_bytes + while_it_runs(rank, layout)
+    buffers = framework.memory.context_bytes + while_it_runs(rank, layout)
     sizes_of_groups = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
-    buffers += framework.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
+    buffers += framework.memory.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
     if layout.zero < 3 and replicated:
-        buffers += min(framework.bucket_bytes, gradients)
-    if framework.ddp_buckets and layout.zero == 0 and replicated:
+        buffers += min(framework.memory.bucket_bytes, gradients)
+    if framework.memory.ddp_buckets and layout.zero == 0 and replicated:
         buffers += weight_bytes * states(rank, layout, False)
     if layout.zero == 3 and replicated:
         buffers += weight_bytes * gathered(rank, layout)
@@ -181,13 +181,13 @@ def test_gradients_take_their_type_and_a_buffer_of_halves(grad_dtype: str, half:
 
 @pytest.mark.parametrize("bucket_bytes", [1e6, 320e6, 1e13])
 def test_a_reduction_holds_a_bucket_or_all_there_is(bucket_bytes: float) -> None:
-    framework = replace(PLAIN, bucket_bytes=bucket_bytes)
+    framework = PLAIN.replace(bucket_bytes=bucket_bytes)
     for zero, dp in product((0, 1, 2, 3), (1, 4)):
         check(problem_of("llama3-8b", framework), Layout(dp=dp, zero=zero))
 
 
 def test_ddp_keeps_a_bucket_of_every_gradient() -> None:
-    framework = replace(PLAIN, ddp_buckets=True)
+    framework = PLAIN.replace(ddp_buckets=True)
     for zero, dp in product((0, 1), (1, 4)):
         check(problem_of("llama3-8b", framework), Layout(dp=dp, zero=zero))
 
@@ -200,7 +200,7 @@ def test_zero_3_holds_the_layers_that_it_gathers_ahead(prefetch: int) -> None:
 
 def test_every_communicator_of_several_ranks_takes_its_memory() -> None:
     """All ranks, data, model (tensor and pipeline together), tensor and pipeline parallel ones."""
-    problem = problem_of("llama3-8b", replace(PLAIN, communicator_bytes=1e8))
+    problem = problem_of("llama3-8b", PLAIN.replace(communicator_bytes=1e8))
     for tp, pp, dp, cp in product((1, 2), (1, 2), (1, 2), (1, 2)):
         check(problem, Layout(tp=tp, pp=pp, dp=dp, cp=cp))
 

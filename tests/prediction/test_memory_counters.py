@@ -12,7 +12,7 @@ from perfmodel.spec import Framework, Job, Layout
 
 MIB = 2**20
 HOLES = 0.15
-PLAIN = Framework(context_bytes=3e8, communicator_bytes=1e8)
+PLAIN = Framework.from_fields(context_bytes=3e8, communicator_bytes=1e8)
 MODEL = replace(catalog.model("llama3-8b"), layers=8)
 LAYOUTS = (Layout(), Layout(tp=2, pp=4, dp=2), Layout(pp=2, dp=4, zero=3), Layout(tp=2, pp=2, sequence_parallel=True))
 
@@ -46,7 +46,7 @@ def test_counters_show_tensors_workspaces_holes_and_the_context(cluster: str, wo
 
 
 def test_what_is_planned_before_the_run_has_no_holes() -> None:
-    problem = problem_of(replace(PLAIN, planned_memory=True))
+    problem = problem_of(PLAIN.replace(planned_memory=True))
     for layout in LAYOUTS:
         shown = explain(problem, layout).memory_counted_bytes
         assert shown["reserved"] == pytest.approx(shown["allocated"])
@@ -59,7 +59,7 @@ def test_outputs_that_a_framework_keeps_are_those_of_the_micro_batches_in_flight
     for pp, batch in ((1, 16), (4, 16), (4, 2)):
         layout = Layout(tp=tp, pp=pp, sequence_parallel=sequence_parallel)
         frees, keeps = (
-            explain(problem_of(replace(PLAIN, keeps_outputs=on), batch=batch), layout).memory_counted_bytes["allocated"]
+            explain(problem_of(PLAIN.replace(keeps_outputs=on), batch=batch), layout).memory_counted_bytes["allocated"]
             for on in (False, True)
         )
         in_flight = min(pp, batch) if pp > 1 else 0
@@ -69,7 +69,7 @@ def test_outputs_that_a_framework_keeps_are_those_of_the_micro_batches_in_flight
 @pytest.mark.parametrize(("reported", "stages"), [("fullest", 4), ("first_rank", 1), ("first_node", 2)])
 def test_reports_are_of_the_ranks_that_a_framework_watches(reported: str, stages: int) -> None:
     """A node of eight devices holds two of the four stages of four devices each."""
-    problem = problem_of(replace(PLAIN, reported_ranks=reported))  # pyright: ignore[reportArgumentType]
+    problem = problem_of(PLAIN.replace(reported_ranks=reported))  # pyright: ignore[reportArgumentType]
     layout = Layout(tp=2, pp=4, dp=2)
     found = explain(problem, layout)
     assert found.reported_stages == stages
@@ -82,7 +82,7 @@ def test_a_layout_fits_below_what_the_framework_can_use() -> None:
         needed = max(stage.peak for stage in needed_memory(problem_of(), Layout()))
         device = replace(catalog.device("H100-SXM5-80GB"), memory_bytes=needed / (1 - margin) * share)
         cluster = replace(catalog.cluster("dgx-h100"), device=device)
-        framework = replace(PLAIN, memory_margin=margin)
+        framework = PLAIN.replace(memory_margin=margin)
         problem = step_problem(MODEL, cluster, Job(global_batch=16, seq_len=1024), None, framework)
         found = explain(problem, Layout())
         assert found.fits == (share > 1)

@@ -23,7 +23,7 @@ def test_logits_are_gone_when_layers_run_backward(vocab: int, recompute: str) ->
     assert memory.activations == embedding.activation_bytes.none + 4 * kept["layer"] + kept["head"]
     again = layer.activation_bytes.none - kept["layer"]
     while_it_runs = max(head.workspace_bytes, layer.workspace_bytes + again - kept["head"])
-    assert memory.buffers == pytest.approx(while_it_runs + problem.framework.context_bytes)
+    assert memory.buffers == pytest.approx(while_it_runs + problem.framework.memory.context_bytes)
 
 
 def test_inference_keeps_nothing_that_could_go() -> None:

@@ -1,6 +1,5 @@
 """Memory that frameworks take beside states and activations: the optimizer's step, live weights, 8-bit copies."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ from perfmodel import catalog
 from perfmodel.prediction import StepProblem, needed_memory, predict, step_problem
 from perfmodel.spec import Framework, Job, Layout
 
-PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
-OF_STEPS = replace(PLAIN, step_bytes_per_param=8.0)
+PLAIN = Framework.from_fields(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
+OF_STEPS = PLAIN.replace(step_bytes_per_param=8.0)
 
 
 def problem_of(framework: Framework, **fields: Any) -> StepProblem:
@@ -34,7 +33,7 @@ def test_the_peak_is_that_of_the_step_or_of_the_passes(zero: int, recompute: str
     plain, of_steps = (first_rank(framework, layout) for framework in (PLAIN, OF_STEPS))
     states = plain.weights + plain.gradients + plain.optimizer
     # Adam's states and the master copy are 12 bytes of what a rank updates.
-    in_step = states + plain.optimizer / 12 * 8 + PLAIN.context_bytes
+    in_step = states + plain.optimizer / 12 * 8 + PLAIN.memory.context_bytes
     assert total(of_steps) == pytest.approx(max(total(plain), in_step))
     assert of_steps.activations == plain.activations
 
@@ -42,7 +41,7 @@ def test_the_peak_is_that_of_the_step_or_of_the_passes(zero: int, recompute: str
 def test_a_step_in_parts_takes_less() -> None:
     layout = Layout(dp=2, zero=3, recompute="full")
     whole = first_rank(OF_STEPS, layout)
-    in_parts = first_rank(replace(OF_STEPS, step_params=1e7), layout)
+    in_parts = first_rank(OF_STEPS.replace(step_params=1e7), layout)
     assert total(in_parts) < total(whole)
 
 
@@ -53,11 +52,11 @@ def test_a_step_on_the_host_takes_nothing_on_the_device() -> None:
 
 def test_weights_stay_live_under_zero_3_alone() -> None:
     """Up to all of them: more than the model has are not kept."""
-    live = replace(PLAIN, live_params=1e9)
+    live = PLAIN.replace(live_params=1e9)
     for layout, more in ((Layout(dp=8, zero=2), False), (Layout(dp=8, zero=3), True)):
         plain, kept = (first_rank(framework, layout) for framework in (PLAIN, live))
         assert (total(kept) > total(plain)) == more
-    everything = first_rank(replace(PLAIN, live_params=1e12), Layout(dp=8, zero=3))
+    everything = first_rank(PLAIN.replace(live_params=1e12), Layout(dp=8, zero=3))
     assert everything.buffers - first_rank(PLAIN, Layout(dp=8, zero=3)).buffers < 2 * 1.24e9
 
 
@@ -71,7 +70,7 @@ def test_secondary_shards_keep_the_weights_once_more() -> None:
 
 
 def test_eight_bit_copies_are_those_of_layers_that_are_trained_in_eight_bits() -> None:
-    copies = replace(PLAIN, fp8_copy_bytes=2.0)
+    copies = PLAIN.replace(fp8_copy_bytes=2.0)
     layout = Layout(dp=8, zero=1)
     for fields, more in (({"dtype": "fp8"}, 2.0), ({"dtype": "bf16"}, 0.0), ({"dtype": "fp8", "frozen": True}, 0.0)):
         plain, copied = (first_rank(framework, layout, **fields) for framework in (PLAIN, copies))

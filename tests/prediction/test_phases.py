@@ -4,7 +4,7 @@ The package works on arrays of all blocks, phases and events at once; here each 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, floor, log, sqrt
 from typing import Any
 
@@ -17,7 +17,7 @@ from perfmodel.prediction import EAGER, Phase, Site, block_times, step_problem
 from perfmodel.spec import Framework, Job, Layout
 
 CHANNELS = 24
-FAST_HOST = replace(EAGER, host_op_s=0.0, kernel_gap_s=0.0)
+FAST_HOST = EAGER.replace(host_op_s=0.0, kernel_gap_s=0.0)
 
 
 @dataclass
@@ -73,13 +73,13 @@ class PhaseByHand:
         operators = sum(event.count for event in self.events_of(phase))
         if self.table.layers[self.block]:
             operators += {
-                Phase.FORWARD: self.framework.forward_bookkeeping,
-                Phase.BACKWARD_INPUT: self.framework.backward_bookkeeping,
+                Phase.FORWARD: self.framework.host.forward_bookkeeping,
+                Phase.BACKWARD_INPUT: self.framework.host.backward_bookkeeping,
             }.get(Phase(phase), 0.0)
-        return operators * self.framework.issue_s
+        return operators * self.framework.host.issue_s
 
     def gaps_s(self, phase: int) -> float:
-        return sum(event.count for event in self.events_of(phase)) * self.framework.kernel_gap_s
+        return sum(event.count for event in self.events_of(phase)) * self.framework.host.kernel_gap_s
 
     def compute(self) -> "PhaseByHand":
         self.events = self.events_of(self.phase)
@@ -141,7 +141,7 @@ class PhaseByHand:
 
     @property
     def held(self) -> float:
-        return min(CHANNELS / self.device.compute_units, 0.25) if self.framework.contends else 0.0
+        return min(CHANNELS / self.device.compute_units, 0.25) if self.framework.communication.contends else 0.0
 
     def lost_share(self, event: Event) -> float:
         """A product that filled the device in one wave takes two beside a collective; others lose what it holds."""
@@ -158,13 +158,13 @@ class PhaseByHand:
         """Seconds that kernels take longer beside a collective: never more than it saves to hide it."""
         if event.is_kernel:
             return 0.0
-        if self.framework.tp_overlap_copies and self.ring_steps > 1 and event.waits:
+        if self.framework.communication.tp_overlap_copies and self.ring_steps > 1 and event.waits:
             return 0.0
-        saved = event.hidden * (1 - self.framework.tp_overlap_loss)
+        saved = event.hidden * (1 - self.framework.communication.tp_overlap_loss)
         return event.total_s * min(event.hidden * self.lost, saved)
 
     def exposed_s(self, event: Event) -> float:
-        return event.total_s * (1 - event.hidden * (1 - self.framework.tp_overlap_loss))
+        return event.total_s * (1 - event.hidden * (1 - self.framework.communication.tp_overlap_loss))
 
     @property
     def slowed_s(self) -> float:
@@ -181,7 +181,7 @@ class PhaseByHand:
         if self.phase == Phase.BACKWARD_INPUT:
             kernels_s += sum(event.total_s for event in self.events_of(Phase.BACKWARD_WEIGHT) if event.is_kernel)
         mean_late = late / sum(event.count for event in meetings)
-        return late * self.framework.collective_skew_s + mean_late * self.skew * kernels_s
+        return late * self.framework.communication.collective_skew_s + mean_late * self.skew * kernels_s
 
     @property
     def busy_s(self) -> float:
@@ -189,7 +189,7 @@ class PhaseByHand:
 
     @property
     def phase_s(self) -> float:
-        host_s = self.host_s(self.phase) - (0.0 if self.framework.execution == "blocking" else self.busy_s)
+        host_s = self.host_s(self.phase) - (0.0 if self.framework.host.execution == "blocking" else self.busy_s)
         return self.busy_s + max(self.gaps_s(self.phase), host_s)
 
     @property
@@ -203,7 +203,7 @@ class PhaseByHand:
         gaps_s = self.gaps_s(self.phase)
         compute_s = kernels_s + self.waiting_s + slowed_s + gaps_s
         beside_s = compute_s + max(shown_s - compute_s, 0.0) + self.held * min(compute_s, shown_s)
-        meanwhile_s = gaps_s if self.framework.execution == "blocking" else beside_s
+        meanwhile_s = gaps_s if self.framework.host.execution == "blocking" else beside_s
         return beside_s + max(self.host_s(self.phase) - meanwhile_s, 0.0)
 
 
@@ -232,12 +232,12 @@ LAYOUTS = (
 FRAMEWORKS = {
     "eager": EAGER,
     "fast host": FAST_HOST,
-    "no contention": replace(FAST_HOST, contends=False),
-    "lossy rings": replace(FAST_HOST, tp_overlap_loss=0.3),
-    "copied rings": replace(FAST_HOST, tp_overlap_copies=True),
-    "slow host": replace(EAGER, host_op_s=2e-4),
-    "blocking host": replace(EAGER, execution="blocking"),
-    "late hosts": replace(EAGER, collective_skew_s=1e-5),
+    "no contention": FAST_HOST.replace(contends=False),
+    "lossy rings": FAST_HOST.replace(tp_overlap_loss=0.3),
+    "copied rings": FAST_HOST.replace(tp_overlap_copies=True),
+    "slow host": EAGER.replace(host_op_s=2e-4),
+    "blocking host": EAGER.replace(execution="blocking"),
+    "late hosts": EAGER.replace(collective_skew_s=1e-5),
 }
 
 

@@ -157,7 +157,7 @@ def test_ranks_of_a_node_share_the_memory_of_their_host():
 def test_what_moves_more_bytes_takes_the_host_longer():
     plain = _update_s("dgx-h100", 8)
     assert _update_s("dgx-h100", 8, optimizer="adam8bit") < plain < _update_s("dgx-h100", 8, dtype="fp16")
-    eager = Framework(eager_host_updates=True)
+    eager = Framework.from_fields(eager_host_updates=True)
     job = Job(global_batch=64, seq_len=2048)
     moved = [host_bytes_per_parameter(job, eager=is_eager) for is_eager in (True, False)]
     assert _update_s("dgx-h100", 8, eager) == pytest.approx(plain * moved[0] / moved[1])
@@ -165,14 +165,14 @@ def test_what_moves_more_bytes_takes_the_host_longer():
 
 def test_few_threads_update_as_fast_as_they_stream():
     """Until the memory's bandwidth is used up."""
-    seconds = [_update_s("dgx-h100", 8, Framework(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
+    seconds = [_update_s("dgx-h100", 8, Framework.from_fields(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
     assert seconds[0] == pytest.approx(2 * seconds[1])
     assert seconds[2] == seconds[3] == seconds[4]
     # a process that has a node to itself takes all of its cores
-    assert _update_s("dgx-h100", 1, Framework(host_threads=1)) == _update_s("dgx-h100", 1, Framework())
-    assert _update_s("dgx-h100", 8, Framework(host_updates_per_s=1e9)) == 8e-9
+    assert _update_s("dgx-h100", 1, Framework.from_fields(host_threads=1)) == _update_s("dgx-h100", 1, Framework())
+    assert _update_s("dgx-h100", 8, Framework.from_fields(host_updates_per_s=1e9)) == 8e-9
     with pytest.raises(PerfModelError, match="host_threads"):
-        Framework(host_threads=-1)
+        Framework.from_fields(host_threads=-1)
 
 
 @pytest.mark.parametrize("layout", ["dp=16", "dp=16,zero=1", "dp=16,overlap_grad_reduce=false", "tp=2,pp=2,dp=4"])
@@ -237,8 +237,8 @@ def test_the_notation_holds_all_of_it():
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
 def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> None:
     """DeepSpeed of 2021 cut and copied each rank's part of each weight by itself: the host's time grows with ranks."""
-    listing = Framework(overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6)
-    buffers = replace(listing, partition_copy_s=0.0)
+    listing = Framework.from_fields(overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6)
+    buffers = listing.replace(partition_copy_s=0.0)
 
     def step_s(framework: Framework, dp: int, zero: int) -> float:
         layout = Layout(dp=dp, zero=zero, recompute="full", overlap_param_gather=False, overlap_grad_reduce=False)

@@ -33,7 +33,7 @@ def problem():
 def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
     layout = Layout.parse(text)
     costs = stage_costs(problem, layout)
-    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory.memory_margin)
     recomputed = 0
     for sizes in PARTITIONS:
         end = np.cumsum(sizes)

@@ -62,7 +62,7 @@ def moves(problem, families):
         found[f"latency {i}"] = lambda by, i=i: level(i, "latency_s", by), lambda g, i=i: g.link_latency_s[i]
     for name in ("host_op_s", "kernel_gap_s"):
         found[name] = (
-            lambda by, n=name: replace(problem, framework=replace(framework, **{n: getattr(framework, n) * by})),
+            lambda by, n=name: replace(problem, framework=framework.replace(**{n: framework.value(n) * by})),
             lambda g, n=name: getattr(g, n),
         )
     for name in families:

@@ -177,7 +177,7 @@ def test_on_gaudi_megatron_deepspeed_is_habanas_and_nemo_is_deepspeed():
         | {"framework": "nemo@2024", "tp": 1, "pp": 1, "dp": ROW["n_devices"], "recompute": None}
         | {"zero_stage": None}
     )
-    assert (tuned.framework.label, tuned.framework.execution) == ("deepspeed-gaudi@2024", "compiled")
+    assert (tuned.framework.label, tuned.framework.host.execution) == ("deepspeed-gaudi@2024", "compiled")
     assert (tuned.layout.zero, tuned.layout.recompute) == (3, "full")
     assert read_case(row | {"device": "A100-SXM4-80GB"}).framework.label == "megatron-deepspeed@2023"
 

@@ -92,11 +92,11 @@ def test_counters_nest_and_the_first_rank_keeps_its_outputs():
     allocated, reserved, device = (found.memory_counted_bytes[k] for k in ("allocated", "reserved", "device"))
     first = found.memory_per_stage[0]
     assert found.memory == first
-    moving = first.activations + first.buffers - EAGER.context_bytes
-    assert allocated == pytest.approx(first.peak - EAGER.context_bytes + workspace_bytes(cluster.device))
+    moving = first.activations + first.buffers - EAGER.memory.context_bytes
+    assert allocated == pytest.approx(first.peak - EAGER.memory.context_bytes + workspace_bytes(cluster.device))
     assert reserved - allocated == pytest.approx(moving * FRAGMENTATION / (1 - FRAGMENTATION))
-    assert device - reserved == pytest.approx(EAGER.context_bytes - workspace_bytes(cluster.device))
-    nanotron = replace(EAGER, keeps_outputs=True, reported_ranks="first_rank")
+    assert device - reserved == pytest.approx(EAGER.memory.context_bytes - workspace_bytes(cluster.device))
+    nanotron = EAGER.replace(keeps_outputs=True, reported_ranks="first_rank")
     kept = explain(step_problem(MODEL, cluster, job, None, nanotron), layout).memory_counted_bytes["reserved"]
     # four micro-batches of half a sequence
     assert kept - reserved == pytest.approx(4 * 4096 * 2048 * 2 / 2 / (1 - FRAGMENTATION))
@@ -110,21 +110,21 @@ def test_a_prediction_says_what_its_framework_reports():
     assert plain.memory.peak == plain.memory_needed_bytes == max(stage.peak for stage in plain.memory_per_stage)
     for counter in get_args(MemoryCounter):
         for ranks in get_args(ReportedRanks):
-            framework = replace(EAGER, memory_counter=counter, reported_ranks=ranks)
+            framework = EAGER.replace(memory_counter=counter, reported_ranks=ranks)
             found = explain(step_problem(MODEL, cluster, job, None, framework), layout)
             assert found.memory.peak == found.memory_counted_bytes[counter]
             assert (found.memory == found.memory_per_stage[0]) or ranks != "first_rank"
             assert found.memory_needed_bytes == plain.memory_needed_bytes
             assert found.fits == plain.fits
             assert found.to_dict()["memory_bytes"]["peak"] == found.memory.peak
-    resting = explain(step_problem(MODEL, cluster, job, None, replace(EAGER, memory_counter="resting")), layout).memory
+    resting = explain(step_problem(MODEL, cluster, job, None, EAGER.replace(memory_counter="resting")), layout).memory
     settled = max(s.weights + s.gradients + s.optimizer for s in plain.memory_per_stage)
     assert resting.peak == pytest.approx(settled + workspace_bytes(cluster.device))
 
 
 def test_every_communicator_takes_its_buffers():
     cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
-    framework = replace(EAGER, communicator_bytes=1e9)
+    framework = EAGER.replace(communicator_bytes=1e9)
     for layout, groups in ((Layout(), 0), (Layout(dp=8), 2), (Layout(tp=2, pp=2, dp=2, sequence_parallel=True), 5)):
         less, more = (explain(step_problem(MODEL, cluster, job, None, one), layout) for one in (EAGER, framework))
         assert more.memory.peak - less.memory.peak == pytest.approx(groups * 1e9)
@@ -177,7 +177,7 @@ def test_buckets_and_dummies_of_gradients():
     cluster, job, layout = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096), Layout(tp=4, dp=2)
 
     def buffers(layout: Layout = layout, **changes: object) -> float:
-        return explain(step_problem(MODEL, cluster, job, None, replace(EAGER, **changes)), layout).memory.buffers
+        return explain(step_problem(MODEL, cluster, job, None, EAGER.replace(**changes)), layout).memory.buffers
 
     weights = explain(step_problem(MODEL, cluster, job), layout).memory.weights
     assert buffers() - buffers(bucket_bytes=0.0) == pytest.approx(320e6)
@@ -195,7 +195,7 @@ def test_a_node_shows_no_more_than_the_fullest_rank_and_no_less_than_the_first()
     for layout, on_node in ((Layout(pp=4, dp=4), 2), (Layout(pp=4, dp=2), 4), (Layout(pp=4, dp=16), 1)):
         shown = {}
         for ranks in get_args(ReportedRanks):
-            framework = replace(EAGER, memory_counter="device", reported_ranks=ranks)
+            framework = EAGER.replace(memory_counter="device", reported_ranks=ranks)
             shown[ranks] = explain(step_problem(MODEL, cluster, job, None, framework), layout)
         peaks = [stage.peak for stage in shown["fullest"].memory_per_stage]
         assert shown["first_node"].memory.peak == max(peaks[:on_node])
@@ -209,7 +209,7 @@ def test_the_chance_to_fit_is_that_of_what_a_device_would_show():
     spread = MemorySpread(0.0, 0.1)
     for layout in (Layout(dp=8), Layout(tp=2, pp=4, sequence_parallel=True)):
         found = explain(step_problem(MODEL, cluster, job, None, EAGER, Site(memory=spread)), layout)
-        planned = replace(EAGER, planned_memory=True)
+        planned = EAGER.replace(planned_memory=True)
         tight = explain(step_problem(MODEL, cluster, job, None, planned, Site(memory=spread)), layout)
         capacity, shown = found.memory_capacity_bytes, found.memory_counted_bytes["device"]
         assert shown > found.memory_needed_bytes

@@ -13,6 +13,7 @@ from test_case_rows import MOE, ROW
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
+from perfmodel.spec import Sectioned
 from perfmodel.validation import Case, predict_run, read_case, read_rows, read_runs, rows_of
 from perfmodel.validation._row_keys import with_plain_columns
 from perfmodel.validation._row_words import unread_words
@@ -150,7 +151,8 @@ def _alike(one: Any, other: Any) -> bool:
 def test_every_key_of_a_job_file_may_be_a_column(column, value, part, name, read):
     row = ROW | {"pp": 4, "tp": 1, "dp": 2, "global_batch": 16, "zero_stage": 1, column: value}
     case = read_case(row)
-    found = getattr(getattr(case, part), name)
+    record = getattr(case, part)
+    found = record.value(name) if isinstance(record, Sectioned) else getattr(record, name)
     if part == "cluster":
         assert found[-1].bandwidth_bytes_per_s == 12.5e9
     else:

@@ -107,7 +107,7 @@ class Conditions:
 
     def with_margin(self, share: float) -> "Conditions":
         """The same where so much of the memory is lost."""
-        return replace(self, framework=replace(self.framework, memory_margin=share))
+        return replace(self, framework=self.framework.replace(memory_margin=share))
 
     def job(self, study: Study, model: Model) -> Job:
         """What a step computes: fp32 and Adam, as in the authors' code."""

@@ -96,7 +96,7 @@ def synchronisation_table(
             row: dict[str, Any] = {"nodes": n, "loss": loss}
             for name, rate in RATES.items():
                 on = Conditions().at_rate(rate)
-                on = replace(on, framework=replace(on.framework, dp_overlap_loss=loss))
+                on = replace(on, framework=on.framework.replace(dp_overlap_loss=loss))
                 study = STUDIES[0].at(n)
                 times = {way: _step_s(study, on, way) for way in ("eager_opt", "overlap", "end")}
                 row[f"{name}, over eager"] = times["overlap"] / times["eager_opt"]

@@ -75,7 +75,8 @@ def cumulative_terms() -> list[tuple[str, Conditions]]:
     hardware = Conditions(
         cluster=catalog.cluster("piz-daint"), framework=EAGER, formula_gelu=False, stashes=False, full_pipelines=False
     )
-    eager = replace(hardware, framework=replace(catalog.framework("chimera@2021"), memory_margin=EAGER.memory_margin))
+    roomy = catalog.framework("chimera@2021").replace(memory_margin=EAGER.memory.memory_margin)
+    eager = replace(hardware, framework=roomy)
     gelu = replace(eager, formula_gelu=True)
     pipelines = replace(gelu, full_pipelines=True)
     stashes = replace(pipelines, stashes=True)
@@ -188,8 +189,8 @@ has the head as well. The same figures for any model: `perfmodel schedules chime
 """
 _SCALING = f"""PipeDream updates after every micro-batch, with the paper's smaller batches for it, at the fastest depth
 and recompute that fit into memory, of which torch's allocator of that time loses
-{CHIMERA_2021.memory_margin:.0%} (an input, `memory_margin` of `--framework chimera@2021`; the grid above varies it).
-Over PipeDream the paper's figure is the upper end that it states over asynchronous schemes.
+{CHIMERA_2021.memory.memory_margin:.0%} (an input, `memory_margin` of `--framework chimera@2021`; the grid above varies
+it). Over PipeDream the paper's figure is the upper end that it states over asynchronous schemes.
 """
 _SYNC = """`over eager`: throughput of the paper's `eager-sync-opt` over reducing every stage as soon as it is done;
 `over end`: over reducing at the end. `loss`: share of a reduction's time by which passes beside it run longer (cost

@@ -6,7 +6,6 @@ cost models and of the reader, which hold for every run.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from perfmodel import catalog
@@ -56,5 +55,5 @@ class FactsInView:
         if not names or not self.looked_at(source):
             return None
         generic = catalog.framework("generic")
-        plain: dict[str, Any] = {name: getattr(generic, name) for name in names}
-        return replace(framework, **plain)
+        plain: dict[str, Any] = {name: generic.value(name) for name in names}
+        return framework.replace(**plain)

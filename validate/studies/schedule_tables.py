@@ -101,7 +101,7 @@ def zero_bubble_table(path: Path) -> pd.DataFrame:
 
 def _composed_s(row: Mapping[str, Any], stated: re.Match[str]) -> Float[np.ndarray, "2"]:
     """Step time of a row from the stated times alone, and with the host's time per transfer."""
-    host_s = np.array([0.0, _OPS_PER_TRANSFER * EAGER.host_op_s])
+    host_s = np.array([0.0, _OPS_PER_TRANSFER * EAGER.host.host_op_s])
     forward_s, input_s, weight_s, send_s = (float(text) / 1e3 for text in stated.groups())
     name = _MEASURED[row["schedule"]]
     spec = ProgramSpec(

@@ -164,7 +164,7 @@ def _written(
 
 def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
     """The layout without the stages that the framework cuts so by itself: no file says them."""
-    if model is None or not catalog.framework(form.frameworks[0]).stages_by_cost:
+    if model is None or not catalog.framework(form.frameworks[0]).launch.stages_by_cost:
         return layout
     if layout.partition == partition_by_cost(model, layout.pp):
         return layout.replace(partition=None)
@@ -173,7 +173,7 @@ def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) ->
 
 def _with_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
     """The layout with the stages that the framework will cut by itself, where the layout leaves them open."""
-    if model is None or layout.partition is not None or not catalog.framework(form.frameworks[0]).stages_by_cost:
+    if model is None or layout.partition is not None or not catalog.framework(form.frameworks[0]).launch.stages_by_cost:
         return layout
     return layout.replace(partition=partition_by_cost(model, layout.pp))
 

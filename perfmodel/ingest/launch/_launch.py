@@ -415,7 +415,8 @@ def _as_it_runs(
 
     Some frameworks cut pipeline stages by the cost of layers, and some repeat whole layers in selective recompute.
     """
-    if framework.stages_by_cost and model is not None and layout.partition is None and not _has(overrides, "partition"):
+    is_cut = layout.partition is not None or _has(overrides, "partition")
+    if framework.launch.stages_by_cost and model is not None and not is_cut:
         layout = layout.replace(partition=partition_by_cost(model, layout.pp))
     if layout.recompute != "selective" or _has(overrides, "recompute_full_layers"):
         return layout

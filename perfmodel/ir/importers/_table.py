@@ -87,7 +87,7 @@ def _times(
         times = event_times([*ops, *sent], place, model, CollectiveModel.of(weights))
     else:
         times = model.times(place, ops)
-    return times.plus(np.repeat([COMPILED.kernel_gap_s, 0.0], [len(kernels), len(collectives)]))
+    return times.plus(np.repeat([COMPILED.host.kernel_gap_s, 0.0], [len(kernels), len(collectives)]))
 
 
 def _frame(rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]) -> pd.DataFrame:
@@ -257,7 +257,7 @@ class OpTable:
         # How uncertain a site is depends on how much of the time is products and how much is communication.
         half = site_prior.half_width(shares)
         # An allocator cannot use the last bytes, and a context takes its own.
-        room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
+        room = COMPILED.memory.usable_bytes(device.memory_bytes) - COMPILED.memory.context_bytes
         provenance = {}
         for name in sorted(set(names)):
             is_of_name = np.array([row_name == name for row_name in names])

@@ -321,7 +321,7 @@ def _states(
         # Some frameworks cannot hide the collectives of a ZeRO stage; then they are exposed,
         # whatever the space says.
         gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
-        exposed = not (space.any_framework or problem.framework.hides(zero, degrees.tp))
+        exposed = not (space.any_framework or problem.framework.communication.hides(zero, degrees.tp))
         axes = (False,) if exposed else reduces, offloads, (False,) if exposed else gathers
         for reduce, offload, gather in product(*axes):
             for n in counts if not offload else (0,):

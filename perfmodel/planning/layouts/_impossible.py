@@ -111,7 +111,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     )
 
     # The smallest layout and the share of memory that the framework leaves free.
-    enough = question.step_problem.framework.memory_to_hold(need)
+    enough = question.step_problem.framework.memory.memory_to_hold(need)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
 

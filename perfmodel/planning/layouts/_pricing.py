@@ -88,7 +88,7 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
     # Branch and bound over the bases: the most promising are cut first, and the search stops
     # where the next bound is above the last wanted step time.
     order = iter(np.argsort(bound_s, kind="stable").tolist())
-    uneven = question.problem.framework.uneven_stages or question.space.any_framework
+    uneven = question.problem.framework.capabilities.uneven_stages or question.space.any_framework
     priced: list[tuple[Layout, float]] = []
     best_s: list[float] = []
     slower = len(bases)

@@ -170,7 +170,7 @@ class Question:
         # Enumeration knows even stages only. A framework such as nanotron cuts stages by cost;
         # its layouts are timed with that cut.
         framework = self.problem.framework
-        if not framework.stages_by_cost or self.space.any_framework or layout.partition is not None:
+        if not framework.launch.stages_by_cost or self.space.any_framework or layout.partition is not None:
             return layout
         return layout.replace(partition=partition_by_cost(self.problem.model, layout.pp))
 

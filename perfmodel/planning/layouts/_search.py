@@ -371,7 +371,8 @@ def _improved(
 ) -> Improved:
     """The best layouts with their stages cut anew where that may pay."""
     framework = question.problem.framework
-    cuts_stages = (framework.uneven_stages and not framework.stages_by_cost) or question.space.any_framework
+    takes_other_cuts = framework.capabilities.uneven_stages and not framework.launch.stages_by_cost
+    cuts_stages = takes_other_cuts or question.space.any_framework
     if not cuts_stages or not evaluated.complete:
         method = "enumerate"
     elif question.problem.cluster.kinds and method == "enumerate":

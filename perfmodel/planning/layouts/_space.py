@@ -144,7 +144,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
 
     # Asynchronous schedules train with stale weights: they are another algorithm, not another
     # layout. `1f1b` with `vpp` above one is the interleaved schedule.
-    flushing = (name for name in problem.framework.schedules if not get_schedule(name).asynchronous)
+    flushing = (name for name in problem.framework.capabilities.schedules if not get_schedule(name).asynchronous)
     framework_schedules = tuple("1f1b" if name == "interleaved" else name for name in flushing)
     tp = (1,) if isinstance(model, ConvNet) else tuple(d for d in degrees if d <= 2 * cluster.devices_per_node)
     return SearchSpace(

@@ -201,10 +201,7 @@ class Scenario:
 
     def framework(self, framework: Framework) -> Framework:
         """Host costs as the scenario has them."""
-        return replace(
-            framework,
-            **{name: self._of(name, getattr(framework, name)) for name in _FRAMEWORK},
-        )
+        return framework.replace(**{name: self._of(name, framework.value(name)) for name in _FRAMEWORK})
 
     @property
     def delays_s(self) -> dict[str, float]:

@@ -305,7 +305,7 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
 def _fits(problem: StepProblem, layout: Layout, scenario: Scenario) -> bool:
     peak, _ = peak_memory(problem, [layout])
     capacity = scenario.device(problem.cluster.device).memory_bytes
-    return bool(peak[0] <= problem.framework.usable_bytes(capacity))
+    return bool(peak[0] <= problem.framework.memory.usable_bytes(capacity))
 
 
 def _fit_probability(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:

@@ -175,7 +175,7 @@ def composed(
     )
 
     # The host: costs per unit of their parameters, copies of activations, states in its memory.
-    unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
+    unit = replace(problem, framework=problem.framework.replace(host_op_s=1.0, kernel_gap_s=1.0)).adjusted_framework
     copies_to_host = programs.offloads or programs.offloads_layers
     blocks = layout_batch.composed[0].events
     copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
@@ -204,8 +204,8 @@ def composed(
         host_state_s=np.stack(host_state_s),
         beside=_joined([part.batches[0].program.beside for part in parts], starts),
         scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
-        overhead_s=np.float64(problem.host.step_overhead_s),
-        host_units=np.array([unit.issue_s, unit.kernel_gap_s]),
+        overhead_s=np.float64(problem.adjusted_framework.host.step_overhead_s),
+        host_units=np.array([unit.host.issue_s, unit.host.kernel_gap_s]),
     )
     return programs, tables, times, family_names
 

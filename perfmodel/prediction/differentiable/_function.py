@@ -360,6 +360,6 @@ def nominal_machine(problem: StepProblem) -> dict[str, Any]:
         "memory_bytes_per_s": np.float64(device.memory_bandwidth_bytes_per_s),
         "link_bytes_per_s": np.array([level.bandwidth_bytes_per_s for level in levels]),
         "link_latency_s": np.array([level.latency_s for level in levels]),
-        "host_op_s": np.float64(framework.host_op_s),
-        "kernel_gap_s": np.float64(framework.kernel_gap_s),
+        "host_op_s": np.float64(framework.host.host_op_s),
+        "kernel_gap_s": np.float64(framework.host.kernel_gap_s),
     }

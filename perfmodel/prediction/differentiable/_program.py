@@ -129,7 +129,8 @@ class Tables(NamedTuple):
     """What the step is multiplied by (`step_factors`)."""
     overhead_s: Float[Any, ""]
     host_units: Float[Any, "2"]
-    """Host time of an operator and gap after a kernel, per second of their parameters (`StepProblem.host`)."""
+    """Host time of an operator and gap after a kernel, per second of their parameters
+    (`StepProblem.adjusted_framework`)."""
 
 
 class Times(NamedTuple):

@@ -20,7 +20,7 @@ from perfmodel.planning.layouts import (
 )
 from perfmodel.spec import Framework
 
-NO_PIPELINED_ZERO = Framework(
+NO_PIPELINED_ZERO = Framework.from_fields(
     name="ours", schedules=("1f1b",), zero_stages=(0, 1, 2, 3), zero_stages_in_pipelines=(0,), virtual_stages=False
 )
 
@@ -34,7 +34,7 @@ def test_a_framework_s_space_is_the_whole_one_without_what_it_cannot_run(case, n
     every = list(enumerate_layouts(replace(space, any_framework=True), of, Counter()))
     expected = {layout for layout in every if not framework.cannot_run(layout)}
     # what it cannot hide is tried as it runs it
-    expected = {lay if framework.hides(lay.zero, lay.tp) else _exposed(lay) for lay in expected}
+    expected = {lay if framework.communication.hides(lay.zero, lay.tp) else _exposed(lay) for lay in expected}
     assert set(own) == expected
     assert len(own) == len(set(own))
     counted = {str(why) for why in rejected if why.reason is Reason.FRAMEWORK}

@@ -29,7 +29,7 @@ def space(case):
 def every(case, space):
     """Every layout that fits with its quantities, worked out one by one."""
     layouts = list(enumerate_layouts(space, case, Counter()))
-    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory_margin)
+    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory.memory_margin)
     peak = peak_memory(case.step_problem, layouts)[0]
     step_s = evaluate(case.step_problem, layouts).step_time_s
     tokens = case.job.global_batch * case.job.seq_len

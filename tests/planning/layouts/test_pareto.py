@@ -47,7 +47,7 @@ def test_the_front_is_that_of_brute_force(case, objectives, constraints):
         "time": step_s, "memory": peak, "cost": step_s * devices * 2 / 3600 * 1e6 / tokens,
         "tokens_per_s": -tokens / step_s,
     }  # fmt: skip
-    fits = peak <= case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory_margin)
+    fits = peak <= case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory.memory_margin)
     fits &= (devices < 8) | (not constraints)
     expected = np.array(plain_front(np.stack([of[name][fits] for name in objectives], axis=1)))
     ours = np.abs(front.values)

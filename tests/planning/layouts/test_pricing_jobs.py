@@ -50,9 +50,11 @@ MODELS = [
 FRAMEWORKS = [
     EAGER,
     COMPILED,
-    Framework(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0),
-    Framework(blocking_sends=True, host_op_s=0.0),
-    Framework(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
+    Framework.from_fields(
+        dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0
+    ),
+    Framework.from_fields(blocking_sends=True, host_op_s=0.0),
+    Framework.from_fields(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
 ]
 MOST_MICRO_BATCHES = 24
 JOBS = (

@@ -41,7 +41,7 @@ def test_no_layout_that_was_pruned_beats_the_winners(case, monkeypatch):
     pruned = found(case, space=space, top=8, distinct=False)
     layouts = list(enumerate_layouts(space, case, Counter()))
     peak, _ = peak_memory(case.step_problem, layouts)
-    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory_margin)
+    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory.memory_margin)
     feasible = [layout for layout, p in zip(layouts, peak.tolist(), strict=True) if p <= usable]
     every = np.sort(evaluate(case.step_problem, feasible).step_time_s)
     assert pruned.feasible == len(feasible)
@@ -80,7 +80,7 @@ def test_recomputing_some_layers_beats_all_or_none_where_memory_is_short(case):
     fields = Layout.parse(f"dp=2,{plain}")
     none, full = peak_memory(case.step_problem, [fields, fields.replace(recompute="full")])[0].tolist()
     # all activations do not fit, half of them do
-    usable = (none + full) / 2 / (1 - case.step_problem.framework.memory_margin)
+    usable = (none + full) / 2 / (1 - case.step_problem.framework.memory.memory_margin)
     cluster = replace(case.cluster, device=replace(case.cluster.device, memory_bytes=usable))
     short = replace(case, cluster=cluster)
     space = restrict(default_space(case.replace(cluster=cluster)), plain)

@@ -1,0 +1,245 @@
+"""What is known of a training framework, by subject: host, communication, memory, what it can run, launches."""
+
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+from typing import Literal
+
+from perfmodel.spec._job import Dispatcher
+from perfmodel.spec._layout import Recompute
+
+CollectiveChecks = Literal["never", "pipelines", "always"]
+Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
+"""Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, every
+pass of a layer from one of its own, or operators issued one by one, each once the one before it has run."""
+MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
+"""What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
+the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
+ReportedRanks = Literal["fullest", "first_rank", "first_node"]
+"""Ranks whose memory is reported: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the
+first node, as nvidia-smi shows it where a job was started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCosts:
+    """What the host does: how it issues operators, and what it takes for launches, bookkeeping and updates."""
+
+    execution: Execution = "eager"
+    """How the host has the device run the operators of a step."""
+    host_op_s: float = 66e-6
+    """Host time to issue one operator of an eager framework: Python, autograd and dispatch of the few kernels that it
+    is. A block of short operators runs no faster than this. Small models show it as a floor per layer that neither
+    batch nor tensor parallelism lowers: 4.5 ms for forward and backward of a nanotron layer of 68 operators (30 and 38,
+    counted in its source)."""
+    forward_bookkeeping: int = 0
+    """Operators that a layer's forward issues beyond the kernels counted here: sums over masks, products in parts,
+    partial sums. They take the host's time and next to none of the device's."""
+    backward_bookkeeping: int = 0
+    """Operators that a layer's backward issues beyond the kernels counted here."""
+    routing_forward_bookkeeping: int = 0
+    """Further operators of routing and dispatch in the forward of a layer of experts: histograms, sorts, masks,
+    auxiliary losses, sizes of what ranks exchange."""
+    routing_backward_bookkeeping: int = 0
+    """Further operators of routing and dispatch in the backward of a layer of experts."""
+    fused_dispatch_saves: tuple[int, int] = (0, 0)
+    """Operators of routing, in forward and backward, that the dispatcher `hybridep` does without."""
+    latent_forward_bookkeeping: int = 0
+    """Further operators of latent attention in forward: parts of queries and keys that are cut, rotated and put
+    together one by one."""
+    latent_backward_bookkeeping: int = 0
+    """Further operators of latent attention in backward."""
+    grouped_launch_s: float = 0.0
+    """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
+    expert; 0 where it is one."""
+    kernel_gap_s: float = 1.0e-6
+    """Device idle time between two dependent kernels of one stream."""
+    partition_copy_s: float = 0.0
+    """Host time to cut out and copy the part of one weight that one rank holds, where ZeRO 3 hands its collectives
+    lists of such parts; 0 where each weight is one buffer. A gather and a reduction take it for every weight and rank
+    while the device idles, so that more ranks make a layer slower."""
+    step_overhead_s: float = 0.0
+    """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
+    host_updates_per_s: float | None = None
+    """Parameters per second that the processors of a host update, for all of its devices together, where that was
+    measured. None: as the bandwidth of the host's memory allows (`perfmodel.prediction._host`)."""
+    host_threads: int = 0
+    """Threads that each rank updates with on the host (OMP_NUM_THREADS); 0: as many as its share of the memory's
+    bandwidth takes."""
+    eager_host_updates: bool = False
+    """Updates on the host run operator by operator (torch's optimizers on a processor) instead of in one loop
+    (DeepSpeed's CPU-Adam)."""
+
+    @property
+    def issue_s(self) -> float:
+        """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
+        return self.host_op_s if self.execution in ("eager", "layer_graphs", "blocking") else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationCosts:
+    """What communication can run beside, what it loses there, and what ranks wait for each other."""
+
+    blocking_sends: bool = False
+    """A transfer between stages holds up the sender's kernels (one stream for everything, as in DistIR, section 2.1)
+    instead of running beside them."""
+    zero_overlaps: bool = True
+    """Gradients and weights are communicated beside passes under ZeRO too. False: with ZeRO, gradients are reduced
+    after the last backward and weights gathered after the step."""
+    sharding_overlaps: bool = False
+    """Sharded gradients (ZeRO 2 and 3) are always reduced beside the backward, and sharded weights (ZeRO 3) always
+    gathered beside the layers before, whatever `overlap_grad_reduce` and `overlap_param_gather` are otherwise."""
+    tp_overlaps: bool = True
+    """Gradients and weights are communicated beside passes under tensor parallelism too. False: with tensor
+    parallelism, all collectives share the stream of the kernels."""
+    contends: bool = True
+    """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
+    communication), where the device's collectives are kernels at all."""
+    tp_overlap_copies: bool = False
+    """The device's copy engines carry the ring steps of `tp_overlap`, which so take nothing from the kernels beside
+    them."""
+    checks_collectives: CollectiveChecks = "never"
+    """When hosts of a group agree on each collective, over TCP, before they issue it (torch's
+    TORCH_DISTRIBUTED_DEBUG=DETAIL); in `pipelines`: with more than one stage."""
+    collective_skew_s: float = 0.0
+    """Spread of the times at which the ranks of a group reach a collective, which waits for the last; what sites add
+    is fitted to runs (`perfmodel.prediction.Site`)."""
+    tp_overlap_loss: float = 0.0
+    """Share of a block's hidden collectives that costs time after all, beside what the multiprocessors lose."""
+    dp_overlap_loss: float = 0.0
+    """Share of the gradient reductions and weight gathers beside passes that costs time after all."""
+    straggling: float = 0.0
+    """Relative spread of the ranks' speeds. A step waits for the slowest of n ranks, which takes
+    exp(spread sqrt(2 ln n)) of the usual time (mean of the largest of n normal draws, to first order)."""
+
+    def checks(self, stages: int) -> bool:
+        """Whether hosts check collectives in runs of so many pipeline stages."""
+        return self.checks_collectives == "always" or (self.checks_collectives == "pipelines" and stages > 1)
+
+    def slowest_of(self, ranks: int) -> float:
+        """Time of the slowest of so many ranks, relative to the usual one."""
+        return exp(self.straggling * sqrt(2 * log(ranks)))
+
+    def hides(self, zero: int, tp: int) -> bool:
+        """Whether gradients can be reduced and weights gathered beside kernels under a stage of ZeRO and a degree of
+        tensor parallelism."""
+        return (self.zero_overlaps or zero == 0) and (self.tp_overlaps or tp == 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCosts:
+    """What the software keeps in device memory beside weights, states and activations, and how it reports memory."""
+
+    memory_counter: MemoryCounter | None = None
+    """What its own reports count; None where that is stated elsewhere, or depends on who looks."""
+    reported_ranks: ReportedRanks = "fullest"
+    """Ranks whose memory its own reports, or those of its users, state."""
+    context_bytes: float = 1.0e9
+    """CUDA context, library handles and buffers of one communicator that no tensor accounts for."""
+    communicator_bytes: float = 0.0
+    """Device memory of each communicator, outside the allocator: those of all ranks, of data, model, tensor and
+    pipeline parallelism, where they have several ranks. 0: `context_bytes` has them."""
+    bucket_bytes: float = 320e6
+    """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
+    size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
+    gradient buffers, without overlap)."""
+    step_bytes_per_param: float = 0.0
+    """Bytes per updated parameter that the optimizer's step allocates beside its states, when activations are gone:
+    gradients made fp32, temporaries of an optimizer that is not fused."""
+    step_params: float = inf
+    """Parameters of a rank's shard that the step updates at once under ZeRO 3."""
+    live_params: float = 0.0
+    """Parameters that ZeRO 3 keeps gathered after their use, as long as no more than so many are."""
+    fp8_copy_bytes: float = 0.0
+    """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
+    ddp_buckets: bool = False
+    """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
+    cached_weight_gradients: bool = False
+    """Gradients accumulate inside the products, and autograd is handed a dummy of the weight's shape instead, kept for
+    each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
+    keeps_outputs: bool = False
+    """What a stage sends is kept until its backward (Megatron-LM frees it once it is sent)."""
+    planned_memory: bool = False
+    """Tensors are placed before the run, so that nothing is lost between them (OneFlow, XLA)."""
+    memory_margin: float = 0.04
+    """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
+
+    def usable_bytes(self, memory_bytes: float) -> float:
+        """Bytes of a device's memory that a layout may take."""
+        return memory_bytes * (1 - self.memory_margin)
+
+    def memory_to_hold(self, taken_bytes: float) -> float:
+        """The memory of a device of which a layout may take so much: the inverse of `usable_bytes`."""
+        return taken_bytes / (1 - self.memory_margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What the software can run, and what switches a launch has."""
+
+    schedules: tuple[str, ...] = ()
+    """Pipeline schedules by their names here (`perfmodel schedules`); empty: every one."""
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that run without pipeline stages."""
+    zero_stages_in_pipelines: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that run with pipeline stages."""
+    recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
+    """Kinds of recompute that a layout may have."""
+    expert_dispatchers: tuple[Dispatcher, ...] = ("alltoall",)
+    """Dispatchers of experts over nodes that it can run; `expert_dispatcher` says which is the default."""
+    sequence_parallel_choices: tuple[bool, ...] = (True, False)
+    """Whether tensor parallelism can have sequence parallelism, and can do without."""
+    tensor_parallel: bool = True
+    """Products can be split over ranks (`tp`)."""
+    pipeline_parallel: bool = True
+    """Layers can be split into stages (`pp`)."""
+    context_parallel: bool = True
+    """Sequences can be split through attention (`cp`)."""
+    expert_parallel: bool = True
+    """Experts can lie on different ranks (`ep`)."""
+    virtual_stages: bool = True
+    """Several model chunks per pipeline rank (`vpp`)."""
+    uneven_stages: bool = True
+    """Layers per stage can be stated one by one (`partition`)."""
+    offloads: bool = True
+    """Activations can wait in host memory."""
+    offloads_layers: bool | None = None
+    """Activations of single layers can wait there (`Layout.offload_layers`); None: as `offloads`."""
+    pairs_passes: bool = False
+    """A switch runs the exchanges of experts beside the pass of another micro-batch (`Layout.ep_overlap`)."""
+    keeps_fp8_activation_inputs: bool = False
+    """A launch may keep inputs of activations in 8 bits (`Job.fp8_activation_inputs`)."""
+    layer_graphs: bool = False
+    """A launch may have the host replay layers from CUDA graphs (`Job.cuda_graphs`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchDefaults:
+    """What a launch that states nothing means, beyond the fields of `Layout` and `Job`."""
+
+    zero_in_pipelines: int | None = None
+    """ZeRO stage of pipelines. None: as without a pipeline, or the highest that pipelines take."""
+    pipeline_micro_batch: int | None = None
+    """Sequences of a micro-batch in a pipeline; None: as `micro_batch`."""
+    micro_batches_per_stage: int = 0
+    """Micro-batches that a pipeline makes of what a replica gets for each of its stages (model chunks of all ranks),
+    where a run states neither their number nor their size; 0: their size is what has a default."""
+    stages_by_cost: bool = False
+    """Pipeline stages are cut by the multiplications of layers and head instead of the number of layers."""
+    selective_layers: bool = False
+    """`selective` recompute means some whole layers and none of the others, instead of a part of every layer."""
+    selective_share: float = 0.0
+    """The share of the layers that these are where nothing else says it; 0 where it is not known, and `selective` is
+    then taken as in `Layout`."""
+    fp8_flash_attention: bool = True
+    """Fused attention where products are in 8 bits (Transformer Engine runs them, with fused attention of its own)."""
+    bf16_grad_dtype: str = ""
+    """Element type of bf16 gradients, which narrower products have too; empty: `grad_dtype`."""
+    chunks_loss_unsaid: bool = False
+    """Published runs may have Liger's fused linear cross entropy (`Job.chunked_loss`) on without a word of it."""
+    fuses_operations_unsaid: bool = False
+    """Published runs may have Transformer Engine's operation fuser (`Job.operation_fuser`) on without a word of it."""
+    vocab_multiple: int = 1
+    """The vocabulary is padded to a multiple of this times `tp` (what readers of launch files do with it)."""
+    length_bin_tokens: int = 0
+    """Width of the bins into which its loader sorts the sequences of an encoder's pre-training by length; a batch comes
+    from one bin and is padded to the bin's end. Data of the shortest length that models are pre-trained with
+    (128 tokens) are not sorted. 0: nothing is sorted, or nobody knows."""
