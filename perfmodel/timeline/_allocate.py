@@ -95,8 +95,8 @@ def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> I
     start = np.flatnonzero(np.r_[True, bundle[1:] != bundle[:-1]])
     last_read = np.maximum.reduceat(last_reader[:-1], start)
 
-    # The first bundle that begins after the aligned group of `GROUP` positions with the last read: the
-    # loop over single ops reads a group's sources again after it has written all of the group's ends.
+    # The first bundle that begins after the aligned group of `GROUP` positions with the last read: until then
+    # the loop over single ops may still look into the slot, after it has written all of the group's ends.
     reusable_from = np.searchsorted(start, (last_read // GROUP + 1) * GROUP)
 
     # Scan the bundles in order. The block freed last is taken first, and a new one only if none is free.
