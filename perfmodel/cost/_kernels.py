@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,16 +42,15 @@ from perfmodel.session import Cache, current_session
 from perfmodel.spec import Device
 
 _LABELS = np.array(PROVENANCE, object)
-
-
 _MOST_DEVICES: Final = 32
-"""For which times are kept."""
+"""Devices, each under one software, whose kernels' times are kept."""
 _MEASURED: Final = PROVENANCE.index("measured")
 _WIDE: Final = ("fp64", "fp32", "tf32")
 """Element types that nobody measured attention in."""
 _BYTES_OVER_16_BITS: Final = 2.0
 """Bytes of a TF32 operand, which is an fp32 tensor in memory, over those of one of 16 bits."""
 _CHUNK: Final = 40_000
+"""Rows of a table that are priced at once, so that their features fit into memory."""
 _LARGE: Final = (4096, 8192, 16384)
 """Sides of products among which a device's best is."""
 
@@ -64,7 +63,7 @@ class KernelModel:
         self._families: dict[str, tuple[Regressor, ...]] = {}
         self._known = Cache(_MOST_DEVICES)
         self._reached = Cache(_MOST_DEVICES)
-        """Log of what products take less by, by query and dtype class."""
+        """Log of the factor of `Device.reached_share`, by query and dtype class."""
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "KernelModel":
@@ -111,113 +110,202 @@ class KernelModel:
             index = np.flatnonzero((table["op_family"] == family).to_numpy())
             for start in range(0, len(index), _CHUNK):
                 part = index[start : start + _CHUNK]
-                asked_of = table_rows(table.iloc[part], family)
-                provenance[part] = asked_of.reasons
-                for good, asked in asked_of.parts():
-                    found = self._predict(asked)
-                    result[:, part[good]] = np.exp([found.log_time, found.log_low, found.log_high])
-                    provenance[part[good]] = _LABELS[found.provenance]
+                queries = table_rows(table.iloc[part], family)
+                provenance[part] = queries.reasons
+                for priced, asked in queries.parts():
+                    answers = self._predict(asked)
+                    result[:, part[priced]] = np.exp([answers.log_time, answers.log_low, answers.log_high])
+                    provenance[part[priced]] = _LABELS[answers.provenance]
         return EventTimes(result[0], result[1], result[2], tuple(provenance.tolist()))
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
-        """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
-        one reaches, or their nominal rate, and half to all of the time of the next wider one."""
-        priced = [as_measured(device, op) for op in ops]
-        found = self._predict_ops(Query(Figures.of(device), None, software), priced)
-        at = np.array([i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured], int)
-        if len(at):
-            own, measured = ([of[i] for i in at] for of in (ops, priced))
-            share = roofline_seconds(device, own) / roofline_seconds(device, measured)
-            reached_s = np.exp(found.log_time[at]) * share
-            log_time = np.log(np.maximum(reached_s, least_seconds(device, own)))
-            found.put(at, Prediction.around(log_time, HALF_WIDTH, "extrapolated"))
-        unmeasured = [i for i in at.tolist() if wider(device, ops[i]) is not ops[i]]
-        if unmeasured:
-            wide = self._predict_new(device, software, [wider(device, ops[i]) for i in unmeasured])
-            _between(found, np.array(unmeasured), wide)
-        return found
+        """Times of ops of any families on a device; see the three steps."""
+        query = Query(Figures.of(device), None, software)
+
+        # 1. What the tables know: 4-bit floats and 8-bit integers are asked in the nearest type that was measured.
+        measured_ops = [as_measured(device, op) for op in ops]
+        answers = self._predict_ops(query, measured_ops)
+
+        # 2. Those types by their roofline beside the one of the type that was asked in their place.
+        pairs = zip(ops, measured_ops, strict=True)
+        unmeasured = np.array([i for i, (op, measured) in enumerate(pairs) if op is not measured], int)
+        if len(unmeasured):
+            own_ops, stand_ins = [ops[i] for i in unmeasured], [measured_ops[i] for i in unmeasured]
+            log_time = _log_by_share_of_roofline(device, own_ops, stand_ins, answers.log_time[unmeasured])
+            answers.put(unmeasured, Prediction.around(log_time, HALF_WIDTH, "extrapolated"))
+
+        # 3. Half the bits take half to all of the time. The wider type may itself be one that nobody measured.
+        bounded = [i for i in unmeasured.tolist() if wider(device, ops[i]) is not ops[i]]
+        if bounded:
+            wide = self._predict_new(device, software, [wider(device, ops[i]) for i in bounded])
+            _between_half_and_all(answers, np.array(bounded), wide)
+        return answers
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
-        total = Prediction.empty(len(ops))
+        """Times of ops of any families, all of one query."""
+        answers = Prediction.empty(len(ops))
         for members, rows in rows_by_family(ops):
-            total.put(members, self._predict(PriceQuery(rows, (query,), np.zeros(len(rows), np.int64))))
-        return total
+            answers.put(members, self._predict(PriceQuery(rows, (query,), np.zeros(len(rows), np.int64))))
+        return answers
 
     def _predict(self, asked: PriceQuery) -> Prediction:
-        """Predictions of rows, each by the regressor of its dtype that knows the closest device.
+        """Times of rows of one family: the regressors' answers, corrected where they break a law of such kernels."""
+        op = FAMILIES[asked.rows.family].op
+        if op is Attention:
+            return self._predict_attention(asked)
+        if op.uses_matrix_units:
+            return self._predict_products(asked)
+        # Kernels that the memory bounds: the regressor has what laws there are (`Regressor._by_plans`).
+        return self._by_regressors(asked)
 
-        Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
-        16, and products that were not measured no less than their FLOPs at the nominal rate (convolutions may do with
-        fewer: Winograd). Products and convolutions in TF32 take no longer than in fp32, as libraries may use it, and
-        need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`), nor longer than in 16 bits by more than rate and bytes differ
-        (`_within_reach_of_16_bits`), and those in fp64 as long as in fp32 at least. Convolutions in 16 bits of
-        channels that are no multiple of eight take no longer than in fp32.
+    def _predict_products(self, asked: PriceQuery) -> Prediction:
+        """Times of matrix products and convolutions: the regressors' answers, then one correction after the other.
+
+        A regressor sees an element type as a label (`KindCode`), so nothing ties its answers for one type to those for
+        another; the corrections state what holds between them. Rows that name a measured source are left alone: they
+        are to be told as that source measured.
         """
-        rows, family = asked.rows, FAMILIES[asked.rows.family]
-        if family.op is Attention:
-            return self._attention(asked)
-        if not family.op.uses_matrix_units:
-            return self._by_regressors(asked)
-        out, unnamed = Prediction.empty(len(rows)), self._unnamed(asked)
-        narrow = (rows.dtypes == "fp8") & unnamed
-        # both gradients at once take as long as the two, of which each is bounded by itself
-        bounded = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
-        whole = bounded & (rows.columns.pass_ == "bwd")
-        whole &= family.gradients is not None
-        if len(at := np.flatnonzero(~whole)):
-            out.put(at, self._by_regressors(asked.take(at)))
-        if len(at := np.flatnonzero(narrow & ~whole)):
-            _between(out, at, self._by_regressors(asked.take(at).instead(in_16_bits(rows.take(at)))))
-        if len(at := np.flatnonzero(whole)):
-            both = (self._predict(asked.take(at).instead(part)) for part in gradient_products(rows.take(at)))
-            out.put(at, added(*both))
-        if family.op is Gemm:
-            at = np.flatnonzero(unnamed & ~whole)
-            reach = self._log_reach(asked.take(at))
-            out.move(at, reach)
-            # each type reaches its own best, but few bits still take no less than half of the time of many
-            moved = at[(reach != 0) & narrow[at]]
-            if len(moved):
-                _between(out, moved, self._predict(asked.take(moved).instead(in_16_bits(rows.take(moved)))))
-        unmeasured = unnamed & (out.provenance != _MEASURED)
-        if len(at := np.flatnonzero(unmeasured)) and family.op.is_matmul:
-            out.move(at, np.maximum(_log_nominal(asked.take(at)) - out.log_time[at], 0.0))
-        # Matrix units take channels by eights: a convolution of others, as of the three of an image, may run its 16-bit
-        # operands on the ordinary cores, as fast as those of fp32.
-        uneven = rows.shape["c_in"] % 8 != 0 if family.op is Convolution else np.zeros(len(rows), bool)
-        nearer_to_fp32 = (
-            (rows.dtypes == "tf32", np.minimum),
-            (rows.dtypes == "fp64", np.maximum),
-            ((rows.dtypes == "half") & uneven, np.minimum),
-        )
-        for of_dtype, nearer in nearer_to_fp32:
-            if len(at := np.flatnonzero(unmeasured & ~whole & of_dtype)):
-                fp32 = self._predict(asked.take(at).instead(rows.take(at).changed({}, dtype="fp32")))
-                out.move(at, nearer(fp32.log_time - out.log_time[at], 0.0))
-        if len(at := np.flatnonzero(unmeasured & ~whole & (rows.dtypes == "tf32"))):
-            _within_reach_of_16_bits(out, at, asked.take(at), self._predict)
-        return out
+        answers = Prediction.empty(len(asked))
+        rows = _ProductRows.of(asked, self._unnamed(asked))
+        self._answer_single_products(answers, asked, rows)
+        self._bound_8_bits_by_16(answers, asked, rows)
+        self._answer_backward_by_its_products(answers, asked, rows)
+        self._speed_up_to_reached_share(answers, asked, rows)
 
-    def _attention(self, asked: PriceQuery) -> Prediction:
-        """Predictions of attention. Where no measured source is asked, of 32 bits and more what the roofline says, or
-        that of 16 if longer; of fewer no longer than without its mask, or than two of half the sequences, one after the
-        other; and where it was not measured no less than its FLOPs at the nominal rate."""
+        # The bounds below say what an unmeasured time can be. What was measured stays as it is.
+        unmeasured = rows.unnamed & (answers.provenance != _MEASURED)
+        self._bound_by_nominal_rate(answers, asked, unmeasured)
+        self._bound_by_fp32(answers, asked, unmeasured & ~rows.backward)
+        self._bound_tf32_by_16_bits(answers, asked, unmeasured & ~rows.backward)
+        return answers
+
+    def _answer_single_products(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+        """Answer rows of one kernel by the regressors."""
+        at = np.flatnonzero(~rows.backward)
+        if len(at):
+            answers.put(at, self._by_regressors(asked.take(at)))
+
+    def _bound_8_bits_by_16(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+        """Move times in 8 bits between half and all of those in 16, as rates double and bytes halve."""
+        at = np.flatnonzero(rows.narrow & ~rows.backward)
+        if len(at):
+            in_16 = asked.take(at).instead(in_16_bits(asked.rows.take(at)))
+            _between_half_and_all(answers, at, self._by_regressors(in_16))
+
+    def _answer_backward_by_its_products(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+        """Answer both gradients at once by the sum of the two products, each of which is corrected by itself."""
+        at = np.flatnonzero(rows.backward)
+        if len(at):
+            parts = (self._predict(asked.take(at).instead(part)) for part in gradient_products(asked.rows.take(at)))
+            answers.put(at, added(*parts))
+
+    def _speed_up_to_reached_share(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+        """Shorten matrix products so that the best reaches the share that its device is known to reach.
+
+        For devices whose kernels no table times, but the rate of whose best product is known (`Device.reached_share`).
+        """
+        if FAMILIES[asked.rows.family].op is not Gemm:
+            return
+        at = np.flatnonzero(rows.unnamed & ~rows.backward)
+        log_gain = self._log_reach(asked.take(at))
+        answers.move(at, log_gain)
+
+        # Each type reaches its own best, but few bits still take no less than half of the time of many.
+        moved = at[(log_gain != 0) & rows.narrow[at]]
+        if len(moved):
+            in_16 = asked.take(moved).instead(in_16_bits(asked.rows.take(moved)))
+            _between_half_and_all(answers, moved, self._predict(in_16))
+
+    def _bound_by_nominal_rate(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
+        """Let no matrix product be faster than its FLOPs at the nominal rate.
+
+        Convolutions may be: Winograd's algorithm does with fewer FLOPs than the definition counts.
+        """
+        at = np.flatnonzero(bounded)
+        if len(at) and FAMILIES[asked.rows.family].op.is_matmul:
+            answers.move(at, np.maximum(_log_nominal(asked.take(at)) - answers.log_time[at], 0.0))
+
+    def _bound_by_fp32(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
+        """Bound types whose kernels may run, or must not run, as those of fp32 do.
+
+        - TF32 takes no longer: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
+        - fp64 takes as long at least.
+        - Convolutions in 16 bits of channels that are no multiple of eight, as of the three of an image, take no
+          longer: matrix units take channels by eights, but operands of others may run on the ordinary cores, as fast
+          as those of fp32.
+        """
+        dtypes = asked.rows.dtypes
+        uneven_channels = np.zeros(len(asked), bool)
+        if FAMILIES[asked.rows.family].op is Convolution:
+            uneven_channels = asked.rows.shape["c_in"] % 8 != 0
+        bounds_by_dtype = (
+            (dtypes == "tf32", np.minimum),
+            (dtypes == "fp64", np.maximum),
+            ((dtypes == "half") & uneven_channels, np.minimum),
+        )
+        for of_dtype, nearer in bounds_by_dtype:
+            at = np.flatnonzero(bounded & of_dtype)
+            if len(at):
+                fp32 = self._predict(asked.take(at).instead(asked.rows.take(at).changed({}, dtype="fp32")))
+                answers.move(at, nearer(fp32.log_time - answers.log_time[at], 0.0))
+
+    def _bound_tf32_by_16_bits(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
+        """Let TF32 take no longer than 16 bits by more than their rates, or their bytes, differ.
+
+        The tensor cores that multiply 16 bits run TF32 by the same tiles (cuDNN developer guide, "Tensor Core
+        Operations"), so that a kernel's arithmetic takes longer by the ratio of the peak rates, and its traffic by that
+        of the bytes: the larger of both bounds the time.
+        """
+        at = np.flatnonzero(bounded & (asked.rows.dtypes == "tf32"))
+        if not len(at):
+            return
+        asked = asked.take(at)
+        in_16 = self._predict(asked.instead(in_16_bits(asked.rows)))
+        slower = asked.of_query(
+            lambda query: max(_BYTES_OVER_16_BITS, query.figures.peak("half") / query.figures.peak("tf32"))
+        )
+        log_longest = in_16.log_time + np.log(slower.astype(np.float64))
+        answers.move(at, np.minimum(log_longest - answers.log_time[at], 0.0))
+
+    def _predict_attention(self, asked: PriceQuery) -> Prediction:
+        """Times of attention: the regressors' answers, then one correction after the other.
+
+        As for products, what is asked of a measured source is told as it was measured.
+        """
+        # A batch may take no longer than its halves one after the other, those no longer than theirs, and so on. All
+        # are asked at once, each once; `half[i]` is the row of half of row i, `place` where the caller's rows stand.
         asked, place, half = with_half_batches(asked, self._unnamed(asked))
-        out, rows, unnamed = self._by_regressors(asked), asked.rows, self._unnamed(asked)
-        wide = unnamed & np.isin(rows.dtypes, _WIDE)
-        if len(at := np.flatnonzero(wide)):
-            out.put(at, _by_roofline(asked.take(at)))
-            in_16 = self._attention(asked.take(at).instead(in_16_bits(rows.take(at))))
-            out.move(at, np.maximum(in_16.log_time - out.log_time[at], 0.0))
-        self._mask(out, np.flatnonzero(unnamed & ~wide), asked)
-        log_nominal = np.full(len(rows), -np.inf)
-        at = np.flatnonzero(unnamed & (out.provenance != _MEASURED))
-        log_nominal[at] = _log_nominal(asked.take(at))
-        batch = rows.shape["batch"]
-        for at in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(batch)) + 1):  # halves before wholes
-            out.move(at, np.minimum(out.log_time[half[at]] + np.log(2.0) - out.log_time[at], 0.0))
-            out.move(at, np.maximum(log_nominal[at] - out.log_time[at], 0.0))
-        return out.take(place)
+        answers, unnamed = self._by_regressors(asked), self._unnamed(asked)
+        wide = unnamed & np.isin(asked.rows.dtypes, _WIDE)
+        self._answer_wide_attention_by_roofline(answers, asked, np.flatnonzero(wide))
+        self._order_masks(answers, np.flatnonzero(unnamed & ~wide), asked)
+        _bound_by_halves_and_nominal_rate(answers, asked, half, unnamed & (answers.provenance != _MEASURED))
+        return answers.take(place)
+
+    def _answer_wide_attention_by_roofline(self, answers: Prediction, asked: PriceQuery, at: np.ndarray) -> None:
+        """Answer attention of 32 bits and more, which nobody measured, by its roofline; or by 16 bits where longer."""
+        if not len(at):
+            return
+        answers.put(at, _by_roofline(asked.take(at)))
+        in_16 = self._predict_attention(asked.take(at).instead(in_16_bits(asked.rows.take(at))))
+        answers.move(at, np.maximum(in_16.log_time - answers.log_time[at], 0.0))
+
+    def _order_masks(self, answers: Prediction, at: np.ndarray, asked: PriceQuery) -> None:
+        """Let attention under the causal mask, which leaves half of the scores out, take no longer than all of them.
+
+        Where the two disagree the one gives way that less is known of by provenance; between equals the causal one.
+        """
+        for mask, other_mask, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
+            masked = at[asked.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
+            if not len(masked):
+                continue
+            causal = np.full(len(masked), float(other_mask == "causal"))
+            under_other = asked.rows.take(masked).changed({"causal": causal}, op=other_mask)
+            other_answers = self._by_regressors(asked.take(masked).instead(under_other))
+            less_known = answers.provenance[masked] + (mask == "causal") > other_answers.provenance
+            # the sign makes one bound of two: the causal mask from above, the full one from below
+            beyond = sign * np.minimum(sign * (other_answers.log_time - answers.log_time[masked]), 0.0)
+            answers.move(masked, np.where(less_known, beyond, 0.0))
 
     def _unnamed(self, asked: PriceQuery) -> Bool[np.ndarray, "n"]:
         """Which rows are asked of no source that the weights rest on."""
@@ -225,57 +313,53 @@ class KernelModel:
         return asked.of_query(lambda query: query.source not in known).astype(bool)
 
     def _log_reach(self, asked: PriceQuery) -> Float64[np.ndarray, "n"]:
-        """Log of what products take less by than the regressors say, of a device that no table times: so much that the
-        best of them reaches what its best is known to (`Device.reached_share`)."""
+        """Log of the factor by which every row's product is faster than its regressor says; 0 or less."""
         pairs, pair_of = asked.combinations()
         return np.array([self._log_reach_of(query, kind.dtype) for query, kind in pairs])[pair_of]
 
     def _log_reach_of(self, query: Query, dtype: str) -> float:
+        """Log of the best predicted rate over the one that the device's best product is known to reach; at most 0."""
         figures = query.figures
         if figures.reached_share is None:
             return 0.0
-        nominal = figures.reached_share * figures.peak(dtype)
+        known_flops_per_s = figures.reached_share * figures.peak(dtype)
 
-        def worked_out() -> float:
+        def log_gain() -> float:
             large = [Gemm(dtype="bf16" if dtype == "half" else dtype, m=size, n=size, k=size) for size in _LARGE]
+            # without the share, or the question would ask itself
             plain = query._replace(figures=replace(figures, reached_share=None))
             seconds = np.exp(self._predict_ops(plain, large).log_time)
-            return min(0.0, float(np.log(max(np.array([op.flops for op in large]) / seconds) / nominal)))
+            best_flops_per_s = max(np.array([op.flops for op in large]) / seconds)
+            return min(0.0, float(np.log(best_flops_per_s / known_flops_per_s)))
 
-        return self._reached.get_or_compute((query, dtype), worked_out)
-
-    def _mask(self, found: Prediction, at: np.ndarray, asked: PriceQuery) -> None:
-        """Move times of attention at positions so that leaving scores out by the causal mask takes no longer than all
-        of them: of the two the one that less is known of."""
-        for mask, other, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
-            own = at[asked.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
-            if not len(own):
-                continue
-            causal = np.full(len(own), float(other == "causal"))
-            others = asked.take(own).instead(asked.rows.take(own).changed({"causal": causal}, op=other))
-            by = self._by_regressors(others)
-            less_known = found.provenance[own] + (mask == "causal") > by.provenance
-            beyond = sign * np.minimum(sign * (by.log_time - found.log_time[own]), 0.0)
-            found.move(own, np.where(less_known, beyond, 0.0))
+        return self._reached.get_or_compute((query, dtype), log_gain)
 
     def _by_regressors(self, asked: PriceQuery) -> Prediction:
-        out = Prediction.empty(len(asked))
+        """Times of rows, each by the regressor of its dtype that knows the closest device; else by the roofline.
+
+        A user's regressors stand before the shipped ones (`load_family`), so they win where both are as close.
+        """
         regressors = self._regressors(asked.rows.family)
 
         def closest(query: Query, dtype: str) -> int:
-            """The regressor that knows the closest device; -1 where none serves the dtype."""
-            closeness = [r.closeness(query.figures, dtype) for r in regressors]
+            """Index of the regressor that knows the closest device; -1 where none serves the dtype."""
+            closeness = [regressor.closeness(query.figures, dtype) for regressor in regressors]
             return int(np.argmax(closeness)) if closeness and max(closeness) >= 0 else -1
 
+        # few distinct devices and dtypes stand behind many rows
         pairs, pair_of = asked.combinations()
-        of = [(query, kind.dtype) for query, kind in pairs]
-        chosen = {key: closest(*key) for key in dict.fromkeys(of)}
-        by = np.array([chosen[key] for key in of], int)[pair_of]
-        for r in np.unique(by):
-            at = np.flatnonzero(by == r)
+        chosen: dict[tuple[Query, str], int] = {}
+        for query, kind in pairs:
+            if (query, kind.dtype) not in chosen:
+                chosen[query, kind.dtype] = closest(query, kind.dtype)
+        regressor_of = np.array([chosen[query, kind.dtype] for query, kind in pairs], int)[pair_of]
+
+        answers = Prediction.empty(len(asked))
+        for index in np.unique(regressor_of):
+            at = np.flatnonzero(regressor_of == index)
             part = asked.take(at)
-            out.put(at, regressors[r].predict(part) if r >= 0 else _by_roofline(part))
-        return out
+            answers.put(at, regressors[index].predict(part) if index >= 0 else _by_roofline(part))
+        return answers
 
     def _regressors(self, family: str) -> tuple[Regressor, ...]:
         if family not in self._families:
@@ -283,9 +367,42 @@ class KernelModel:
         return self._families[family]
 
 
-def _event_times(found: Prediction) -> EventTimes:
-    time_s, lo_s, hi_s = np.exp([found.log_time, found.log_low, found.log_high])
-    return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[found.provenance].tolist()))
+class _ProductRows(NamedTuple):
+    """Which rows of products and convolutions the corrections are for, bool[n] each."""
+
+    unnamed: Bool[np.ndarray, "n"]
+    """Rows that name no measured source."""
+    narrow: Bool[np.ndarray, "n"]
+    """Unnamed rows in 8 bits."""
+    backward: Bool[np.ndarray, "n"]
+    """Rows of both gradients at once that some correction is for: they take as long as the two products, of which each
+    is corrected by itself."""
+
+    @classmethod
+    def of(cls, asked: PriceQuery, unnamed: Bool[np.ndarray, "n"]) -> "_ProductRows":
+        """Sort the rows of one family."""
+        rows, family = asked.rows, FAMILIES[asked.rows.family]
+        narrow = (rows.dtypes == "fp8") & unnamed
+        corrected = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
+        has_two_gradients = family.gradients is not None
+        return cls(unnamed, narrow, corrected & (rows.columns.pass_ == "bwd") & has_two_gradients)
+
+
+def _event_times(answers: Prediction) -> EventTimes:
+    time_s, lo_s, hi_s = np.exp([answers.log_time, answers.log_low, answers.log_high])
+    return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[answers.provenance].tolist()))
+
+
+def _log_by_share_of_roofline(
+    device: Device, ops: Sequence[KernelOp], stand_ins: Sequence[KernelOp], log_stand_in: Float64[np.ndarray, "n"]
+) -> Float64[np.ndarray, "n"]:
+    """Log seconds of ops in types that nobody measured, by the times of the same kernels in measured types.
+
+    Each reaches the share of its roofline that its stand-in does, but no more than its nominal rate.
+    """
+    roofline_ratio = roofline_seconds(device, ops) / roofline_seconds(device, stand_ins)
+    reached_s = np.exp(log_stand_in) * roofline_ratio
+    return np.log(np.maximum(reached_s, least_seconds(device, ops)))
 
 
 def _by_roofline(asked: PriceQuery) -> Prediction:
@@ -302,31 +419,35 @@ def _log_by_query(
     seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], asked: PriceQuery
 ) -> Float64[np.ndarray, "n"]:
     """Log of a time that follows from a device's figures and rows."""
-    out = np.zeros(len(asked))
-    for query, mine in asked.by_query():
-        out[mine] = np.log(seconds(query.figures, asked.rows.take(mine)))
-    return out
+    log_time = np.zeros(len(asked))
+    for query, at in asked.by_query():
+        log_time[at] = np.log(seconds(query.figures, asked.rows.take(at)))
+    return log_time
 
 
-def _within_reach_of_16_bits(
-    found: Prediction, at: np.ndarray, asked: PriceQuery, predict: Callable[[PriceQuery], Prediction]
-) -> None:
-    """Move times in TF32 at positions to no more than the same kernels in 16 bits take at the rate and the bytes of
-    TF32.
-
-    The tensor cores that multiply 16 bits run TF32 by the same tiles (cuDNN developer guide, "Tensor Core Operations"),
-    so that a kernel's arithmetic takes longer by the ratio of the peak rates, and its traffic by that of the bytes:
-    the larger of both bounds the time.
-    """
-    in_16 = predict(asked.instead(in_16_bits(asked.rows)))
-    slower = asked.of_query(
-        lambda query: max(_BYTES_OVER_16_BITS, query.figures.peak("half") / query.figures.peak("tf32"))
-    )
-    longest = in_16.log_time + np.log(slower.astype(np.float64))
-    found.move(at, np.minimum(longest - found.log_time[at], 0.0))
-
-
-def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:
+def _between_half_and_all(answers: Prediction, at: np.ndarray, wide: Prediction) -> None:
     """Move times at positions between half and all of those of elements twice as wide."""
-    own = found.log_time[at]
-    found.move(at, np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own)
+    log_time = answers.log_time[at]
+    answers.move(at, np.clip(log_time, wide.log_time - np.log(2.0), wide.log_time) - log_time)
+
+
+def _bound_by_halves_and_nominal_rate(
+    answers: Prediction, asked: PriceQuery, half: np.ndarray, unmeasured: Bool[np.ndarray, "n"]
+) -> None:
+    """Let attention take no longer than two halves of its batch, nor less than its FLOPs at the nominal rate.
+
+    Args:
+        asked: rows in ascending order of their batches (`with_half_batches`).
+        half: the row of half of each, itself where it has none.
+        unmeasured: rows that the nominal rate bounds.
+    """
+    log_nominal = np.full(len(asked), -np.inf)
+    at = np.flatnonzero(unmeasured)
+    log_nominal[at] = _log_nominal(asked.take(at))
+
+    # halves before wholes, so that each is bounded by what its half was bounded to
+    batch_ends = np.flatnonzero(np.diff(asked.rows.shape["batch"])) + 1
+    for at in np.split(np.arange(len(asked)), batch_ends):
+        log_two_halves = answers.log_time[half[at]] + np.log(2.0)
+        answers.move(at, np.minimum(log_two_halves - answers.log_time[at], 0.0))
+        answers.move(at, np.maximum(log_nominal[at] - answers.log_time[at], 0.0))
