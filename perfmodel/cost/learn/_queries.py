@@ -116,20 +116,30 @@ def with_half_batches(
         `m` different rows, in ascending order of their batches; which of them every row is; and which is half of each,
         itself where it is not divided.
     """
-    rows, of, batch = asked.rows, np.arange(len(asked)), asked.rows.shape["batch"]
-    levels = [(of, batch, of.copy())]
-    while len(even := np.flatnonzero(divided[of] & (batch % 2 == 0) & (batch > 1))):
-        halves, whole = levels[-1][2], sum(len(level[0]) for level in levels)
-        halves[even] = whole + np.arange(len(even))
-        of, batch = of[even], batch[even] / 2
-        levels.append((of, batch, whole + np.arange(len(even))))
-    of, batch, half = map(np.concatenate, zip(*levels, strict=True))
-    others = (values[of] for name, values in rows.shape.items() if name != "batch")
-    key = np.column_stack([batch, asked.query[of], rows.kind[of], *others])
+    rows = asked.rows
+
+    # Level by level: the rows as they are, then halves of those that divide, then halves of these. `source` is the row
+    # that a part comes from, `half` its place among all parts of its own half (itself, until it is divided).
+    source, batch = np.arange(len(asked)), rows.shape["batch"]
+    sources, batches, halves = [source], [batch], [source.copy()]
+    n_parts = len(source)
+    while len(even := np.flatnonzero(divided[source] & (batch % 2 == 0) & (batch > 1))):
+        place_of_halves = n_parts + np.arange(len(even))
+        halves[-1][even] = place_of_halves
+        source, batch = source[even], batch[even] / 2
+        sources.append(source)
+        batches.append(batch)
+        halves.append(place_of_halves.copy())
+        n_parts += len(even)
+    source, batch, half = np.concatenate(sources), np.concatenate(batches), np.concatenate(halves)
+
+    # Equal parts of different rows are asked once. The batch comes first in the key: `unique` sorts by it.
+    other_columns = (values[source] for name, values in rows.shape.items() if name != "batch")
+    key = np.column_stack([batch, asked.query[source], rows.kind[source], *other_columns])
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    once = asked.take(of[first])
-    once = once.instead(once.rows.changed({"batch": batch[first]}))
-    return once, place[: len(asked)], place[half[first]]
+    distinct = asked.take(source[first])
+    distinct = distinct.instead(distinct.rows.changed({"batch": batch[first]}))
+    return distinct, place[: len(asked)], place[half[first]]
 
 
 @dataclass(frozen=True)
@@ -158,6 +168,8 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     figures = [in_catalog(name) for name in devices]
     table = clean_kernels(table)
     rows, complete = rows_from_table(table, family)
+
+    # A row has one reason: the last of these that holds.
     reasons = np.full(len(table), "", object)
     reasons[~complete] = "skipped: a shape column is empty"
     known_dtype = relabel(text(table, "dtype"), lambda d: d in DTYPE_BYTES or d.startswith("fp8"))
@@ -166,16 +178,19 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     reasons[flaw != ""] = "skipped: " + flaw[flaw != ""]
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
+
+    # One query per device and software. Rows of unknown devices are never asked; a known device stands in for theirs,
+    # so that the index of queries fits all rows.
     software_code, labels = factorise(text(table, "source") + "\t" + text(table, "software"))
     joint = device_code * len(labels) + software_code
-    unique, query = np.unique(joint, return_inverse=True)
-    some = next((f for f in figures if f is not None), None)
+    distinct, query = np.unique(joint, return_inverse=True)
+    any_known = next((f for f in figures if f is not None), None)
     queries = []
-    for value in unique:
-        origin, _, name = labels[value % len(labels)].partition("\t")
-        device = figures[value // len(labels)] or some
+    for value in distinct:
+        source, _, software = labels[value % len(labels)].partition("\t")
+        device = figures[value // len(labels)] or any_known
         if device is not None:
-            queries.append(Query(device, origin or None, name or None))
+            queries.append(Query(device, source or None, software or None))
     return TableQueries(rows, tuple(queries), query, reasons, table["host_launch"].to_numpy(bool))
 
 

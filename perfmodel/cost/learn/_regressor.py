@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from perfmodel.cost.learn._base import term_constants
 from perfmodel.cost.learn._dies import (
@@ -31,8 +31,11 @@ from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Cache
 
 _MOST_PLANS: Final = 4096
+"""Plans that are kept: few devices are asked about, in few kinds."""
 _CELL: Final = 2.0
 """Side of a cell of measured shapes, in doublings."""
+_ROUNDING: Final = 1e-6
+"""Doublings by which a measured shape may miss its own range, as ranges are kept in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,15 @@ class Regressor:
 
         Both gradients of a product take as long as the two apart (`learn._gradients`).
         """
+        # how a row is answered follows from its device, software and kind alone: few of them for many rows
         pairs, pair_of = asked.combinations()
         ways: list[Way] = [way(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
         way_of = np.array(ways, object)[pair_of]
-        out = Prediction.empty(len(asked))
+        answers = Prediction.empty(len(asked))
         for how in dict.fromkeys(ways):
             at = np.flatnonzero(way_of == how)
-            out.put(at, self._by_way(how, asked.take(at)))
-        return out
+            answers.put(at, self._by_way(how, asked.take(at)))
+        return answers
 
     def _by_way(self, how: Way, asked: PriceQuery) -> Prediction:
         """Times of rows that are all answered in one way."""
@@ -89,11 +93,12 @@ class Regressor:
             case "itself":
                 return self._by_plans(asked)
             case "near measured":
-                answer = self._by_plans(asked)
-                far = np.flatnonzero(answer.provenance > 0)
+                # few shapes were timed on the device: away from them it is answered as if none was
+                answers = self._by_plans(asked)
+                far = np.flatnonzero(answers.provenance > 0)
                 if far.size:
-                    answer.put(far, self._by_plans(asked.take(far), direct=False))
-                return answer
+                    answers.put(far, self._by_plans(asked.take(far), direct=False))
+                return answers
             case "by forward":
                 forward = self._by_plans(asked.instead(forward_rows(asked.rows)))
                 return scaled(forward, log_over_forward(self._at_home(asked)))
@@ -103,15 +108,17 @@ class Regressor:
                 once, other = gradient_products(asked.rows)
                 return added(self._by_plans(asked.instead(once)), self._by_plans(asked.instead(other)))
             case "share":
-                whole = whole_backward(asked.rows)
+                backward = whole_backward(asked.rows)
                 # shares as on the most measured part of the die: one may grow where all times fall
                 home = self._at_home(asked)
-                parts = (self._by_plans(home.instead(of)) for of in (asked.rows, *gradient_products(whole)))
-                return share_of(self._by_plans(asked.instead(whole)), *parts)
+                parts = (self._by_plans(home.instead(rows)) for rows in (asked.rows, *gradient_products(backward)))
+                return share_of(self._by_plans(asked.instead(backward)), *parts)
 
     def _at_home(self, asked: PriceQuery) -> PriceQuery:
-        """The same asked of the most measured part of every device's die, with as many exponentials in a clock as the
-        device's own."""
+        """The rows, asked of the most measured part of every device's die (`home_of`).
+
+        But with as many exponentials in a clock as the device's own, which is what its ratios are asked for.
+        """
 
         def at_home(figures: Figures) -> Figures:
             home = home_of(self.stacks, figures)
@@ -120,38 +127,73 @@ class Regressor:
         return replace(asked, queries=tuple(q._replace(figures=at_home(q.figures)) for q in asked.queries))
 
     def _by_plans(self, asked: PriceQuery, *, direct: bool = True) -> Prediction:
-        """Times of rows, each by the plan of its own kind.
+        """Times of rows, each by the plan of its own kind, without what the sources timed beside the kernel.
 
-        Products of 8 bits are those of the products alone, also where rows of the source hold more (`quantises`);
-        for rows of that source as it timed them.
+        Args:
+            direct: as in `plan`.
         """
-        rows, (pairs, pair_of) = asked.rows, asked.combinations()
-
-        def where(holds: Callable[[Query, KernelKind, Plan], bool]) -> np.ndarray:
-            """Whether it holds of every row's query, kind and plan, bool[n]."""
-            return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
-
         if self.family == "attention":
-            kept = where(lambda q, kind, plan: timed_for(plan, self.stacks, q.figures, q.source))
-            served = ~kept & where(lambda q, kind, plan: self.stacks[plan.terms[0].stack].fills_caches)
-            copies = served & where(lambda q, kind, plan: plan.terms[0].kind.op == "causal")
-            rows, log_over = as_equal_heads(without_copies(rows, copies), asked.of_query(_die), kept)
-            log_over += log_over_served(self._at_home(asked), served)
-            out = self._as_timed(asked.instead(rows), direct)
-            return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
-        out = self._as_timed(asked, direct)
+            return self._attention_of_training(asked, direct)
+        answers = self._as_timed(asked, direct)
         if self.family == "memory":
-            at = np.flatnonzero(where(lambda q, kind, plan: not self._of_die(plan)) | (out.provenance > 0))
-            if len(at):
-                out.at_least(at, log_least(asked.take(at)))
+            self._bound_by_stream(answers, asked, direct)
         if self.family == "gemm":
-            at = np.flatnonzero(where(lambda q, kind, plan: kind.dtype == "fp8" and self._quantises(q, plan)))
-            if len(at):
-                # a share as on the most measured part of the die, so that no part is slower for more bandwidth
-                home = self._at_home(asked.take(at))
-                there = self._as_timed(home, direct)
-                out.move(at, log_product_share(home, there.log_time))
-        return out
+            self._leave_out_quantising(answers, asked, direct)
+        return answers
+
+    def _attention_of_training(self, asked: PriceQuery, direct: bool) -> Prediction:
+        """Attention as training runs it, of kernels that were timed otherwise (`learn._dies`)."""
+
+        # Rows of the source that is asked, or of a user on this device, stay as they were timed.
+        as_asked = self._where(
+            asked, direct, lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source)
+        )
+
+        # Servers' kernels copy keys and values into a cache after causal prompts: their times hold that copy, too.
+        served = ~as_asked & self._where(
+            asked, direct, lambda query, kind, plan: self.stacks[plan.terms[0].stack].fills_caches
+        )
+        copies = served & self._where(asked, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
+        rows = without_copies(asked.rows, copies)
+
+        # Rows are priced with heads of equal length and in 16 bits, then scaled to what they are.
+        rows, log_over = as_equal_heads(rows, asked.of_query(_die), as_asked)
+        log_over += log_over_served(self._at_home(asked), served)
+        answers = self._as_timed(asked.instead(rows), direct)
+        log_time, log_low, log_high, _ = scaled(answers, log_over)
+        learned = 1
+        return Prediction(log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned))
+
+    def _bound_by_stream(self, answers: Prediction, asked: PriceQuery, direct: bool) -> None:
+        """Let kernels that move tensors take as long at least as their bytes stream through the memory.
+
+        Only where nothing was measured: on another die, or away from the shapes that were timed.
+        """
+        elsewhere = self._where(asked, direct, lambda query, kind, plan: not self._of_die(plan))
+        at = np.flatnonzero(elsewhere | (answers.provenance > 0))
+        if len(at):
+            answers.at_least(at, log_least(asked.take(at)))
+
+    def _leave_out_quantising(self, answers: Prediction, asked: PriceQuery, direct: bool) -> None:
+        """Shorten products of 8 bits to the products alone where a source timed the quantising of an operand, too.
+
+        Rows of that source stay as it timed them.
+        """
+        at = np.flatnonzero(
+            self._where(asked, direct, lambda query, kind, plan: kind.dtype == "fp8" and self._quantises(query, plan))
+        )
+        if len(at):
+            # a share as on the most measured part of the die, so that no part is slower for more bandwidth
+            home = self._at_home(asked.take(at))
+            there = self._as_timed(home, direct)
+            answers.move(at, log_product_share(home, there.log_time))
+
+    def _where(
+        self, asked: PriceQuery, direct: bool, holds: Callable[[Query, KernelKind, Plan], bool]
+    ) -> Bool[np.ndarray, "n"]:
+        """Whether something holds of every row's query, kind and plan."""
+        pairs, pair_of = asked.combinations()
+        return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
 
     def _of_die(self, plan: Plan) -> bool:
         """Whether a plan rests on what its die was timed to take."""
@@ -173,19 +215,27 @@ class Regressor:
             return Prediction.empty(0)
         pairs, pair_of = asked.combinations()
         plans = [self.plan(query, kind, direct=direct) for query, kind in pairs]
+
+        # Every row once for each term of its plan, so that the network runs once over all of them. Rows sorted by
+        # their pair: those of pair p are order[bounds[p] : bounds[p + 1]].
         order = np.argsort(pair_of, kind="stable")
         bounds = np.searchsorted(pair_of[order], np.arange(len(pairs) + 1))
-        row, terms, term_of = [], [], []
-        for c, plan in enumerate(plans):
-            mine = order[bounds[c] : bounds[c + 1]]
+        terms: list[Term] = []
+        row_parts, term_parts = [], []
+        for p, plan in enumerate(plans):
+            rows_of_plan = order[bounds[p] : bounds[p + 1]]
             for term in plan.terms:
-                row.append(mine)
-                term_of.append(np.full(len(mine), len(terms)))
+                row_parts.append(rows_of_plan)
+                term_parts.append(np.full(len(rows_of_plan), len(terms)))
                 terms.append(term)
-        rows_at, term_at = np.concatenate(row), np.concatenate(term_of)
+        rows_at, term_at = np.concatenate(row_parts), np.concatenate(term_parts)
         log_term, positions = self._evaluate(asked.rows.take(rows_at), terms, term_at, asked.host_launch)
+
+        # A row's log time is the weighted sum over its terms.
         coefficient = np.array([t.coefficient for t in terms])[term_at]
         log_time = np.bincount(rows_at, coefficient * log_term, minlength=n)
+
+        # Its provenance and interval are those of its plan's first term: assigned backwards, the first stays.
         first = np.zeros(n, np.int64)
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
         modes = np.array([plan.mode for plan in plans])[pair_of]
@@ -206,41 +256,57 @@ class Regressor:
         self, rows: Rows, terms: list[Term], term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Log seconds of every row by its term, and where its shape lies on the family's axes."""
+        # Each term twice: on the device whose kernels it runs (`Term.at`), where the residual is known, and on the one
+        # that is asked, where only clocks and bandwidth differ.
+        terms_at_home = [t._replace(figures=t.at) for t in terms]
+        params = term_constants(self.params, self.stacks, self.groups, terms_at_home)
+        params_asked = term_constants(self.params, self.stacks, self.groups, terms)
+
+        # the work of the kind that is asked, by the kernel of the kind that was measured
         kinds = [t.kind for t in terms]
-        here = [t._replace(figures=t.at) for t in terms]
-        params, there = (term_constants(self.params, self.stacks, self.groups, of) for of in (here, terms))
-        stack = np.array([t.stack for t in terms])
         measured = KindColumns.of(kinds, term_at)
-        taken = _as_measured(rows, measured, [t.work or t.kind for t in terms], term_at)
-        machine, asked = (machine_of([t.figures for t in of], term_at, measured.dtype) for of in (here, terms))
-        codes = np.stack([self.code.one_hot(k) for k in kinds])
-        inputs = Inputs(shape_with_flags(taken), machine, codes[term_at], stack[term_at], term_at)
+        shape = shape_with_flags(_as_measured(rows, measured, [t.work or t.kind for t in terms], term_at))
+        machine = machine_of([t.figures for t in terms_at_home], term_at, measured.dtype)
+        machine_asked = machine_of([t.figures for t in terms], term_at, measured.dtype)
+
+        stack = np.array([t.stack for t in terms])[term_at]
+        codes = np.stack([self.code.one_hot(kind) for kind in kinds])[term_at]
         log_time, positions = log_time_and_positions(
-            params, inputs, family=self.family, host_launch=host_launch,
-            elsewhere=Elsewhere(asked, there.log_memory, there.log_floor_s),
-        )  # fmt: skip
+            params,
+            Inputs(shape, machine, codes, stack, term_at),
+            family=self.family,
+            host_launch=host_launch,
+            elsewhere=Elsewhere(machine_asked, params_asked.log_memory, params_asked.log_floor_s),
+        )
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(
         self, log_time: np.ndarray, modes: np.ndarray, terms: list[Term], term: np.ndarray, positions: np.ndarray
     ) -> Prediction:
         """Intervals and provenance by the mode of every row's plan and its first term."""
-        n = len(log_time)
         stack = np.array([t.stack for t in terms])[term]
-        measured = list(dict.fromkeys((t.stack, t.kind) for t in terms))
-        group = np.array([measured.index((t.stack, t.kind)) for t in terms])[term]
-        inside = np.all(positions >= self.params.table_low[stack] - 1e-6, axis=1)
-        inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
-        near_measured = _among(self.cells, cell_hash(self.stacks, measured, group, positions))
+        groups = list(dict.fromkeys((t.stack, t.kind) for t in terms))
+        group = np.array([groups.index((t.stack, t.kind)) for t in terms])[term]
+
+        # Inside: between the smallest and the largest shape that the stack was timed on. Near: a shape in the same
+        # cell of the family's axes was timed, on the stack and in the kind.
+        inside = np.all(positions >= self.params.table_low[stack] - _ROUNDING, axis=1)
+        inside &= np.all(positions <= self.params.table_high[stack] + _ROUNDING, axis=1)
+        near_measured = _among(self.cells, cell_hash(self.stacks, groups, group, positions))
         direct = modes == "direct"
         moved = np.isin(modes, ("ratio", "sibling"))
-        provenance = np.where(direct & inside & near_measured, 0, np.where(inside & (direct | moved), 1, 2))
-        low, high = np.zeros(n), np.zeros(n)
+        measured, learned, extrapolated = 0, 1, 2
+        in_reach = np.where(inside & (direct | moved), learned, extrapolated)
+        provenance = np.where(direct & inside & near_measured, measured, in_reach)
+
+        # Offsets of the interval's ends by what was left out to learn them: shapes of the group, the largest shapes,
+        # devices with near relatives, devices without.
+        low, high = np.zeros(len(log_time)), np.zeros(len(log_time))
         in_range = direct & inside
         for code in np.unique(group[in_range]):
-            mine = in_range & (group == code)
-            quantiles = self.intervals.groups.get(measured[code], self.intervals.family)
-            low[mine], high[mine] = quantiles.at(log_time[mine])
+            of_group = in_range & (group == code)
+            quantiles = self.intervals.groups.get(groups[code], self.intervals.family)
+            low[of_group], high[of_group] = quantiles.at(log_time[of_group])
         for mask, quantiles in (
             (direct & ~inside, self.intervals.beyond),
             (moved | (modes == "near"), self.intervals.near),
@@ -277,6 +343,7 @@ def cell_hash(
     positions: Float64[np.ndarray, "n A"],
 ) -> np.ndarray:
     """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its shape lies in."""
+    # weights files hold these hashes, so neither the label nor the mixing may change
     value = np.array([zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64)[group]
     for axis in np.floor(positions / _CELL).astype(np.int64).T:
         value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(0xFFFFFFFF)
