@@ -27,21 +27,32 @@ GRADIENTS: Final = ("dgrad", "wgrad")
 
 
 def way(
-    family: str, kind: KernelKind, query: Query, stacks: tuple[Stack, ...], plan: Callable[[Query, KernelKind], Plan]
-) -> Way:  # fmt: skip
+    family: str,
+    kind: KernelKind,
+    query: Query,
+    stacks: tuple[Stack, ...],
+    plan: Callable[[Query, KernelKind], Plan],
+) -> Way:
     """How a regressor of these stacks answers a kind on a device."""
+    # Dies on which training kernels were timed beside those of the tables (`learn._dies`), unless a source is named.
     if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
         return "by forward"
     if goes_by_bandwidth(kind, query.figures.die):
         return "itself" if timed_for(plan(query, kind), stacks, query.figures, query.source) else "by bandwidth"
+
+    # Backward of attention that was timed on the device's own die in few rows.
     if kind.op in ATTENTION_MASKS and kind.pass_ == WHOLE:
-        (first, *others) = plan(query, kind).terms
+        (first, *more_terms) = plan(query, kind).terms
         stack = stacks[first.stack]
-        few = not others and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
+        few = not more_terms and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
         return "near measured" if few else "itself"
+
+    # Gradients of products: the whole by its parts or a part by the whole, whichever the device's own rows are
+    # believed in, and the parts where both are.
     if FAMILIES[family].gradients is None or kind.pass_ not in (WHOLE, *GRADIENTS):
         return "itself"
-    whole, *parts = (_believed(plan, query, stacks, replace(kind, pass_=of)) for of in (WHOLE, *GRADIENTS))
+    whole = _believed(plan, query, stacks, replace(kind, pass_=WHOLE))
+    parts = [_believed(plan, query, stacks, replace(kind, pass_=gradient)) for gradient in GRADIENTS]
     if whole is None or all(part is not None and part <= whole for part in parts):
         return "sum" if kind.pass_ == WHOLE else "itself"
     return "itself" if kind.pass_ == WHOLE else "share"
@@ -51,10 +62,10 @@ def _believed(
     plan: Callable[[Query, KernelKind], Plan], query: Query, stacks: tuple[Stack, ...], kind: KernelKind
 ) -> tuple | None:
     """Sort key of the stack by which a kind is answered directly, if it is the one asked or rests on enough rows."""
-    found = plan(query, kind)
-    stack, known = stacks[found.terms[0].stack], found.terms[0].kind
+    answer = plan(query, kind)
+    stack, known = stacks[answer.terms[0].stack], answer.terms[0].kind
     enough = stack.kinds[known] >= FEW_ROWS or stack.source == query.source
-    if found.mode not in ("direct", "sibling") or known != kind or not enough:
+    if answer.mode not in ("direct", "sibling") or known != kind or not enough:
         return None
     return stack.preference(known, query.source, query.software)
 
@@ -80,15 +91,22 @@ def _rule(rows: Rows) -> GradientProducts:
 def added(a: Prediction, b: Prediction) -> Prediction:
     """Two kernels one after the other; their errors as if they were one."""
     return Prediction(
-        np.logaddexp(a.log_time, b.log_time), np.logaddexp(a.log_low, b.log_low),
-        np.logaddexp(a.log_high, b.log_high), np.maximum(a.provenance, b.provenance),
-    )  # fmt: skip
+        log_time=np.logaddexp(a.log_time, b.log_time),
+        log_low=np.logaddexp(a.log_low, b.log_low),
+        log_high=np.logaddexp(a.log_high, b.log_high),
+        provenance=np.maximum(a.provenance, b.provenance),
+    )
 
 
-def scaled(one: Prediction, log_by: np.ndarray) -> Prediction:
-    """A kernel by another one of so much less work; never itself measured."""
-    return Prediction(one.log_time + log_by, one.log_low + log_by, one.log_high + log_by,
-                      np.maximum(one.provenance, 1))  # fmt: skip
+def scaled(related: Prediction, log_ratio: np.ndarray) -> Prediction:
+    """A kernel by a related one and the log of their ratio; never itself measured."""
+    learned = 1
+    return Prediction(
+        log_time=related.log_time + log_ratio,
+        log_low=related.log_low + log_ratio,
+        log_high=related.log_high + log_ratio,
+        provenance=np.maximum(related.provenance, learned),
+    )
 
 
 def share_of(whole: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:

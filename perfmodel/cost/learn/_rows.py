@@ -59,19 +59,26 @@ def distinct(
     kinds: Sequence[KernelKind], index: Int64[np.ndarray, "n"]
 ) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:
     """Those of `kinds` that `index` names, each once, and their index in turn."""
-    named = np.bincount(index, minlength=len(kinds)) > 0
+    is_named = np.bincount(index, minlength=len(kinds)) > 0
     place: dict[KernelKind, int] = {}
-    moved = [place.setdefault(kind, len(place)) if held else 0 for kind, held in zip(kinds, named, strict=True)]
-    return tuple(place), np.array(moved, np.int64)[index]
+    moved = np.zeros(len(kinds), np.int64)
+    for i in np.flatnonzero(is_named):
+        moved[i] = place.setdefault(kinds[i], len(place))
+    return tuple(place), moved[index]
 
 
 def kinds_of(columns: KindColumns) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:
     """The distinct kinds of columns in order of appearance, and the index of every row's."""
-    codes, words = zip(*map(factorise, columns), strict=True)
-    sizes = [max(len(part), 1) for part in words]
-    index, seen = pd.factorize(np.ravel_multi_index(codes, sizes))
-    parts = zip(*np.unravel_index(seen, sizes), strict=True)
-    return tuple(KernelKind(*(of[i] for of, i in zip(words, at, strict=True))) for at in parts), index
+    dtype_code, dtypes = factorise(columns.dtype)
+    op_code, ops = factorise(columns.op)
+    pass_code, passes = factorise(columns.pass_)
+
+    # One number for each combination: comparing numbers is much faster than comparing tuples of text row by row.
+    sizes = [max(len(names), 1) for names in (dtypes, ops, passes)]
+    index, distinct = pd.factorize(np.ravel_multi_index((dtype_code, op_code, pass_code), sizes))
+    combinations = np.transpose(np.unravel_index(distinct, sizes))
+    kinds = tuple(KernelKind(dtypes[dtype], ops[op], passes[pass_]) for dtype, op, pass_ in combinations)
+    return kinds, index
 
 
 def rows_from_ops(ops: Sequence[KernelOp]) -> Rows:
@@ -97,6 +104,7 @@ def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]
     complete = np.ones(len(table), bool)
     known = FAMILIES[family]
     for name, stated in known.columns.items():
+        # Facts read off text, such as a layout, are always complete; numbers may miss, and only some have a default.
         column = stated.column or name
         if stated.from_text is not None:
             shape[name] = relabel(text(table, column), stated.from_text).astype(np.float64)
@@ -133,6 +141,7 @@ def _finish(
     layout: np.ndarray,
 ) -> Rows:
     """Add what all families need: kinds, and the columns that follow from names."""
+    # the family reads what it needs off layout and pass first, as an op may follow from the shape
     family.complete(shape, ops, passes, layout)
     names = relabel(ops, family.known_op)
     if family.op_by_shape is not None:
@@ -158,7 +167,10 @@ class KindCode:
     @classmethod
     def of(cls, kinds: Sequence[KernelKind]) -> "KindCode":
         """Vocabulary of the given kinds, sorted."""
-        return cls(*(tuple(sorted({getattr(kind, part) for kind in kinds})) for part in ("dtype", "op", "pass_")))
+        dtypes = {kind.dtype for kind in kinds}
+        ops = {kind.op for kind in kinds}
+        passes = {kind.pass_ for kind in kinds}
+        return cls(tuple(sorted(dtypes)), tuple(sorted(ops)), tuple(sorted(passes)))
 
     @property
     def size(self) -> int:
@@ -168,10 +180,10 @@ class KindCode:
         """Code of one kind [K]; parts outside the vocabulary stay zero."""
         code = np.zeros(self.size)
         offset = 0
-        for part, known in ((kind.dtype, self.dtypes), (kind.op, self.ops), (kind.pass_, self.passes)):
-            if part in known:
-                code[offset + known.index(part)] = 1.0
-            offset += len(known)
+        for part, vocabulary in ((kind.dtype, self.dtypes), (kind.op, self.ops), (kind.pass_, self.passes)):
+            if part in vocabulary:
+                code[offset + vocabulary.index(part)] = 1.0
+            offset += len(vocabulary)
         return code
 
 
@@ -184,6 +196,7 @@ def kind_distance(a: KernelKind, b: KernelKind) -> float:
 
 
 _ONE_PRODUCT = ("dgrad", "wgrad", "bwd_one_gemm", "fwd")
+"""Passes that are one product each."""
 
 
 def _pass_cost(asked: str, other: str) -> float:
@@ -192,10 +205,17 @@ def _pass_cost(asked: str, other: str) -> float:
     was timed on too few shapes to speak for others."""
     if asked == other:
         return 0.0
+
+    # More than another dtype costs (4): such a pass does other work.
+    other_work = 6.0
     if asked in _ONE_PRODUCT:
-        return {"fwd": 2.5, "bwd_one_gemm": 3.5}.get(other, 3.0 if other in _ONE_PRODUCT else 6.0)
+        if other == "fwd":
+            return 2.5
+        if other == "bwd_one_gemm":
+            return 3.5
+        return 3.0 if other in _ONE_PRODUCT else other_work
     if "grad_accum" in (asked, other):
-        return 6.0
+        return other_work
     return 3.0 if other == "fwd" or other not in _ONE_PRODUCT else 3.5
 
 
@@ -207,14 +227,15 @@ def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
     """
     if kind in known:
         return kind
-    words = set(kind.op.split("_"))
+    op_parts = set(kind.op.split("_"))
 
     def cost(other: KernelKind) -> tuple[float, KernelKind]:
         value = 4.0 * (other.dtype != kind.dtype) + _pass_cost(kind.pass_, other.pass_)
         if other.op != kind.op:
-            theirs = set(other.op.split("_"))
-            value += 2.0 - 1.0 * bool(words & theirs) - 0.5 * (other.op == "gelu")
-            value += 1.5 * (("unfused" in words) != ("unfused" in theirs))
+            other_parts = set(other.op.split("_"))
+            value += 2.0 - 1.0 * bool(op_parts & other_parts) - 0.5 * (other.op == "gelu")
+            value += 1.5 * (("unfused" in op_parts) != ("unfused" in other_parts))
+        # the kind itself decides between equals, so that the order of weights files does not
         return value, other
 
     return min(known, key=cost)
@@ -223,10 +244,15 @@ def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
 def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:
     """The rows' shape columns with what their kinds fix: whether both gradients are computed, gated or masked."""
     shape = rows.shape | {"bwd": rows.by_kind(lambda kind: float(kind.pass_ == "bwd"))}
-    flags = {kind: FAMILIES[rows.family].kind_flags(kind) for kind in rows.kinds}
-    for name in dict.fromkeys(name for of in flags.values() for name in of):
-        of_kind = rows.by_kind(lambda kind, name=name: flags[kind].get(name, np.nan))
-        shape[name] = np.where(np.isnan(of_kind), shape.get(name, of_kind), of_kind)
+    flags_of_kind = {kind: FAMILIES[rows.family].kind_flags(kind) for kind in rows.kinds}
+    flag_names: dict[str, None] = {}
+    for flags in flags_of_kind.values():
+        flag_names.update(dict.fromkeys(flags))
+
+    # kinds that do not fix a flag (NaN) leave it to the row's own column
+    for name in flag_names:
+        fixed = rows.by_kind(lambda kind, name=name: flags_of_kind[kind].get(name, np.nan))
+        shape[name] = np.where(np.isnan(fixed), shape.get(name, fixed), fixed)
     return shape
 
 

@@ -23,20 +23,24 @@ class Figures:
     vendor: str
     architecture: str
     bandwidth: float
+    """Bytes/s of the device's memory."""
     units: float
+    """Multiprocessors."""
     l2: float
+    """Bytes of the last-level cache."""
     clock: float
     """Boost clock in Hz."""
     peaks: dict[str, float]
     """FLOP/s by dtype class (`half` for fp16 and bf16)."""
     die: str = ""
-    """As in `Device`."""
+    """Name of the die that the device is a part of (`Device.die`)."""
     reached_share: float | None = None
-    """As in `Device`."""
+    """Share of its peak that the best of its products reaches, where no table times its kernels."""
     exponentials_per_clock: int = 16
-    """As in `Device`."""
+    """Exponentials that the special function units of a multiprocessor take in a clock."""
 
     def __hash__(self) -> int:
+        # plans are kept by figures, and hashing all of them for every row would cost more than it tells apart
         return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
 
     @classmethod
@@ -44,9 +48,19 @@ class Figures:
         """Figures of a device."""
         peaks = {name: device.flops_per_s(name) for name in PEAK_NAMES}
         peaks["half"] = peaks.pop("bf16")
-        return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
-                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die,
-                   device.reached_share, device.exponentials_per_clock)  # fmt: skip
+        return cls(
+            name=device.name,
+            vendor=device.vendor,
+            architecture=device.architecture,
+            bandwidth=device.memory_bandwidth_bytes_per_s,
+            units=float(device.compute_units),
+            l2=device.l2_bytes,
+            clock=device.clock_hz,
+            peaks=peaks,
+            die=device.die,
+            reached_share=device.reached_share,
+            exponentials_per_clock=device.exponentials_per_clock,
+        )
 
     @property
     def nominal(self) -> "Figures":
@@ -93,12 +107,13 @@ def in_catalog(name: str) -> Figures | None:
 @lru_cache(maxsize=512)
 def larger_part(name: str) -> Figures | None:
     """Figures of the part with most multiprocessors of a device's die; None where no part has more than the device."""
-    own = in_catalog(name)
-    if own is None or not own.die:
+    figures = in_catalog(name)
+    if figures is None or not figures.die:
         return None
-    parts = [Figures.of(device(other)) for other in devices() if other != "cpu" and device(other).die == own.die]
+    names_of_die = [other for other in devices() if other != "cpu" and device(other).die == figures.die]
+    parts = [Figures.of(device(part)) for part in names_of_die]
     largest = max(parts, key=lambda part: part.units)
-    return largest if largest.units > own.units else None
+    return largest if largest.units > figures.units else None
 
 
 def figures_named(name: str) -> Figures:
@@ -114,9 +129,21 @@ def figures_named(name: str) -> Figures:
 
 
 _GENERATION: Final = {
-    "Maxwell": 0, "Pascal": 1, "Volta": 2, "Turing": 2.5, "Ampere": 3, "Ada": 3.5, "Hopper": 4, "Blackwell": 5,
-    "GCN5": 1, "CDNA1": 2, "CDNA2": 3, "CDNA3": 4, "CDNA4": 5,
-}  # fmt: skip
+    "Maxwell": 0,
+    "Pascal": 1,
+    "Volta": 2,
+    "Turing": 2.5,
+    "Ampere": 3,
+    "Ada": 3.5,
+    "Hopper": 4,
+    "Blackwell": 5,
+    "GCN5": 1,
+    "CDNA1": 2,
+    "CDNA2": 3,
+    "CDNA3": 4,
+    "CDNA4": 5,
+}
+"""Place of an architecture among its vendor's, so that a difference counts generations."""
 
 
 def similarity(a: Figures, b: Figures, dtype: str) -> float:
@@ -192,6 +219,8 @@ class Stack:
     def preference(self, kind: KernelKind, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
         """Sort key for a request: named software (by its name, its source or both), then named source, then rows of the
         kind, then the best stand-in for a training job."""
+        # 0: the software that is named (`_TRUST` has a factor for each); 1: another version of it; 2: another of the
+        # same source, or the software of another source; 3: neither
         named = 3
         if software in (self.software, self.source, f"{self.source}/{self.software}"):
             named = 0 if source is None or self.source == source else 2
@@ -206,6 +235,7 @@ class Stack:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":
         """Inverse of `to_dict`."""
+        # weights of earlier releases do not state the die
         known = in_catalog(value["figures"]["name"])
         figures = Figures(**{"die": known.die if known else "", **value["figures"]})
         kinds = {KernelKind.parse(kind): n for kind, n in value["kinds"].items()}
