@@ -37,7 +37,7 @@ class EventTimes:
 
     @classmethod
     def together(cls, n: int, parts: Iterable[tuple[Sequence[int], "EventTimes"]]) -> "EventTimes":
-        """Those of `n` events, each part with the positions that it is of."""
+        """Put the times of `n` events together from parts, each with the positions that it is of."""
         time_s, lo_s, hi_s = np.zeros((3, n))
         provenance = np.full(n, "", object)
         for at, part in parts:
@@ -45,32 +45,33 @@ class EventTimes:
         return cls(time_s, lo_s, hi_s, tuple(provenance.tolist()))
 
     def scaled(self, by: Float64[np.ndarray, "n"]) -> "EventTimes":
-        """The same with every time and its interval multiplied."""
+        """Multiply every time and its interval."""
         return replace(self, time_s=self.time_s * by, lo_s=self.lo_s * by, hi_s=self.hi_s * by)
 
     def plus(self, more_s: Float64[np.ndarray, "n"]) -> "EventTimes":
-        """The same with every time and its interval so much longer."""
+        """Add to every time and the ends of its interval."""
         return replace(self, time_s=self.time_s + more_s, lo_s=self.lo_s + more_s, hi_s=self.hi_s + more_s)
 
-    def at_least(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
-        """The same with those of the events at `where` that take less time than their `bounds` replaced by these."""
-        return self._replaced(where, bounds, np.greater)
+    def at_least(self, at: Sequence[int], bounds: "EventTimes") -> "EventTimes":
+        """Bound the events at positions from below: those that take less time than their `bounds` take these."""
+        return self._replaced(at, bounds, np.greater)
 
-    def at_most(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
-        """The same with those of the events at `where` that take longer than their `bounds` replaced by these."""
-        return self._replaced(where, bounds, np.less)
+    def at_most(self, at: Sequence[int], bounds: "EventTimes") -> "EventTimes":
+        """Bound the events at positions from above: those that take longer than their `bounds` take these."""
+        return self._replaced(at, bounds, np.less)
 
-    def replaced(self, where: Sequence[int], others: "EventTimes") -> "EventTimes":
-        """The same with the events at `where` taking the times of `others`."""
-        return self._replaced(where, others, np.not_equal)
+    def replaced(self, at: Sequence[int], times: "EventTimes") -> "EventTimes":
+        """Let the events at positions take the times stated."""
+        return self._replaced(at, times, np.not_equal)
 
-    def _replaced(self, where: Sequence[int], bounds: "EventTimes", by: np.ufunc) -> "EventTimes":
+    def _replaced(self, at: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
+        # With the time its interval and its provenance are replaced: an event is as well known as what it takes.
         time_s, lo_s, hi_s = self.time_s.copy(), self.lo_s.copy(), self.hi_s.copy()
         provenance = list(self.provenance)
-        for at, i in enumerate(where):
-            if by(bounds.time_s[at], time_s[i]):
-                time_s[i], lo_s[i], hi_s[i] = bounds.time_s[at], bounds.lo_s[at], bounds.hi_s[at]
-                provenance[i] = bounds.provenance[at]
+        for number, i in enumerate(at):
+            if gives_way(bounds.time_s[number], time_s[i]):
+                time_s[i], lo_s[i], hi_s[i] = bounds.time_s[number], bounds.lo_s[number], bounds.hi_s[number]
+                provenance[i] = bounds.provenance[number]
         return EventTimes(time_s, lo_s, hi_s, tuple(provenance))
 
 
@@ -98,9 +99,10 @@ class KnownTimes:
             self._rows.clear()
         rows = [self._rows.get(key) for key in keys]
         if None in rows:
+            # all unknown ones in one call: a regressor takes as long for one row as for hundreds
             new = dict.fromkeys(key for key, row in zip(keys, rows, strict=True) if row is None)
-            for found, times in work_out([*new]):
-                self._rows.update(zip(found, times.rows(), strict=True))
+            for new_keys, times in work_out([*new]):
+                self._rows.update(zip(new_keys, times.rows(), strict=True))
             rows = [self._rows[key] for key in keys]
         return EventTimes.of_rows(rows)  # pyright: ignore[reportArgumentType]
 
@@ -125,21 +127,31 @@ def _relayed(
     cluster: Cluster, ops: Sequence[Collective], times: EventTimes, collectives: PricesCollectives
 ) -> EventTimes:
     """The times of collectives, but no less than what they send on inside nodes takes (`Collective.relayed_bytes`)."""
-    where = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
-    if not where:
+    relayed = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
+    if not relayed:
         return times
-    inside = [
-        Collective(collective=op.collective, bytes=op.relayed_bytes, num_ranks=op.ranks_per_node,
-                   ranks_per_node=op.ranks_per_node, dtype=op.dtype, exchange=op.exchange)
-        for op in (ops[i] for i in where)
-    ]  # fmt: skip
-    return times.at_least(where, collectives.times(cluster, inside))
+    inside = []
+    for op in (ops[i] for i in relayed):
+        relay = Collective(
+            collective=op.collective,
+            bytes=op.relayed_bytes,
+            num_ranks=op.ranks_per_node,
+            ranks_per_node=op.ranks_per_node,
+            dtype=op.dtype,
+            exchange=op.exchange,
+        )
+        inside.append(relay)
+    return times.at_least(relayed, collectives.times(cluster, inside))
 
 
 def _of_ranks(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
     """What collectives wait for the ranks of their rings between nodes (`NetworkLevel.rank_latency_s`)."""
-    steps = [(op.num_nodes > 1 and op.collective in _RINGS) * (op.num_ranks - 1) for op in ops]
-    return np.array([n * cluster.levels[op.level].rank_latency_s for n, op in zip(steps, ops, strict=True)], float)
+    waits_s = []
+    for op in ops:
+        is_ring_between_nodes = op.num_nodes > 1 and op.collective in _RINGS
+        steps = op.num_ranks - 1 if is_ring_between_nodes else 0
+        waits_s.append(steps * cluster.levels[op.level].rank_latency_s)
+    return np.array(waits_s, float)
 
 
 def event_times(
@@ -151,15 +163,18 @@ def event_times(
         PerfModelError: nodes of several kinds, of which each is priced by itself.
     """
     cluster.require_one_kind()
-    comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
-    rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
+    at_collectives = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+    at_kernels = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
     parts = []
-    if rest:
-        kernel_ops: list[KernelOp] = [ops[i] for i in rest]  # pyright: ignore[reportAssignmentType]
-        parts.append((rest, kernels.times(cluster.device, kernel_ops)))
-    if comm:
-        sent: list[Collective] = [ops[i] for i in comm]  # pyright: ignore[reportAssignmentType]
-        shared = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
-        times = collectives.times(cluster, sent).scaled(np.array(shared)).plus(_of_ranks(cluster, sent))
-        parts.append((comm, _relayed(cluster, sent, times, collectives)))
+    if at_kernels:
+        kernel_ops: list[KernelOp] = [ops[i] for i in at_kernels]  # pyright: ignore[reportAssignmentType]
+        parts.append((at_kernels, kernels.times(cluster.device, kernel_ops)))
+    if at_collectives:
+        sent: list[Collective] = [ops[i] for i in at_collectives]  # pyright: ignore[reportAssignmentType]
+
+        # What the cluster states beyond its links, in this order: contention that grows with the nodes of a group, the
+        # wait for each rank of a ring, and a lower bound by what is sent on inside nodes.
+        slowdown = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
+        times = collectives.times(cluster, sent).scaled(np.array(slowdown)).plus(_of_ranks(cluster, sent))
+        parts.append((at_collectives, _relayed(cluster, sent, times, collectives)))
     return EventTimes.together(len(ops), parts)

@@ -28,7 +28,7 @@ training. 1 of sequences and images."""
 _MOST: Final = 2**16
 """Beyond this number of samples times grow in proportion: measurements end there."""
 _MOST_SEQUENCES: Final = 2**10
-"""The same of attention."""
+"""Beyond this number of sequences times of attention grow in proportion."""
 _MOST_HEADS: Final = 2**7
 """Attention of more heads is compared by its sequences alone."""
 _SIDES: Final = ("m", "n", "k")
@@ -60,6 +60,7 @@ class _Lattice:
 
 def _octaves(count: int, least: int, most: int) -> list[int]:
     """A number times and over every power of two that leaves it whole, from `least` to `most`, in ascending order."""
+    # a number and its lowest set bit: what is left without powers of two
     odd = count // (count & -count)
     return [odd << i for i in range(most.bit_length()) if least <= odd << i <= most]
 
@@ -76,29 +77,41 @@ def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
     return []
 
 
-def _sides(own: int) -> list[int]:
+def _sides(side: int) -> list[int]:
     """Sides that one of a matrix is compared with: itself alone, if it is small or odd."""
-    return (_octaves(own, _LEAST_SIDE, _MOST_SIDE) if own >= _LEAST_SIDE else []) or [own]
+    if side < _LEAST_SIDE:
+        return [side]
+    return _octaves(side, _LEAST_SIDE, _MOST_SIDE) or [side]
 
 
 def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     """A kernel with every number of samples that is its own times or over a power of two, from what fills a tile (from
     its own, where that does not) to the largest that is compared, each with as much more or less of `_other_axes`; None
     of collectives, and of numbers of samples that are compared with no others."""
-    name = "" if isinstance(op, Collective) else op.samples
-    if isinstance(op, Collective) or not name or (count := getattr(op, name)) < 1:
+    if isinstance(op, Collective) or not op.samples:
+        return None
+    name = op.samples
+    count = getattr(op, name)
+    if count < 1:
         return None
     tile = fewest.get(name, 1)
     samples = _octaves(count, min(count, tile), _MOST_SEQUENCES if isinstance(op, Attention) else _MOST)
     if not samples:
         return None
+
+    # Every combination of the axes' changes, the samples' first. The op's fields are read once, as `replace` would
+    # read them for each.
     axes = [[{name: n} for n in samples], *_other_axes(op)]
-    own = op.stated()  # `replace` would read them for each
-    ops = tuple(type(op)(**reduce(or_, parts, own)) for parts in product(*axes))
-    at, over = zip(*(_position(op, axis) for axis in axes), strict=True)
+    stated = op.stated()
+    ops = tuple(type(op)(**reduce(or_, changes, stated)) for changes in product(*axes))
+
+    # Where the op itself stands; or the largest of the lattice that it is a multiple of.
+    positions = [_position(op, axis) for axis in axes]
     shape = tuple(len(axis) for axis in axes)
+    nearest = np.ravel_multi_index([place for place, _ in positions], shape)
+    over = np.prod([times_larger for _, times_larger in positions])
     few = sum(n < tile for n in samples)
-    return _Lattice(ops, shape, few, int(np.ravel_multi_index(at, shape)), float(np.prod(over)))
+    return _Lattice(ops, shape, few, int(nearest), float(over))
 
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
@@ -140,14 +153,22 @@ def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] 
     smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence their mean is, and what is cut at them.
     """
     axes = axes or range(log_s.ndim)
-    found = (_most(log_s, axes) + _least(log_s, axes)) / 2
+    grown = (_most(log_s, axes) + _least(log_s, axes)) / 2
     if not measured.any():
-        return found
-    some = measured.any(tuple(axes), keepdims=True)
-    known = np.where(some, measured, True)  # where none was, all are
-    held = (_most(np.where(known, log_s, np.inf), axes) + _least(np.where(known, log_s, -np.inf), axes)) / 2
-    least, most = _least(np.where(known, held, -np.inf), axes), _most(np.where(known, held, np.inf), axes)
-    return np.clip(found, least, most)
+        return grown
+
+    # The measured times among themselves: the others bound nothing, hence the infinities. Along lines on which none was
+    # measured, all count as if they were.
+    any_measured = measured.any(tuple(axes), keepdims=True)
+    counts = np.where(any_measured, measured, True)
+    most_of_measured = _most(np.where(counts, log_s, np.inf), axes)
+    least_of_measured = _least(np.where(counts, log_s, -np.inf), axes)
+    grown_measured = (most_of_measured + least_of_measured) / 2
+
+    # All others give way to them.
+    least = _least(np.where(counts, grown_measured, -np.inf), axes)
+    most = _most(np.where(counts, grown_measured, np.inf), axes)
+    return np.clip(grown, least, most)
 
 
 def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."]) -> Grid:
@@ -155,13 +176,15 @@ def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."])
 
     Products grow so along their samples alone. By their sides none takes longer than a larger one, which it could be
     filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by large ones."""
-    few, sides = lattice.few, range(1, log_s.ndim)
-    cut = isinstance(lattice.ops[0], Gemm)
-    found = log_s.copy()
-    found[few:] = growing(log_s[few:], measured[few:], (0,) if cut else (0, *sides))
-    for i in reversed(range(min(few, len(found) - 1))):
-        found[i] = np.clip(found[i], found[i + 1] - _TWICE, found[i + 1])
-    return _most(found, sides) if cut else found
+    few, side_axes = lattice.few, range(1, log_s.ndim)
+    is_product = isinstance(lattice.ops[0], Gemm)
+    grown = log_s.copy()
+    grown[few:] = growing(log_s[few:], measured[few:], (0,) if is_product else (0, *side_axes))
+
+    # Downwards from what fills a tile: each between half and all of the time of twice its samples.
+    for i in reversed(range(min(few, len(grown) - 1))):
+        grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
+    return _most(grown, side_axes) if is_product else grown
 
 
 @dataclass(frozen=True)
@@ -182,21 +205,26 @@ class MonotoneGrid:
         place: dict[Op, int] = {}
         lattices = []
         for op in ops:
-            if op in place:  # with an event come all that it is compared with
+            # with an event come all that it is compared with
+            if op in place:
                 continue
             place[op] = len(place)
-            if lattice := _lattice(op, fewest):
-                at = np.array([place.setdefault(one, len(place)) for one in lattice.ops])
+            lattice = _lattice(op, fewest)
+            if lattice is not None:
+                at = np.array([place.setdefault(kernel, len(place)) for kernel in lattice.ops])
                 lattices.append((place[op], at, lattice))
         return cls(tuple(place), tuple(lattices))
 
     def times(self, alone: EventTimes) -> EventTimes:
         """Times of `ops` in a step, of those by themselves; collectives are left as they are."""
-        log_s = np.log(np.maximum(alone.time_s, 1e-300))
-        measured = np.array([one == "measured" for one in alone.provenance], bool)
-        found = log_s.copy()
-        for own, at, lattice in self._lattices:
-            grown = _with_few(log_s[at].reshape(lattice.shape), lattice, measured[at].reshape(lattice.shape))
-            found[at] = grown.ravel()
-            found[own] = grown.ravel()[lattice.nearest] + np.log(lattice.over)
-        return alone.scaled(np.exp(found - log_s))
+        # an event may take no time at all, as a collective of one rank: its log is cut
+        log_alone = np.log(np.maximum(alone.time_s, 1e-300))
+        measured = np.array([provenance == "measured" for provenance in alone.provenance], bool)
+        log_in_step = log_alone.copy()
+        for event, at, lattice in self._lattices:
+            grid, is_measured = log_alone[at].reshape(lattice.shape), measured[at].reshape(lattice.shape)
+            grown = _with_few(grid, lattice, is_measured).ravel()
+            log_in_step[at] = grown
+            # beyond the lattice in proportion to the work
+            log_in_step[event] = grown[lattice.nearest] + np.log(lattice.over)
+        return alone.scaled(np.exp(log_in_step - log_alone))

@@ -20,6 +20,7 @@ _PRIOR_WEIGHT: Final = 2.0
 _SHOWS_FLOOR: Final = 500
 """Rows of a kind from which its shortest times show the launch floor."""
 _MOST_ROWS: Final = 3000
+"""Rows that the constants of one group are fitted to, drawn at random where there are more."""
 
 
 class Base(NamedTuple):
@@ -43,17 +44,18 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
     rng = np.random.default_rng(seed)
     groups, index = groups_of_samples(samples)
     rows = [np.flatnonzero(index == g) for g in range(len(groups))]
-    some = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
+    # four constants need no more rows than this, and least squares takes as long as there are rows
+    thinned = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
     constants = np.zeros((len(groups), 4))
     # large groups first: what they say about launch floors is the prior of small ones
     floors: dict[tuple[str, KernelKind], list[float]] = {}
     for g in sorted(range(len(groups)), key=lambda g: -len(rows[g])):
         stack = samples.stacks[groups[g][0]]
-        known = floors.setdefault((stack.source, groups[g][1]), [])
-        floor = float(np.median(known)) if known else _TYPICAL_FLOOR
-        constants[g] = _fit_group(samples.take(some[g]), stack.host_launch, floor)
+        known_floors = floors.setdefault((stack.source, groups[g][1]), [])
+        floor = float(np.median(known_floors)) if known_floors else _TYPICAL_FLOOR
+        constants[g] = _fit_group(samples.take(thinned[g]), stack.host_launch, floor)
         if len(rows[g]) >= _SHOWS_FLOOR:
-            known.append(constants[g, 3])
+            known_floors.append(constants[g, 3])
     return Base(groups, index, *constants.T)
 
 
@@ -73,7 +75,9 @@ def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))
     launch = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
-    # the shortest times show the launch floor only if they are as short as launches are
+
+    # Priors: launch, shares of the peak rate and of the bandwidth that are typical, and the floor. The shortest times
+    # show the launch floor only if they are as short as launches are.
     prior = np.array([launch, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
     spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
     free = 4 if host_launch else 3
@@ -81,10 +85,11 @@ def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     def residuals(p: Sequence[float]) -> np.ndarray:
         kernel = np.exp(p[0]) + power_join(np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER)
         log_time = np.log(kernel)
+        # as `join_floor`: a kernel hides behind the host's launch
         if host_launch:
             log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * p[3]) / FLOOR_POWER
-        pull = (np.asarray(p) - prior[:free]) / spread[:free]
-        return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * pull])
+        from_prior = (np.asarray(p) - prior[:free]) / spread[:free]
+        return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * from_prior])
 
     fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
     if not host_launch:
@@ -112,9 +117,9 @@ def term_constants(
       between devices of one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
     """
     index = {group: i for i, group in enumerate(groups)}
-    of_source: dict[tuple[str, KernelKind], list[int]] = {}
+    groups_of_source: dict[tuple[str, KernelKind], list[int]] = {}
     for (stack, kind), i in index.items():
-        of_source.setdefault((stacks[stack].source, kind), []).append(i)
+        groups_of_source.setdefault((stacks[stack].source, kind), []).append(i)
     at = np.array([index[(term.stack, term.kind)] for term in terms])
     log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
     for i, term in enumerate(terms):
@@ -124,14 +129,17 @@ def term_constants(
         if "unfused" in term.kind.op and donor.figures.vendor == term.figures.vendor:
             log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
         if donor.host_launch:
-            log_floor[i] = params.log_floor_s[of_source[donor.source, term.kind]].mean()
+            log_floor[i] = params.log_floor_s[groups_of_source[donor.source, term.kind]].mean()
     return params._replace(
-        log_fixed_s=params.log_fixed_s[at], log_compute=params.log_compute[at],
-        log_memory=log_memory, log_floor_s=log_floor,
-    )  # fmt: skip
+        log_fixed_s=params.log_fixed_s[at],
+        log_compute=params.log_compute[at],
+        log_memory=log_memory,
+        log_floor_s=log_floor,
+    )
 
 
 def _unbound(log_share: float) -> float:
+    """How far a kernel that reaches this share of the bandwidth follows the issue rate instead; linear in between."""
     place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
     return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
 

@@ -24,8 +24,9 @@ _OVER_FORWARD: Final = {
 benchmarks of NVIDIA/cudnn-frontend (H200: 1.19.0, GB200: 1.21.1), sequences of 2k to 75k tokens, both masks, backward
 not deterministic where that was timed. GH100 has no wide heads in 8 bits: their ratio is taken to grow as in 16."""
 _OVER_FORWARD_OF_WINDOWS: Final = {"GH100": 3.55, "GB100": 2.33}
-"""The same of sliding windows in 16 bits: medians over NVIDIA/cudnn-frontend 1.31.0, benchmark/attention_training,
-gpt_oss (windows of 128 tokens, heads of 64 elements, 2k to 32k tokens, H200; GB200 and GB300)."""
+"""Time of backward over that of forward, of sliding windows in 16 bits: medians over NVIDIA/cudnn-frontend 1.31.0,
+benchmark/attention_training, gpt_oss (windows of 128 tokens, heads of 64 elements, 2k to 32k tokens, H200; GB200 and
+GB300)."""
 _EQUAL_HEAD: Final = 128
 """Elements of a value from which longer queries and keys (192, latent attention) cost what their FLOPs do: kernels made
 for them hold 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, those of equal heads 1,574 and 644 (the same
@@ -46,22 +47,36 @@ def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
     """Rows, of which those that are `copied` [n] are answered by kernels that fill a cache, as these take where there
     is little to copy: a kernel that reads keys where they lie takes as long for few heads of them as for many."""
     heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
+    # one head of keys for eight of queries: little to copy, and of such models there are most rows
     few = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
     return rows.changed({"kv_heads": np.where(copied, few, kv_heads)})
 
 
-def as_equal_heads(rows: Rows, die: np.ndarray, kept: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
-    """Rows of forward on the die of each row [n], in 16 bits and with heads of equal length where it is known how the
-    others compare, and the log of their time over that of these; rows that are `kept` stay as they are."""
+def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
+    """Attention in 16 bits and with heads of equal length that stands for the rows, and the log of their time over its.
+
+    Where it is known how 8 bits and longer queries compare, and for forward; other rows stand for themselves.
+
+    Args:
+        die: of each row [n].
+        as_asked: rows that stay as they are, bool[n].
+    """
     forward = rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
-    known = forward & ~kept & np.isin(die, list(_NARROW_FORWARD))
+    comparable = forward & ~as_asked & np.isin(die, list(_NARROW_FORWARD))
     head, value = (np.asarray(rows.shape[name], float) for name in ("head_dim", "head_dim_v"))
-    longer, narrow = known & (value == _EQUAL_HEAD) & (head > value), known & (rows.dtypes == "fp8")
-    shares = np.array([_NARROW_FORWARD.get(of, (1.0, 1.0)) for of in die])
+    longer = comparable & (value == _EQUAL_HEAD) & (head > value)
+    narrow = comparable & (rows.dtypes == "fp8")
+
+    # Longer queries and keys cost what their FLOPs do: 2 (d_qk + d_v) for each pair of a query and a key.
     log_over = np.where(longer, np.log((head + value) / (2 * _EQUAL_HEAD)), 0.0)
-    log_over += np.where(narrow, np.log(np.where(head > _WIDE, shares[:, 1], shares[:, 0])), 0.0)
-    bytes_ = np.where(narrow, 2.0, rows.shape["element_bytes"])
-    shape = rows.shape | {"head_dim": np.where(longer, value, head), "element_bytes": bytes_}
+
+    # 8 bits take a measured share of the time of 16, one for heads of usual length and one for wider ones.
+    shares = np.array([_NARROW_FORWARD.get(name, (1.0, 1.0)) for name in die])
+    share = np.where(head > _WIDE, shares[:, 1], shares[:, 0])
+    log_over += np.where(narrow, np.log(share), 0.0)
+
+    element_bytes = np.where(narrow, 2.0, rows.shape["element_bytes"])
+    shape = rows.shape | {"head_dim": np.where(longer, value, head), "element_bytes": element_bytes}
     columns = rows.columns._replace(dtype=np.where(narrow, "half", rows.dtypes).astype(object))
     return Rows(rows.family, shape, *kinds_of(columns)), log_over
 
@@ -83,23 +98,30 @@ def log_over_exponentials(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     a clock of another part the ratio may grow where both times fall.
     """
     shape, kinds = asked.rows.shape, asked.rows.kinds
-    head, value = (np.asarray(shape[of], float) for of in ("head_dim", "head_dim_v"))
+
+    # Seconds of the products of one pair of a query and a key on the whole device.
+    head, value = (np.asarray(shape[name], float) for name in ("head_dim", "head_dim_v"))
     backward = asked.rows.by_kind(lambda kind: 2.5 if kind.pass_ == "bwd" else 1.0)
-    peaks = asked.of_query(lambda query: [query.figures.peak(kind.dtype) for kind in kinds])
-    usual_hz, own_hz = asked.of_query(
-        lambda query: [
-            per_clock * query.figures.units * query.figures.clock
-            for per_clock in (USUAL_EXPONENTIALS, query.figures.exponentials_per_clock)
+    peaks_by_kind = asked.of_query(lambda query: [query.figures.peak(kind.dtype) for kind in kinds])
+    peak = np.take_along_axis(peaks_by_kind, asked.rows.kind[:, None], axis=1)[:, 0]
+    products_s = 2.0 * (head + value) * backward / peak
+
+    # Exponentials per second of the whole device, with its own and with the usual special function units.
+    def exponentials_per_s(query: Query) -> list[float]:
+        figures = query.figures
+        return [
+            per_clock * figures.units * figures.clock
+            for per_clock in (USUAL_EXPONENTIALS, figures.exponentials_per_clock)
         ]
-    ).T
-    products_s = 2.0 * (head + value) * backward / np.take_along_axis(peaks, asked.rows.kind[:, None], axis=1)[:, 0]
-    over = np.log((products_s + 1 / own_hz) / (products_s + 1 / usual_hz))
-    return np.where(_slides(asked.rows), 0.0, over)
+
+    usual_hz, device_hz = asked.of_query(exponentials_per_s).T
+    log_over = np.log((products_s + 1 / device_hz) / (products_s + 1 / usual_hz))
+    return np.where(_slides(asked.rows), 0.0, log_over)
 
 
 def _slides(rows: Rows) -> np.ndarray:
     """Whether attention sees a window of its keys, bool[n]."""
-    window, keys = (np.asarray(rows.shape[of], float) for of in ("window", "seq_kv"))
+    window, keys = (np.asarray(rows.shape[name], float) for name in ("window", "seq_kv"))
     return (window > 0) & (window < keys)
 
 
@@ -116,10 +138,12 @@ def forward_rows(rows: Rows) -> Rows:
 def log_over_forward(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time of rows of backward over that of their forward."""
     rows, die = asked.rows, asked.of_query(lambda query: query.figures.die)
-    usual = np.array([_OVER_FORWARD[of, dtype] for of, dtype in zip(die, rows.dtypes, strict=True)])
-    over = np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, usual[:, 1], usual[:, 0])
-    in_window = np.array([_OVER_FORWARD_OF_WINDOWS[of] for of in die])
-    log_over = np.log(np.where(_slides(rows) & (rows.dtypes == "half"), in_window, over))
+    by_width = np.array([_OVER_FORWARD[name, dtype] for name, dtype in zip(die, rows.dtypes, strict=True)])
+    unwindowed = np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, by_width[:, 1], by_width[:, 0])
+    in_window = np.array([_OVER_FORWARD_OF_WINDOWS[name] for name in die])
+    log_over = np.log(np.where(_slides(rows) & (rows.dtypes == "half"), in_window, unwindowed))
+
+    # Backward has one exponential for 2.5 times the products, so fewer exponentials in a clock slow it down less.
     return log_over + log_over_exponentials(asked) - log_over_exponentials(asked.instead(forward_rows(rows)))
 
 
@@ -158,29 +182,34 @@ def goes_by_bandwidth(kind: KernelKind, die: str) -> bool:
 def norm_times(asked: PriceQuery) -> Prediction:
     """Times of norms, by the software of that name where it was timed."""
     backward = asked.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
-    reached = asked.of_query(lambda q: [share * q.figures.bandwidth for share in _shares(q)])
-    log_time = np.log(_NORM_FIXED_S + _bytes(asked) / np.take_along_axis(reached, backward[:, None], axis=1)[:, 0])
+    by_pass = asked.of_query(lambda query: [share * query.figures.bandwidth for share in _shares(query)])
+    bytes_per_s = np.take_along_axis(by_pass, backward[:, None], axis=1)[:, 0]
+    log_time = np.log(_NORM_FIXED_S + _bytes(asked) / bytes_per_s)
     return Prediction.around(log_time, _NORM_HALF_WIDTH, "learned")
 
 
 def log_least(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time in which what the last-level cache cannot hold streams through memory; -inf where it holds
     all."""
-    l2, bandwidth = asked.of_query(lambda q: [q.figures.l2, q.figures.bandwidth]).T
+    l2, bandwidth = asked.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
     counted = asked.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
-    beyond = np.maximum(_bytes(asked) * counted - l2, 0.0)
+
+    # a kernel that is timed again and again finds in the cache what fits there
+    beyond_cache = np.maximum(_bytes(asked) * counted - l2, 0.0)
     with np.errstate(divide="ignore"):
-        return np.log(beyond / (STREAM_SHARE * bandwidth))
+        return np.log(beyond_cache / (STREAM_SHARE * bandwidth))
 
 
 def _shares(query: Query) -> _Shares:
-    """Of the software asked for; any on a die where none was timed."""
-    word, die = (query.software or "").partition(";")[0], query.figures.die
-    return _BY_SOFTWARE.get((die, word), _FUSED.get(die, _Shares(1.0, 1.0)))
+    """Shares that norms of the software asked for reach; of fused ones where it was not timed."""
+    software, die = (query.software or "").partition(";")[0], query.figures.die
+    return _BY_SOFTWARE.get((die, software), _FUSED.get(die, _Shares(1.0, 1.0)))
 
 
 def _bytes(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
-    return physics_of([q.figures for q in asked.queries], asked.query, asked.rows)[0].bytes
+    """Compulsory traffic of every row."""
+    physics, _ = physics_of([query.figures for query in asked.queries], asked.query, asked.rows)
+    return physics.bytes
 
 
 _QUANTISING_LAUNCHES_S: Final = 14e-6
@@ -199,6 +228,8 @@ def log_product_share(asked: PriceQuery, log_time: Float64[np.ndarray, "n"]) -> 
     """Log of the part of `log_time` that products [m, k] x [k, n] take without the quantising of [m, k]."""
     shape = asked.rows.shape
     elements = np.asarray(shape["m"] * shape["k"] * shape["batch"] * shape["groups"], float)
-    bytes_per_s = asked.of_query(lambda q: q.figures.bandwidth * _QUANTISING_SHARE.get(q.figures.die, 1.0))
+    bytes_per_s = asked.of_query(lambda query: query.figures.bandwidth * _QUANTISING_SHARE.get(query.figures.die, 1.0))
     quantising_s = _QUANTISING_LAUNCHES_S + _QUANTISING_BYTES * elements / bytes_per_s
+
+    # Quantising may seem to take longer than the row did, where the row is short: some of it is always the product.
     return np.log(np.maximum(1.0 - quantising_s * np.exp(-log_time), _LEAST_PRODUCT_SHARE))

@@ -103,18 +103,23 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
-    for axis, of in enumerate(FAMILIES[family].axes):
-        u = (xp.clip(inside[:, axis], of.low, of.high - 1e-3) - of.low) * of.nodes_per_doubling
-        node = xp.floor(u).astype(np.int32)
-        weight = (u - node).astype(z.dtype)[:, None]
-        table = params.tables[axis]
+
+    # What the stack learned at the two nodes on either side of the shape, axis by axis, linear between them. The upper
+    # end is cut a little so that a node lies above it.
+    for number, axis in enumerate(FAMILIES[family].axes):
+        place = (xp.clip(inside[:, number], axis.low, axis.high - 1e-3) - axis.low) * axis.nodes_per_doubling
+        node = xp.floor(place).astype(np.int32)
+        weight = (place - node).astype(z.dtype)[:, None]
+        table = params.tables[number]
         parts.append(table[..., stack, node, :] * (1 - weight) + table[..., stack, node + 1, :] * weight)
-    h = xp.concatenate(parts, axis=-1)
+
+    hidden = xp.concatenate(parts, axis=-1)
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
-        h = _each_by(xp, h, kernel) + bias[..., None, :]
-        h = h * (0.5 + 0.5 * xp.tanh(0.5 * h))  # SiLU, finite at both ends
-    out = (_each_by(xp, h, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
-    return out.mean(axis=0) if out.ndim == 2 else out
+        hidden = _each_by(xp, hidden, kernel) + bias[..., None, :]
+        hidden = hidden * (0.5 + 0.5 * xp.tanh(0.5 * hidden))  # SiLU, finite at both ends
+    out = (_each_by(xp, hidden, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
+    has_members = out.ndim == 2
+    return out.mean(axis=0) if has_members else out
 
 
 def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
@@ -131,14 +136,20 @@ class Elsewhere(NamedTuple):
 
     machine: Machine
     log_memory: Float[Any, "G"]
+    """Log of the share of the memory bandwidth reached there."""
     log_floor_s: Float[Any, "G"]
-    """As in `Parameters`."""
+    """Log of the host-side launch floor there."""
 
 
 def log_time_and_positions(
-    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool = False, xp: Any = np,
+    params: Parameters,
+    inputs: Inputs,
+    *,
+    family: str,
+    host_launch: bool = False,
+    xp: Any = np,
     elsewhere: Elsewhere | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Log seconds [n] of every kernel, and where the shapes lie on the family's axes [n, A].
 
     With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the device figures in
@@ -149,16 +160,25 @@ def log_time_and_positions(
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype
     z = standardise(xp, params, raw).astype(dtype)
+
+    # time = roofline with fitted efficiencies x exp(what the network learned beside it)
     log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
     correction = residual(xp, family, params, z, positions, inputs.stack)
     log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
+
     # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
-    told = told_of_kernel(xp, log_kernel, log_floor)
+    trust = told_of_kernel(xp, log_kernel, log_floor)
+
+    # On another part of the die the correction stays: clocks and bandwidth change the base time alone.
     if elsewhere is not None:
         there = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
         log_base = xp.log(base_time(xp, there, physics, elsewhere.machine, inputs.group))
         log_kernel, log_floor = log_base + correction, there.log_floor_s[inputs.group]
-    return (join_floor(xp, log_kernel, log_floor) if host_launch else log_base + correction * told), positions
+
+    # Eager measurements hold the host's launch, so errors on them are of the two together; a step has its own host.
+    if host_launch:
+        return join_floor(xp, log_kernel, log_floor), positions
+    return log_base + correction * trust, positions
 
 
 def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:

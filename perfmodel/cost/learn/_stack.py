@@ -40,7 +40,7 @@ class Figures:
     """Exponentials that the special function units of a multiprocessor take in a clock."""
 
     def __hash__(self) -> int:
-        # plans are kept by figures, and hashing all of them for every row would cost more than it tells apart
+        # `peaks` is a dict, which has no hash of its own
         return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
 
     @classmethod
