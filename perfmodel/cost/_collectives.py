@@ -71,6 +71,8 @@ class CollectiveModel:
         elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """
         fabric, priced = Fabric.of(cluster), Priced.unknown(len(ops))
+
+        # the columns of `Groups.on`, in its order
         columns = np.array(
             [(op.bytes, op.num_ranks, op.ranks_per_node, op.level, op.concurrent, op.interleaved) for op in ops],
             np.float64,
@@ -87,16 +89,20 @@ class CollectiveModel:
 
     def _exchange(self, fabric: Fabric, ops: Sequence[Collective], columns: np.ndarray, priced: Priced) -> None:
         """Give exchanges by libraries of their own the times of their published rates, where there are any."""
+        # Published rates stand for the libraries' kernels; without one an exchange keeps its time as an all-to-all.
         index = np.array([i for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1], np.int64)
         if not len(index):
             return
         groups = Groups.on(fabric, *columns[index].T)
         time_s = _published_s(fabric, groups, [ops[i].exchange for i in index])
         known = np.isfinite(time_s)
-        # a rate includes the latency at its size: smaller messages still take as long as the smallest
-        least = Groups.on(fabric, *(columns[index[known]] * (0, 1, 1, 1, 1, 1)).T)
-        shortest_s = self._prices.price(CollectiveRequest("all_to_all", fabric), least).time_s
-        priced.time_s[index[known]] = np.maximum(np.maximum(time_s[known], shortest_s), priced.least_s[index[known]])
+
+        # A rate includes the latency at its size: smaller messages still take as long as the smallest, which is that
+        # of no bytes at all (the first column).
+        empty = columns[index[known]] * (0, 1, 1, 1, 1, 1)
+        empty_groups = Groups.on(fabric, *empty.T)
+        latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty_groups).time_s
+        priced.time_s[index[known]] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[index[known]])
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).
@@ -110,17 +116,20 @@ class CollectiveModel:
             part = table.iloc[index]
             rows = moe_rows(part) if exchange else collective_rows(part)
             priced.provenance[index] = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
-            at = np.flatnonzero(rows.skipped == "")
+            usable = np.flatnonzero(rows.skipped == "")
             if isinstance(rows, MoeRows):
-                priced.put(index[at], predict_moe(self.weights.moe, rows.take(at)))
+                prices = predict_moe(self.weights.moe, rows.take(usable))
             else:
-                priced.put(index[at], predict_collective_rows(self._prices, rows.take(at)))
+                prices = predict_collective_rows(self._prices, rows.take(usable))
+            priced.put(index[usable], prices)
         return _event_times(priced)
 
 
 def _event_times(priced: Priced) -> EventTimes:
+    # links at their full rate bound the interval from below, too
     lo_s = np.maximum(priced.time_s * np.exp(-priced.half_width), priced.least_s)
-    return EventTimes(priced.time_s, lo_s, priced.time_s * np.exp(priced.half_width), tuple(priced.provenance.tolist()))
+    hi_s = priced.time_s * np.exp(priced.half_width)
+    return EventTimes(priced.time_s, lo_s, hi_s, tuple(priced.provenance.tolist()))
 
 
 def interconnect_of(cluster: Cluster) -> str:
@@ -128,7 +137,7 @@ def interconnect_of(cluster: Cluster) -> str:
 
     Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is stated.
     """
-    device, words = cluster.device.name, []
+    device, names = cluster.device.name, []
     flat = is_flat([level.name for level in cluster.levels], device)
     for index, level in enumerate(cluster.levels[:2]):
         between = flat or index > 0
@@ -136,9 +145,9 @@ def interconnect_of(cluster: Cluster) -> str:
         shared = between and is_known(level.name, device, between)
         rate = max(level.bandwidth_bytes_per_s, nominal) if shared else level.bandwidth_bytes_per_s
         name = level.name.replace("+", " ").replace("@", " ")
-        told = rate == nominal and is_known(level.name, device, between)
-        words.append(name if told else f"{name}@{rate / 1e9:g}GB/s")
-    return " + ".join(words)
+        name_says_rate = rate == nominal and is_known(level.name, device, between)
+        names.append(name if name_says_rate else f"{name}@{rate / 1e9:g}GB/s")
+    return " + ".join(names)
 
 
 def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) -> Float64[np.ndarray, "n"]:
@@ -147,19 +156,25 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
     time_s = np.full(len(exchanges), np.nan)
     inside = groups.ranks <= groups.ranks_per_node
     for exchange in dict.fromkeys(exchanges):
-        own = np.array([other == exchange for other in exchanges])
+        alike = np.array([other == exchange for other in exchanges])
         for rates in exchange_library(exchange.dispatcher).rate:
             for level, link in enumerate(fabric.levels):
                 if link.link != rates.link:
                     continue
+
+                # A rate with ranks per node is one between nodes, whose groups share the adapters; the parties that it
+                # counts are nodes then, ranks else.
                 if rates.ranks_per_node:
-                    here = own & ~inside & (groups.level == level) & (groups.ranks_per_node == rates.ranks_per_node)
+                    same_ranks_per_node = groups.ranks_per_node == rates.ranks_per_node
+                    at = alike & ~inside & (groups.level == level) & same_ranks_per_node
+                    parties = groups.ranks[at] / rates.ranks_per_node
+                    sharing = groups.concurrent[at]
                 else:
-                    here = own & inside & (level == 0)
-                parties = groups.ranks[here] / (rates.ranks_per_node or 1)
+                    at = alike & inside & (level == 0)
+                    parties = groups.ranks[at]
+                    sharing = 1.0
                 share = share_of_link(rates, exchange.way, parties)
-                sharing = groups.concurrent[here] if rates.ranks_per_node else 1.0
-                time_s[here] = groups.buffer_bytes[here] * sharing / (share * link.bandwidth)
+                time_s[at] = groups.buffer_bytes[at] * sharing / (share * link.bandwidth)
     return time_s
 
 

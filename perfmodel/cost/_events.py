@@ -99,7 +99,7 @@ class KnownTimes:
             self._rows.clear()
         rows = [self._rows.get(key) for key in keys]
         if None in rows:
-            # all unknown ones in one call: a regressor takes as long for one row as for hundreds
+            # all unknown ones in one call: models work on arrays
             new = dict.fromkeys(key for key, row in zip(keys, rows, strict=True) if row is None)
             for new_keys, times in work_out([*new]):
                 self._rows.update(zip(new_keys, times.rows(), strict=True))

@@ -68,10 +68,12 @@ def inference_times(
     """
 
     def work_out(new: list[tuple[Op, float]]) -> Iterator[tuple[list[tuple[Op, float]], EventTimes]]:
+        # Events that read weights of one width at a time: only those may be compared with one another. No number of
+        # samples is too few here, as steps of few tokens are the usual ones.
         for n_bytes in dict.fromkeys(n for _, n in new):
-            every = MonotoneGrid.of((op for op, n in new if n == n_bytes), {})
-            found = every.times(_by_themselves(every.ops, n_bytes, cluster, kernels, collectives))
-            yield [(op, n_bytes) for op in every.ops], found
+            grid = MonotoneGrid.of((op for op, n in new if n == n_bytes), {})
+            times = grid.times(_by_themselves(grid.ops, n_bytes, cluster, kernels, collectives))
+            yield [(op, n_bytes) for op in grid.ops], times
 
     known = current_session().parts.get_or_compute((inference_times, cluster, kernels, collectives), KnownTimes)
     return known.times(list(zip(ops, stored_bytes, strict=True)), work_out)
@@ -84,26 +86,38 @@ def _by_themselves(
     kernels: KernelModel,
     collectives: PricesCollectives,
 ) -> EventTimes:
-    """`inference_times` of events each by itself."""
+    """Times of events each by itself, all of which read weights or a cache of the same width."""
     device = cluster.device
-    found = event_times(ops, cluster, _ServerKernels(kernels), collectives)
-    passing = {i: op for i, op in enumerate(ops)
-               if not isinstance(op, Collective) and _follows_the_memory(op, device, found.provenance[i])}  # fmt: skip
-    found = found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
-    read = np.array([_read_elements(op) for op in ops])
-    shares = [_narrow_share(device, op, n, stored_bytes) for op, n in zip(ops, read, strict=True)]
-    found = found.scaled(np.array(shares) * under_load(device, ops, found.time_s))
-    least_s = read * stored_bytes / device.memory_bandwidth_bytes_per_s
-    at = np.flatnonzero(least_s).tolist()
-    found = found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
-    latent = {i: latent_decode_s(device, op, least_s[i]) for i, op in enumerate(ops) if _is_latent(op)}
-    direct = {i: one_shot_s(device, op) for i, op in enumerate(ops) if _reads_directly(op, device)}
-    return found.replaced([*latent], _around(latent.values(), HALF_WIDTH, "analytical")).at_most(
-        [*direct], _around(direct.values(), ONE_SHOT_HALF_WIDTH, "learned")
-    )
+    times = event_times(ops, cluster, _ServerKernels(kernels), collectives)
+
+    # 1. Kernels that follow the memory take no longer than their roofline: tables hold them issued one by one.
+    at_memory = [
+        i
+        for i, op in enumerate(ops)
+        if not isinstance(op, Collective) and _follows_the_memory(op, device, times.provenance[i])
+    ]
+    memory_ops: list[KernelOp] = [ops[i] for i in at_memory]  # pyright: ignore[reportAssignmentType]
+    times = times.at_most(at_memory, _around(roofline_seconds(device, memory_ops), HALF_WIDTH, "analytical"))
+
+    # 2. What is stored narrow is read faster, and long kernels run at the clock that the power limit leaves.
+    read_elements = np.array([_read_elements(op) for op in ops])
+    shares = [_narrow_share(device, op, n, stored_bytes) for op, n in zip(ops, read_elements, strict=True)]
+    times = times.scaled(np.array(shares) * under_load(device, ops, times.time_s))
+
+    # 3. Nothing is faster than its weights or cache come from memory: in a step the L2 cache holds other layers'.
+    least_s = read_elements * stored_bytes / device.memory_bandwidth_bytes_per_s
+    at_readers = np.flatnonzero(least_s).tolist()
+    times = times.at_least(at_readers, _around(least_s[at_readers], LEAST_HALF_WIDTH, "analytical"))
+
+    # 4. Events that no table has: attention over a compressed cache, and all-reduces by direct reads where shorter.
+    latent_s = {i: latent_decode_s(device, op, least_s[i]) for i, op in enumerate(ops) if _is_latent(op)}
+    times = times.replaced([*latent_s], _around(latent_s.values(), HALF_WIDTH, "analytical"))
+    direct_s = {i: one_shot_s(device, op) for i, op in enumerate(ops) if _reads_directly(op, device)}
+    return times.at_most([*direct_s], _around(direct_s.values(), ONE_SHOT_HALF_WIDTH, "learned"))
 
 
 def _follows_the_memory(op: Op, device: Device, provenance: str) -> bool:
+    """Whether an event moves bytes rather than computes: element-wise, or an unmeasured product of few tokens."""
     if isinstance(op, Gemm) and op.op == "linear" and provenance == "extrapolated":
         return op.flops / device.peak.flops_per_s(op.dtype) < op.bytes / device.memory_bandwidth_bytes_per_s
     return isinstance(op, (MemoryBound, Embedding))
@@ -129,11 +143,11 @@ def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) 
     if isinstance(op, Collective):
         return 1.0
     compute_s = op.flops / (COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
-    wide_s, own_s = (
-        FIXED_S + power_join(np, compute_s, n / (MEMORY_SHARE * device.memory_bandwidth_bytes_per_s), 3.0)
-        for n in (op.bytes, op.bytes - elements * (dtype_bytes(op.dtype) - stored_bytes))
-    )
-    return float(own_s / wide_s)
+    bytes_per_s = MEMORY_SHARE * device.memory_bandwidth_bytes_per_s
+    narrow_bytes = op.bytes - elements * (dtype_bytes(op.dtype) - stored_bytes)
+    wide_s = FIXED_S + power_join(np, compute_s, op.bytes / bytes_per_s, 3.0)
+    narrow_s = FIXED_S + power_join(np, compute_s, narrow_bytes / bytes_per_s, 3.0)
+    return float(narrow_s / wide_s)
 
 
 def latent_decode_s(device: Device, op: Attention, read_s: float) -> float:
@@ -155,12 +169,15 @@ def _is_latent(op: Op) -> TypeGuard[Attention]:
 
 
 def _reads_directly(op: Op, device: Device) -> TypeGuard[Collective]:
-    return (
-        isinstance(op, Collective) and op.collective == "all_reduce" and 1 < op.num_ranks == op.ranks_per_node <= 8
-        and device.link_bandwidth_bytes_per_s >= LEAST_LINK_BYTES_PER_S
-    )  # fmt: skip
+    """Whether an event is an all-reduce within a node whose devices read one another's memory directly."""
+    if not isinstance(op, Collective) or op.collective != "all_reduce":
+        return False
+    in_one_node = 1 < op.num_ranks == op.ranks_per_node <= 8
+    return in_one_node and device.link_bandwidth_bytes_per_s >= LEAST_LINK_BYTES_PER_S
 
 
-def _around(seconds: Iterable[float], half: float, provenance: str) -> EventTimes:
+def _around(seconds: Iterable[float], half_width: float, provenance: str) -> EventTimes:
+    """Times with intervals of one half-width in log time."""
     time_s = np.array([*seconds])
-    return EventTimes(time_s, time_s * np.exp(-half), time_s * np.exp(half), (provenance,) * len(time_s))
+    lo_s, hi_s = time_s * np.exp(-half_width), time_s * np.exp(half_width)
+    return EventTimes(time_s, lo_s, hi_s, (provenance,) * len(time_s))

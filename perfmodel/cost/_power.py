@@ -74,23 +74,30 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
     energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy with the square of the
     voltage, which the clock needs).
     """
-    least_s, energy = np.zeros(len(ops)), _OF_DIE.get(device.die)
-    if energy is None or device.power_w is None or device.idle_power_w is None:  # `has_power_law`, for the type checker
+    least_s = np.zeros(len(ops))
+    energy = _OF_DIE.get(device.die)
+    # as `has_power_law` says, for the type checker
+    if energy is None or device.power_w is None or device.idle_power_w is None:
         return least_s
     budget_w = device.power_w - device.idle_power_w
-    of = [(i, op, _WIDTH[op.dtype]) for i, op in enumerate(ops)
-          if isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH]  # fmt: skip
-    if budget_w <= 0 or not of:
+    at = [i for i, op in enumerate(ops) if isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH]
+    if budget_w <= 0 or not at:
         return least_s
-    flops, moved, width = np.array([(*op.amounts(), width) for _, op, width in of]).T
-    memory_j, flops = energy.byte_j * moved, flops * width
+
+    # Energies of all traffic, and of all arithmetic at the rate at which a FLOP's was measured.
+    amounts = np.array([(*ops[i].amounts(), _WIDTH[ops[i].dtype]) for i in at])
+    flops, moved_bytes, width = amounts.T
+    memory_j, flops = energy.byte_j * moved_bytes, flops * width
     reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
     compute_j = energy.flop_j * flops * reference_s**_VOLTAGE
-    time_s = np.maximum(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))  # what either alone takes
-    for _ in range(_STEPS):  # of Newton, from below: the energy that fits is concave in the time
+
+    # Newton's method from below, as the energy that fits is concave in the time. It begins at what the longer of
+    # traffic and arithmetic takes alone.
+    time_s = np.maximum(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))
+    for _ in range(_STEPS):
         short_j = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
         time_s += short_j / (budget_w + _VOLTAGE * compute_j * time_s ** (-1 - _VOLTAGE))
-    least_s[[i for i, _, _ in of]] = time_s
+    least_s[at] = time_s
     return least_s
 
 

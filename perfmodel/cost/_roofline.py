@@ -16,11 +16,15 @@ from perfmodel.spec import Device
 FIXED_S: Final = 4e-6
 """Time of an empty kernel: launch latency and tail on current accelerators."""
 COMPUTE_SHARE: Final = 0.65
+"""Share of the peak rate that kernels typically reach."""
 MEMORY_SHARE: Final = 0.75
+"""Share of the memory bandwidth that kernels typically reach."""
 HALF_WIDTH: Final = 0.6
 """Half-width of the analytical 90 % interval, in log time."""
 _POWER: Final = 3.0
+"""Power of the norm that joins compute and memory time: between their sum (1) and the longer of them (inf)."""
 _WIDER: Final = {"fp4": ("fp8",), "int8": ("bf16", "fp16")}
+"""Element types of twice the bits, for those that nobody measured."""
 _UNMEASURED: Final = ("fp4", "int8")
 
 
@@ -58,12 +62,13 @@ def least_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray
 def _of_ops(
     seconds: Callable[[Figures, Rows], Float64[np.ndarray, "n"]], device: Device, ops: Sequence[KernelOp]
 ) -> Float64[np.ndarray, "n"]:
-    out = np.zeros(len(ops))
+    # weights files know no 4-bit rate, so figures have none: only a roofline asks for it
     figures = Figures.of(device)
     figures = replace(figures, peaks=figures.peaks | {"fp4": device.peak.flops_per_s("fp4")})
+    time_s = np.zeros(len(ops))
     for members, rows in rows_by_family(ops):
-        out[members] = seconds(figures, rows)
-    return out
+        time_s[members] = seconds(figures, rows)
+    return time_s
 
 
 def rows_by_family(ops: Sequence[KernelOp]) -> Iterator[tuple[np.ndarray, Rows]]:
@@ -88,8 +93,8 @@ def wider(device: Device, op: KernelOp) -> KernelOp:
     where the device has no wider type."""
     if not op.is_matmul:
         return op
-    found = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)
-    return replace(op, dtype=found) if found != op.dtype else op
+    dtype = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)
+    return replace(op, dtype=dtype) if dtype != op.dtype else op
 
 
 def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
@@ -101,22 +106,22 @@ def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     Returns:
         A row per kernel that can be read: `family`, `dtype`, `flops`, `bytes` (compulsory traffic), `time_s`.
     """
-    own_device = relabel(np.asarray(table["device"]), device_name) == device.name
+    on_device = relabel(np.asarray(table["device"]), device_name) == device.name
     parts = []
     for family in FAMILIES:
-        own = pd.DataFrame(table[own_device & (table["op_family"] == family)])
-        if own.empty:
+        of_family = pd.DataFrame(table[on_device & (table["op_family"] == family)])
+        if of_family.empty:
             continue
-        asked = table_rows(own, family)
-        good = np.flatnonzero(asked.reasons == "")
-        rows = asked.rows.take(good)
+        queries = table_rows(of_family, family)
+        readable = np.flatnonzero(queries.reasons == "")
+        rows = queries.rows.take(readable)
         physics, _ = kernel_physics(Figures.of(device), rows)
         columns = {
             "family": family,
-            "dtype": np.asarray(own["dtype"])[good],
+            "dtype": np.asarray(of_family["dtype"])[readable],
             "flops": physics.flops,
             "bytes": physics.bytes,
-            "time_s": np.asarray(own["time_us"], float)[good] * 1e-6,
+            "time_s": np.asarray(of_family["time_us"], float)[readable] * 1e-6,
         }
         parts.append(pd.DataFrame(columns))
     empty = pd.DataFrame(columns=["family", "dtype", "flops", "bytes", "time_s"])
