@@ -15,7 +15,9 @@ from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.cost.learn._links import LinkClass, link_named
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
+"""Hops of links that no class is known for."""
 _LEAST_EFFICIENCY: Final = 0.02
+"""Share of the links' rate below which no fit may fall."""
 
 
 class Effect(NamedTuple):
@@ -33,9 +35,13 @@ class Effect(NamedTuple):
 
 
 _OF_LINKS_INSIDE: Final = ("inside", "hop_inside", "peers", "low_latency")
+"""Effects of a link class inside nodes."""
 _OF_LINKS_BETWEEN: Final = ("between", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
+"""Effects of a link class between nodes."""
 _OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network")
+"""Effects of all links alike."""
 _OF_ALL_BETWEEN: Final = ("neighbours", "low_latency_between", "hop_line_between", "hop_pair", "tree")
+"""Effects of all links between nodes alike."""
 BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 """Effects (`Effect.of`) that say nothing inside a node."""
 
@@ -43,9 +49,9 @@ BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     """All effects that a collective of this kind on these link classes depends on."""
     of_kind = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
-    near = (Effect(of, inside) for of in _OF_LINKS_INSIDE)
-    far = (Effect(of, between) for of in _OF_LINKS_BETWEEN)
-    alone = (Effect(of) for of in (*_OF_ALL, *_OF_ALL_BETWEEN))
+    near = (Effect(name, inside) for name in _OF_LINKS_INSIDE)
+    far = (Effect(name, between) for name in _OF_LINKS_BETWEEN)
+    alone = (Effect(name) for name in (*_OF_ALL, *_OF_ALL_BETWEEN))
     both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
     return (*of_kind, *near, *far, *alone, *both)
 
@@ -64,28 +70,41 @@ _EXPECTED: Final = {
     "network": (1.0, 0.5),
     # a healthy fabric loses nothing from 2 to 64 nodes, a weaker one 3.4 % with each doubling
     "nodes": (log(0.01), 1.0),
-    "tree": (1.4, 0.7),  # NCCL's trees: 0.92 * 0.85 of a ring, and limits of their own for each channel
+    # NCCL's trees: 0.92 * 0.85 of a ring, and limits of their own for each channel
+    "tree": (1.4, 0.7),
     "neighbours": (0.0, 0.5),
-    "post": (log(2**0.5 * 1e-6), 0.5),  # NCCL: 1 us on Intel's and Arm's hosts, 2 us on AMD's
+    # NCCL: 1 us on Intel's and Arm's hosts, 2 us on AMD's
+    "post": (log(2**0.5 * 1e-6), 0.5),
     "low_latency_between": (-0.6, 0.5),
 }
+"""Expected value and standard deviation of effects that follow from no link class: logs of times and of ratios, logits
+of shares."""
 _EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (2.2, 0.4)}
+"""Expected logit of the efficiency of a kind, and its standard deviation."""
 PEER_HOPS: Final = 0.5
 """Expected time that a peer costs an exchange, in hops between nodes."""
 
 
 def expected(effect: Effect) -> tuple[float, float]:
     """Expected value of an effect and its standard deviation."""
-    of, name, kind = effect
-    link = link_named(name)
-    if of in _EFFICIENCY:
-        # an exchange depends on topology and routing more than neighbours in a ring do
-        return (0.0, 1.0 if kind == "all_to_all" else 0.5) if name else _EFFICIENCY[of]
-    if of in _DEFAULT_HOP_S:
-        return (0.0, 0.3) if kind else (log(link.hop_s if link else _DEFAULT_HOP_S[of]), 0.5)
-    if of == "peer_s":
+    part, link_name, kind = effect
+    link = link_named(link_name)
+
+    # Efficiencies: the kind's own has a value to expect, what a link adds to it may go either way. An exchange depends
+    # on topology and routing more than neighbours in a ring do.
+    if part in _EFFICIENCY:
+        if not link_name:
+            return _EFFICIENCY[part]
+        return 0.0, 1.0 if kind == "all_to_all" else 0.5
+
+    # Latencies follow the link class, where there is one of the name.
+    if part in _DEFAULT_HOP_S:
+        if kind:
+            return 0.0, 0.3
+        return log(link.hop_s if link else _DEFAULT_HOP_S[part]), 0.5
+    if part == "peer_s":
         return log(PEER_HOPS * (link.hop_s if link else _DEFAULT_HOP_S["hop_between"])), 0.8
-    return _peers(link) if of == "peers" else _EXPECTED[of]
+    return _peers(link) if part == "peers" else _EXPECTED[part]
 
 
 def _peers(link: LinkClass | None) -> tuple[float, float]:
@@ -98,9 +117,15 @@ def _peers(link: LinkClass | None) -> tuple[float, float]:
 
 
 def constants(
-    values: Mapping[Effect, float], kind: str, fabric: Fabric, level: int, ranks_per_node: float, concurrent: float,
-    in_network: bool, spans_nodes: bool,
-) -> LinkConstants:  # fmt: skip
+    values: Mapping[Effect, float],
+    kind: str,
+    fabric: Fabric,
+    level: int,
+    ranks_per_node: float,
+    concurrent: float,
+    in_network: bool,
+    spans_nodes: bool,
+) -> LinkConstants:
     """Constants of the curve for groups of `ranks_per_node` on a fabric that reach network level `level`.
 
     Over several nodes the links inside count at their full rate: what they lack is in the time of the group inside its
@@ -109,18 +134,22 @@ def constants(
     near, far = fabric.inside.of, fabric.levels[level].of
     inside, between = near.name, far.name
 
-    def value(*of: str) -> float:
-        found = values.get(Effect(*of))
-        return expected(Effect(*of))[0] if found is None else found
+    # what no measurement moved keeps its expected value
+    def value(*key: str) -> float:
+        effect = Effect(*key)
+        fitted = values.get(effect)
+        return expected(effect)[0] if fitted is None else fitted
 
     def efficiency(tier: str, link: str) -> float:
         logit = value(tier, "", kind) + value(tier, link) + value(tier, link, kind)
         return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
 
+    # Hops: latency in the low-latency protocol, and by how much more the other two take.
     near_s = exp(value("hop_inside", inside))
     far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
     near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between", between))
     near_line, far_line = 1 + exp(value("hop_line")), 1 + exp(value("hop_line_between"))
+
     at_scale = fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
     return LinkConstants(

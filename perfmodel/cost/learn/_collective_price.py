@@ -21,6 +21,7 @@ from perfmodel.cost.learn._collective_curves import (
     PER_OCTAVE,
     CovarianceTerms,
     Curve,
+    Placements,
     between_of,
     correction,
     inside_of,
@@ -37,8 +38,11 @@ _STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40
 RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
 """Rank counts inside a node at which prices are worked out."""
 NODES: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float)
+"""Node counts at which prices are worked out."""
 RING_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+"""Kinds whose rings run over all ranks of a group."""
 _MOST_TABLES: Final = 4096
+"""Tables that are kept, of a kind on a fabric at one placement each."""
 LARGE: Final = 20
 """log2 of the bytes from which a message counts as large: 1 MiB."""
 
@@ -72,9 +76,15 @@ class Groups:
 
     @classmethod
     def on(
-        cls, fabric: Fabric, buffer_bytes: np.ndarray, ranks: np.ndarray, ranks_per_node: np.ndarray,
-        level: np.ndarray, concurrent: np.ndarray, interleaved: np.ndarray | float = 1.0,
-    ) -> "Groups":  # fmt: skip
+        cls,
+        fabric: Fabric,
+        buffer_bytes: np.ndarray,
+        ranks: np.ndarray,
+        ranks_per_node: np.ndarray,
+        level: np.ndarray,
+        concurrent: np.ndarray,
+        interleaved: np.ndarray | float = 1.0,
+    ) -> "Groups":
         """Of one fabric: over at least its first network level where they leave a node."""
         last = len(fabric.levels) - 1
         level = np.clip(level.astype(np.int64), 0, last)
@@ -114,6 +124,15 @@ class Priced:
 
 
 @dataclass(frozen=True)
+class _LogPrices:
+    """Log times, half-widths and provenances of all groups of a request, filled in table by table."""
+
+    log_s: np.ndarray
+    half_width: np.ndarray
+    provenance: np.ndarray
+
+
+@dataclass(frozen=True)
 class _Table:
     """Log time over counts and `GRID`, float64[c, g], and what it stands on."""
 
@@ -130,53 +149,72 @@ class CollectivePrices:
 
     def __init__(self, weights: CollectiveWeights) -> None:
         self.weights = weights
-        self._tables = Cache(_MOST_TABLES)  # weights never change: what was worked out for equal questions stays right
+        # weights never change: what was worked out for equal questions stays right
+        self._tables = Cache(_MOST_TABLES)
 
     def price(self, asked: CollectiveRequest, groups: Groups) -> Priced:
         """Time, interval and provenance of every group; 0 for one rank."""
         n = len(groups.ranks)
-        log_s, half, provenance = np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object)
-        rate, fabric = np.full(n, asked.fabric.inside.bandwidth), asked.fabric
+        fabric = asked.fabric
+        prices = _LogPrices(np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object))
+        link_bytes_per_s = np.full(n, fabric.inside.bandwidth)
         several = groups.ranks > 1
+
+        # Inside a node: one table over rank counts for each number of groups that share a host bridge.
         inside = several & (groups.ranks <= groups.ranks_per_node)
         for sharing in np.unique(groups.interleaved[inside]).tolist():
-            index = np.flatnonzero(inside & (groups.interleaved == sharing))
-            table = self._inside(asked, sharing)
-            self._fill(asked, table, groups, index, groups.ranks, (log_s, half, provenance))
-        rest = np.flatnonzero(several & ~inside)
-        places = np.stack([groups.ranks_per_node[rest], groups.level[rest], groups.concurrent[rest]], axis=1)
-        found, which = np.unique(places, axis=0, return_inverse=True)
-        for i, (per_node, level, concurrent) in enumerate(found.tolist()):
-            own = rest[which.ravel() == i]
-            place = (asked, per_node, int(level), concurrent)
-            table = self._tables.get_or_compute(place, lambda place=place: self._between_table(*place))
-            self._fill(asked, table, groups, own, groups.ranks / groups.ranks_per_node, (log_s, half, provenance))
-            rate[own] = fabric.share_between(int(level), per_node, concurrent)
-        reduces = np.array([x.of.reduces for x in fabric.levels])[groups.level]
-        limited = np.array([x.of.limited for x in fabric.levels])[groups.level]
+            at = np.flatnonzero(inside & (groups.interleaved == sharing))
+            self._fill(prices, at, asked, self._inside(asked, sharing), groups, groups.ranks)
+
+        # Between nodes: one table over node counts for each placement.
+        between = np.flatnonzero(several & ~inside)
+        columns = [groups.ranks_per_node[between], groups.level[between], groups.concurrent[between]]
+        placements, placement_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        for i, (per_node, level, concurrent) in enumerate(placements.tolist()):
+            at = between[placement_of.ravel() == i]
+            question = (asked, per_node, int(level), concurrent)
+            table = self._tables.get_or_compute(question, lambda question=question: self._between_table(*question))
+            self._fill(prices, at, asked, table, groups, groups.ranks / groups.ranks_per_node)
+            link_bytes_per_s[at] = fabric.share_between(int(level), per_node, concurrent)
+
+        # No algorithm beats its least volume at the links' full rate.
+        reduces = np.array([level.of.reduces for level in fabric.levels])[groups.level]
+        limited = np.array([level.of.limited for level in fabric.levels])[groups.level]
         volume = least_volume(asked.kind, groups.ranks, groups.ranks_per_node, reduces)
-        least_s = np.where(limited, volume * groups.buffer_bytes / rate, 0.0)
-        return Priced(np.maximum(np.exp(log_s) * several, least_s), half, provenance, least_s)
+        least_s = np.where(limited, volume * groups.buffer_bytes / link_bytes_per_s, 0.0)
+        time_s = np.maximum(np.exp(prices.log_s) * several, least_s)
+        return Priced(time_s, prices.half_width, prices.provenance, least_s)
 
     def _fill(
-        self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray, count: np.ndarray,
-        out: tuple[np.ndarray, np.ndarray, np.ndarray],
-    ) -> None:  # fmt: skip
-        log_s, half, provenance = out
-        size, at = np.log2(np.maximum(groups.buffer_bytes[index], 1.0)), count[index]
-        log_s[index] = _read(table, size, at)
-        exact = np.zeros(len(index), bool)
-        for known, curve in table.curves.items():
-            exact |= (at == known) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
-        source = self._unmeasured(asked, table, groups, index)
-        # links alone are known from other devices
-        exact &= not isinstance(table.source, LinksKey)
-        provenance[index] = np.where(exact, "measured", source)
-        where = "inside" if table.count is RANKS else "between"
-        for name in np.unique(provenance[index].astype(str)):
+        self,
+        prices: _LogPrices,
+        at: np.ndarray,
+        asked: CollectiveRequest,
+        table: _Table,
+        groups: Groups,
+        count: np.ndarray,
+    ) -> None:
+        """Fill in the prices of the groups at positions, by a table over `count` (their ranks or nodes)."""
+        size, count = np.log2(np.maximum(groups.buffer_bytes[at], 1.0)), count[at]
+        prices.log_s[at] = _read(table, size, count)
+
+        # Measured: a size and a count that were, at these ranks per node, half an octave more or less.
+        measured = np.zeros(len(at), bool)
+        for known_count, curve in table.curves.items():
+            measured |= (count == known_count) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
+
+        # curves of links alone are those of other devices
+        measured &= not isinstance(table.source, LinksKey)
+        provenance = np.where(measured, "measured", self._unmeasured(asked, table, groups, at))
+        prices.provenance[at] = provenance
+
+        # Widths differ by provenance, and between messages that latency and that bandwidth bounds.
+        tier = "inside" if table.count is RANKS else "between"
+        for name in np.unique(provenance.astype(str)):
             for large in (False, True):
-                part = (provenance[index] == name) & ((size >= LARGE) == large)
-                half[index[part]] = self.weights.half_width(name, asked.kind, where, large, table.source)
+                alike = (provenance == name) & ((size >= LARGE) == large)
+                width = self.weights.half_width(name, asked.kind, tier, large, table.source)
+                prices.half_width[at[alike]] = width
 
     def _unmeasured(self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
         """Provenance of what was not itself measured."""
@@ -195,6 +233,7 @@ class CollectivePrices:
 
     def _bridge_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
         """Of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
+        # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
         alone, shared = self._inside(asked, 1.0), self._inside_table(asked, sharing)
         return _Table(RANKS, np.maximum(alone.log_s, shared.log_s), {}, alone.source)
 
@@ -207,63 +246,111 @@ class CollectivePrices:
         """
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, False, 0, 0.0)
-        c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.algorithm == "collnet", False)
+        in_network = asked.algorithm == "collnet"
+        link = constants(
+            self.weights.physics,
+            asked.kind,
+            fabric,
+            level=0,
+            ranks_per_node=1.0,
+            concurrent=1.0,
+            in_network=in_network,
+            spans_nodes=False,
+        )
         size_bytes = np.exp2(GRID)[None, :]
         ranks = RANKS[:, None]
         if sharing > 1:
             # of the largest messages, which take as long as bandwidth says
             slower = correction(parts, RANKS * sharing)[:, -1:] - correction(parts, RANKS)[:, -1:]
-            loss = (peers_of(ranks * sharing) / peers_of(ranks)) ** min(0.0, float(c.peer_exponent))
-            c = replace(c, bandwidth_inside=c.bandwidth_inside * loss * np.exp(-slower))
-        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c, asked.algorithm)
+            loss = (peers_of(ranks * sharing) / peers_of(ranks)) ** min(0.0, float(link.peer_exponent))
+            link = replace(link, bandwidth_inside=link.bandwidth_inside * loss * np.exp(-slower))
+
+        # Physics, times what measurements add to it, made monotone in bytes and then in ranks.
+        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, link, asked.algorithm)
         time_s = time_s * np.exp(correction(parts, RANKS))
         log_s = _over_bytes(np.log(time_s), source)
-        alone = isinstance(source, SeriesKey) or fabric.inside.of.mesh
-        return _Table(RANKS, log_s if alone else rising(log_s, axis=0), parts[0][1] if parts else {}, source)
+
+        # a series is told as measured, and in a mesh more ranks have more links
+        each_count_alone = isinstance(source, SeriesKey) or fabric.inside.of.mesh
+        if not each_count_alone:
+            log_s = rising(log_s, axis=0)
+        return _Table(RANKS, log_s, parts[0][1] if parts else {}, source)
 
     def _between_table(self, asked: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
+        """Of groups over several nodes, by their number; one node first, from the table inside it."""
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, True, level, per_node)
-        c = constants(
-            self.weights.physics, asked.kind, fabric, level, per_node, concurrent, asked.algorithm == "collnet", True
+        told_as_measured = isinstance(source, SeriesKey)
+        in_network = asked.algorithm == "collnet"
+        link = constants(
+            self.weights.physics,
+            asked.kind,
+            fabric,
+            level=level,
+            ranks_per_node=per_node,
+            concurrent=concurrent,
+            in_network=in_network,
+            spans_nodes=True,
         )
         size_bytes = np.exp2(GRID)[None, :]
         nodes = NODES[1:]
         ranks = nodes[:, None] * per_node
-        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, c, asked.algorithm) * np.exp(
-            correction(parts, nodes)
-        )
+
+        # Physics, times what measurements add to it, made monotone in bytes and then in nodes.
+        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, link, asked.algorithm)
+        time_s = time_s * np.exp(correction(parts, nodes))
         log_s = _over_bytes(np.log(time_s), source)
-        if not isinstance(source, SeriesKey):
+        if not told_as_measured:
             log_s = rising(log_s, axis=0)
-        one = log_s[0]
+
+        # One node: the group inside it, than which no larger one is faster. Ranks that have a node each have no such
+        # group; the row stands only for what lies between one node and two.
+        one_node = log_s[0]
         if per_node > 1:
             bridged = fabric.inside.of.bridged
-            inside, here = self._inside(asked, concurrent if bridged else 1.0), np.full(len(GRID), per_node)
-            one = _read(inside, GRID, here)
-            if not isinstance(source, SeriesKey):
-                log_s = np.maximum(log_s, one)
-            if bridged and asked.kind in RING_KINDS and not isinstance(source, SeriesKey):
+            inside = self._inside(asked, concurrent if bridged else 1.0)
+            ranks_inside = np.full(len(GRID), per_node)
+            one_node = _read(inside, GRID, ranks_inside)
+            if not told_as_measured:
+                log_s = np.maximum(log_s, one_node)
+            if bridged and asked.kind in RING_KINDS and not told_as_measured:
                 # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
-                more = np.log2((1 - 1 / ranks) / (1 - 1 / per_node))
-                in_ring = np.array([_read(inside, GRID + at_nodes, here) for at_nodes in more.ravel()])
+                more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
+                in_ring = np.array([_read(inside, GRID + octaves, ranks_inside) for octaves in more_octaves])
                 log_s = np.maximum(log_s, in_ring)
-        exact = {n: c for _, curves in parts for n, c in curves.items() if c.ranks_per_node == per_node}
-        return _Table(NODES, np.concatenate([one[None], log_s]), exact, source)
+
+        measured: dict[float, Curve] = {}
+        for _, curves in parts:
+            for node_count, curve in curves.items():
+                if curve.ranks_per_node == per_node:
+                    measured[node_count] = curve
+        return _Table(NODES, np.concatenate([one_node[None], log_s]), measured, source)
 
     def _measured_curves(
         self, asked: CollectiveRequest, between: bool, level: int, per_node: float
     ) -> tuple[CovarianceTerms, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
-        usual = self.weights.priced_by(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
-        series: dict[tuple[float, float], Curve] = {}
-        for key in reversed(asked.keys):
-            series |= known.get(key, {})
-        filed = [(asked.keys[-1], series)] if asked.keys else []
-        for key, placements in (*filed, *((key, known.get(key, {})) for key in usual)):
-            inside = inside_of(placements)
-            parts = between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
+        candidates: list[tuple[CurveKey, Placements]] = []
+
+        # The series that is named; its own software and element type replace what all of it shows at a placement.
+        if asked.keys:
+            series: dict[tuple[float, float], Curve] = {}
+            for key in reversed(asked.keys):
+                series |= known.get(key, {})
+            candidates.append((asked.keys[-1], series))
+
+        # What is usual on such a fabric says nothing of an algorithm that a run is held to.
+        if asked.any_algorithm:
+            usual_keys = self.weights.priced_by(asked.fabric, asked.kind, between, level)
+            candidates += [(key, known.get(key, {})) for key in usual_keys]
+
+        for key, placements in candidates:
+            parts: CovarianceTerms = []
+            if between:
+                parts = between_of(placements, per_node)
+            elif inside := inside_of(placements):
+                parts = [(1.0, inside)]
             if parts:
                 return parts, key
         return [], None
@@ -284,6 +371,7 @@ def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None
     >>> rising(np.array([0.0, 0.0, 3.0]), at_most=np.array([0.0, 1.0, 2.0])).tolist()
     [0.5, 1.0, 2.0]
     """
+    # what rises no faster than a line is what falls short of it by more and more
     if at_most is not None:
         values = at_most - rising(at_most - values)
     above = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
@@ -299,32 +387,38 @@ def _over_bytes(log_s: np.ndarray, source: CurveKey | None) -> np.ndarray:
 
 def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Log time at log2 sizes and counts: bilinear, beyond the largest size in proportion to it."""
-    x = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
-    left = np.minimum(x.astype(np.int64), len(GRID) - 2)
-    logs = np.log2(table.count)
-    place = np.interp(np.log2(count), logs, np.arange(len(logs)))
-    low = np.minimum(place.astype(np.int64), len(logs) - 2)
-    across, up = x - left, place - low
-    value = table.log_s
-    below = value[low, left] * (1 - across) + value[low, left + 1] * across
-    above = value[low + 1, left] * (1 - across) + value[low + 1, left + 1] * across
-    return below * (1 - up) + above * up + np.log(2) * np.maximum(size - GRID[-1], 0)
+    # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the lower one.
+    place_of_size = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
+    left = np.minimum(place_of_size.astype(np.int64), len(GRID) - 2)
+    log_counts = np.log2(table.count)
+    place_of_count = np.interp(np.log2(count), log_counts, np.arange(len(log_counts)))
+    low = np.minimum(place_of_count.astype(np.int64), len(log_counts) - 2)
+    across, up = place_of_size - left, place_of_count - low
+
+    log_s = table.log_s
+    below = log_s[low, left] * (1 - across) + log_s[low, left + 1] * across
+    above = log_s[low + 1, left] * (1 - across) + log_s[low + 1, left + 1] * across
+    beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
+    return below * (1 - up) + above * up + beyond_grid
 
 
 def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     """Prices of rows of tables, each alone on its fabric, by its own series where that was measured."""
-    found = Priced.unknown(len(rows))
+    # Rows that ask the same table questions go together: they differ in sizes and counts alone.
     columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
-    code: dict[tuple[Any, ...], int] = {}
-    which = np.array([code.setdefault(key, len(code)) for key in zip(*columns, strict=True)], dtype=np.int64)
-    alike = list(code)
-    for (number,), index in groups_of(which):
-        kind, fabric, series, software, dtype, algorithm, any_algorithm = alike[number]
+    codes: dict[tuple[Any, ...], int] = {}
+    code_of_row = np.array([codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)], dtype=np.int64)
+    distinct = list(codes)
+
+    priced = Priced.unknown(len(rows))
+    for (code,), index in groups_of(code_of_row):
+        kind, fabric, series, software, dtype, algorithm, any_algorithm = distinct[code]
         key = rows.keys[series]
-        asked = CollectiveRequest(
-            str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm)
-        )
+        keys = EntryKey(key, software, dtype), key
+        asked = CollectiveRequest(str(kind), fabric, keys, str(algorithm), bool(any_algorithm))
         outermost, alone = np.full(len(index), len(fabric.levels) - 1), np.ones(len(index))
-        sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
-        found.put(index, prices.price(asked, Groups.on(fabric, *sizes, outermost, alone)))
-    return found
+        groups = Groups.on(
+            fabric, rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], outermost, alone
+        )
+        priced.put(index, prices.price(asked, groups))
+    return priced
