@@ -27,7 +27,7 @@ from perfmodel.cost.learn import (
     load_regressor,
     shipped_folder,
 )
-from perfmodel.cost.learn._plan import Plan, KernelRequest, ratio_plan
+from perfmodel.cost.learn._plan import KernelRequest, Plan, ratio_plan
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_text
@@ -48,8 +48,9 @@ class RatioOnly(Regressor):
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """As the regressor's, without siblings."""
-        own = [i for i, s in enumerate(self.stacks) if s.figures.same_kernels(query.figures)]
-        return ratio_plan(KernelRequest(self.stacks, query.figures, kind), own) or super().plan(query, kind, direct=direct)
+        of_device = [i for i, stack in enumerate(self.stacks) if stack.figures.same_kernels(query.figures)]
+        ratio = ratio_plan(KernelRequest(self.stacks, query.figures, kind), of_device)
+        return ratio or super().plan(query, kind, direct=direct)
 
 
 def main() -> None:
