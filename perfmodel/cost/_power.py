@@ -80,13 +80,18 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
     if energy is None or device.power_w is None or device.idle_power_w is None:
         return least_s
     budget_w = device.power_w - device.idle_power_w
-    at = [i for i, op in enumerate(ops) if isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH]
-    if budget_w <= 0 or not at:
+    if budget_w <= 0:
         return least_s
 
     # Energies of all traffic, and of all arithmetic at the rate at which a FLOP's was measured.
-    amounts = np.array([(*ops[i].amounts(), _WIDTH[ops[i].dtype]) for i in at])
-    flops, moved_bytes, width = amounts.T
+    at, amounts = [], []
+    for i, op in enumerate(ops):
+        if isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH:
+            at.append(i)
+            amounts.append((*op.amounts(), _WIDTH[op.dtype]))
+    if not at:
+        return least_s
+    flops, moved_bytes, width = np.array(amounts).T
     memory_j, flops = energy.byte_j * moved_bytes, flops * width
     reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
     compute_j = energy.flop_j * flops * reference_s**_VOLTAGE

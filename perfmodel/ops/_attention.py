@@ -50,15 +50,21 @@ def _work(xp: Any, x: Shape) -> AttentionWork:
     """
     q, kv, window, batch = x["seq_q"], x["seq_kv"], x["window"], x["batch"]
     dims = x["head_dim"] + x["head_dim_v"]
-    # query i (from the end) sees kv - (q - 1 - i) keys
+
+    # Pairs of a query and a key that it sees. The causal mask is aligned at the end: query i sees kv - (q - 1 - i) keys,
+    # where there are as many; a window cuts what is further back.
     seen = xp.where(kv >= q, q * kv - q * (q - 1.0) / 2.0, kv * (kv + 1.0) / 2.0)
     pairs = xp.where(x["causal"] > 0, seen, q * kv)
     slides = (window > 0) & (window < kv)
     pairs = xp.where(slides, xp.minimum(pairs, q * window), pairs)
     reach = xp.where(slides, xp.minimum(kv, window + q - 1.0), kv)
+
+    # decoding sequences beside a prefill have one query each, which sees all of its keys
     side_n, side_kv = x["mixed_n_decode"], x["mixed_kv_decode"]
     more = 1.0 + 1.5 * x["bwd"]
     flops = 2.0 * x["heads"] * dims * (batch * pairs + side_n * side_kv) * more
+
+    # queries and the output (dims of both) by all heads, keys and values by the heads of keys alone
     moved_q = x["heads"] * (batch * q + side_n) * dims
     moved_kv = x["kv_heads"] * (batch * reach + side_n * side_kv) * dims
     return AttentionWork(flops, (moved_q + moved_kv) * x["element_bytes"] * more, reach, moved_kv)
@@ -125,6 +131,9 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         x["element_bytes"],
     )
     flops, traffic, reach, moved_kv = _work(xp, x)
+
+    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split the
+    # keys over the multiprocessors instead.
     blocks = batch * heads * xp.ceil(q / 128.0)
     waves = blocks / machine.units
     split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units
@@ -166,11 +175,13 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     ]
     values = (q, kv, heads, batch, heads / x["kv_heads"], x["head_dim"], waves)
     axes = [log2(xp, v) for v in values]
+
     # a part-filled last wave of query blocks costs a whole one, a part-filled tile a whole one
     padding = xp.ceil(q / _TILE) * _TILE / q
     decoding = q <= 1
     quantised = xp.where(decoding, flops, flops * padding / xp.maximum(fill, 0.1))
     unpacked = heads / x["kv_heads"] > _PACKED
+
     # one query row per sequence fills no tensor tile: it runs at the pace of the vector lanes
     vector = xp.where(decoding, 0.5 * flops * xp.where(unpacked, 8.0, 1.0), 0.0)
     decode_blocks = batch * xp.where(unpacked, heads, x["kv_heads"])

@@ -40,6 +40,8 @@ def _work(xp: Any, x: Shape) -> ConvWork:
     h_out = xp.floor((x["h_in"] + 2 * x["pad_h"] - x["k_h"]) / x["stride_h"]) + 1.0
     w_out = xp.floor((x["w_in"] + 2 * x["pad_w"] - x["k_w"]) / x["stride_w"]) + 1.0
     h_out, w_out = xp.maximum(h_out, 1.0), xp.maximum(w_out, 1.0)
+
+    # The implicit product: pixels of the results x channels of the results x what each sees of the image.
     both = 1.0 + x["bwd"]
     m, n = x["batch"] * h_out * w_out, x["c_out"] / x["groups"]
     k = x["c_in"] * x["k_h"] * x["k_w"] / x["groups"]
@@ -94,6 +96,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     size, both = x["element_bytes"], 1.0 + x["bwd"]
     flops, traffic, h_out, w_out, m, n, k, inputs, weights, outputs = _work(xp, x)
     area, tiles, waves = tiled(xp, m, n, x["groups"], machine.units)
+    # as for products: few tiles and a long k are split over the idle multiprocessors
     quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * both
     features = [
         log2(xp, x["batch"]),
@@ -129,6 +132,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += _winograd(xp, x, h_out, w_out, machine)
     features += [divides(xp, x["c_in"], d) for d in (2, 4, 8, 32, 64)]
     features += [divides(xp, x["c_out"], d) for d in (2, 4, 8, 32, 64)]
+
     # Share of a padded tile of channels that is used.
     for channels in (x["c_in"], x["c_out"]):
         features += [channels / (d * xp.ceil(channels / d)) for d in (8, 32, 64, 128)]
@@ -143,6 +147,8 @@ def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> li
     F(t x t, k x k) does (t + k - 1)^2 products of [tiles, c_in] x [c_in, c_out] and moves the
     transformed tiles through memory (Lavin and Gray, CVPR 2016, section 4).
     """
+    # Libraries choose the algorithm by heuristics that no table states, so the regressor sees the time of each, and what
+    # of it padding wastes: as products through memory, and fused in blocks of 32 tiles by 64 channels.
     features = []
     size = x["element_bytes"]
     for tile in (2, 4):

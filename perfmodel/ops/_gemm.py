@@ -48,6 +48,8 @@ def _work(xp: Any, x: Shape) -> GemmWork:
     m, n, k, size = x["m"], x["n"], x["k"], x["element_bytes"]
     products, both = x["batch"] * x["groups"], 1.0 + x["bwd"]
     a, b, c = m * k, k * n, m * n
+
+    # the result is written and read again in fp32 (8 bytes) where it would have been written once in the element type
     extra = x["accumulate"] * xp.where(x["bwd"] > 0, b, c) * (8.0 - size)
     return GemmWork(
         2.0 * products * m * n * k * both,
@@ -104,8 +106,12 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     m, n, k, size, both = x["m"], x["n"], x["k"], x["element_bytes"], 1.0 + x["bwd"]
     flops, traffic, products, a, b, c = _work(xp, x)
     area, tiles, waves = tiled(xp, m, n, products, machine.units)
-    # few tiles and a long k: kernels split k over the idle multiprocessors
+
+    # Few tiles and a long k: kernels split k over the idle multiprocessors. So no product is slower for waste of tiles
+    # than four times its own area.
     quantised = xp.minimum(area, 1.0 * xp.maximum(products * c, 1.0) * 4.0) * 2.0 * k * both
+
+    # weights that stay in the cache from the repetition before make a product of few rows faster
     resident = products * b * size / machine.l2
     features = [
         log2(xp, m),
@@ -122,6 +128,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         x["trans_b"],
         *tiles,
     ]
+
+    # alignment, and how much of a tile the last rows and columns fill
     features += [divides(xp, m, d) for d in (2, 8, 16, 32, 64, 128, 256)]
     features += [divides(xp, n, d) for d in (2, 8, 16, 64, 128, 256)]
     features += [divides(xp, k, d) for d in (2, 8, 16, 64, 128)]
@@ -131,12 +139,15 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 
 
 _LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}
+"""Operands of the gradients of a linear layer, transposed (T) or not (N)."""
 
 
 def _product_layout(
     op_names: np.ndarray, passes: np.ndarray, layout: np.ndarray | None = None
 ) -> dict[str, Float64[np.ndarray, "n"]]:
     """Whether the operands of products are transposed: as `layout` says (`TN`, ...), else as their pass has it."""
+    # A forward of `linear` multiplies by a weight that is stored transposed (TN, as BLAS counts), a batched product by
+    # operands as they are; the gradients follow from that.
     base = np.array([_LAYOUT.get(p, "") for p in passes], object)
     notation = base if layout is None else np.where(layout != "", layout, base)
     default = np.where(op_names == "bmm", "NN", "TN")
@@ -159,6 +170,7 @@ def _as_measured(
 ) -> dict[str, np.ndarray]:
     """Operands lie as the measured op and pass have them (where only forward was timed, `NN` was not); forward products
     add to nothing."""
+    # rows that are answered by their own kind keep what they state
     same = asked.same_op_and_pass(measured)
     layout = _product_layout(measured.op, measured.pass_)
     flags = {name: np.where(same, shape[name], flag) for name, flag in layout.items()}

@@ -63,6 +63,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Element-wise and row-wise kernels."""
     rows, hidden = x["rows"], x["hidden"]
     elements, traffic = _work(xp, x)
+
+    # waves of blocks of 4096 elements, and of rows, over the multiprocessors
     blocks = elements / (machine.units * 4096.0)
     per_unit = rows / machine.units
     resident = traffic / machine.l2
@@ -80,6 +82,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     ]
     features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
     features += [divides(xp, elements, d) for d in (4, 512)]
+
     # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
     features += [
         divides(xp, rows, 4),
@@ -91,6 +94,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
 
 
+# Names of tables under which regressors know an op: those that move the same tensors share one, as they run alike.
 _ALIASES: Final = {
     "rms_norm": "rms_or_layer_norm",
     "norm": "norm",
@@ -167,10 +171,8 @@ def _check(op: MemoryBound) -> None:
     if op.op not in MEASURED_MEMORY_OPS:
         raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED_MEMORY_OPS)
     n_inputs = MEASURED_MEMORY_OPS[op.op]
-    if op.n_inputs != n_inputs and (op.op, op.n_inputs) != (
-        "add",
-        1,
-    ):  # rows moved, with themselves added
+    # an addition of one input is rows moved, with themselves added
+    if op.n_inputs != n_inputs and (op.op, op.n_inputs) != ("add", 1):
         raise PerfModelError(f"{op.op} has n_inputs = {n_inputs}, got {op.n_inputs}")
     if op.op == "rope" and op.hidden % 2:
         raise PerfModelError(f"rope turns pairs: hidden must be even, got {op.hidden}")
@@ -225,6 +227,8 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         "bias_dropout_add": lambda x, residual, bias, chance: residual + dropped(x + bias, chance),
         "cross_entropy": lambda x, label: jax.nn.logsumexp(x, -1) - jnp.take_along_axis(x, label[:, None], -1)[:, 0],
     }
+
+    # Inputs in the order of the functions' parameters: those that a gradient is asked for first.
     inputs = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
     if op.op in ("layer_norm", "rms_norm", "batch_norm"):
         inputs += (jnp.ones(op.hidden, jnp.float32),)
@@ -237,6 +241,8 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         inputs += tuple(jax_array(rng, op.dtype, op.rows, 1, _head_size(op) // 2) for _ in range(2))
     if op.op == "cross_entropy":
         inputs += (jnp.asarray(rng.integers(0, op.hidden, op.rows)),)
+
+    # forward draws the mask by a key; backward has it from the forward
     if op.op in ("dropout", "bias_dropout_add"):
         mask = jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS if op.pass_ == "bwd" else None
         inputs += (jax.random.key(0) if mask is None else mask,)
@@ -268,6 +274,8 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
         "bias_dropout_add": lambda x, residual, bias: residual + f.dropout(x + bias, 1 - KEPT),
         "cross_entropy": lambda x, label: f.cross_entropy(x, label, reduction="none"),
     }
+
+    # inputs in the order of the functions' parameters: those that a gradient is asked for first
     inputs = tuple(make(op.rows, op.hidden) for _ in range(op.n_inputs))
     if op.op in ("layer_norm", "rms_norm", "batch_norm"):
         inputs += (torch.ones_like(inputs[0][0]),)

@@ -39,6 +39,8 @@ def _work(xp: Any, x: Shape) -> MoEWork:
     local = x["experts"] / x["moe_ep"]
     routed = x["tokens"] * x["topk"] / x["moe_ep"]
     size, both = x["element_bytes"], 1.0 + x["bwd"]
+
+    # weights are read of the experts that get any token; a little more than none where hardly any do
     active = xp.minimum(local, local * (1.0 - xp.exp(-routed / local)) + 1e-3)
     flops = 2.0 * products * routed * x["hidden"] * inter * both
     weights = products * xp.maximum(active, 1.0) * x["hidden"] * inter * size
@@ -94,6 +96,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Expert feed-forward of one rank: three products (two without a gate) per routed token."""
     flops, traffic, products, inter, local, routed, active, weights = _work(xp, x)
     size, both = x["element_bytes"], 1.0 + x["bwd"]
+
+    # Each expert's rows fill tiles of their own: few rows per expert waste most of a tile.
     per_expert = routed / xp.maximum(active, 1.0)
     tiles = xp.maximum(active, 1.0) * xp.ceil(per_expert / 64.0)
     padded = tiles * 64.0
@@ -132,6 +136,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += [divides(xp, inter, d) for d in (64, 128, 256)]
     mean = x["tokens"] * x["topk"] / x["experts"]
     axes = [log2(xp, v) for v in (x["tokens"], x["hidden"], inter, local, mean, x["topk"])]
+
+    # padded rows cost what rows do, but no more than eight times the work in all
     quantised = 2.0 * products * padded * x["hidden"] * inter * both
     return Physics(flops, xp.minimum(quantised, 8.0 * flops), traffic, features, axes)
 

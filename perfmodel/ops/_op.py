@@ -22,6 +22,7 @@ Shape = Mapping[str, Any]
 class Numbers:
     """The part of an array namespace that the formulas need, for plain numbers."""
 
+    # NumPy on single numbers takes several times as long as Python does, and every event of a step asks for its work.
     exp, floor = staticmethod(exp), staticmethod(floor)
     minimum, maximum = staticmethod(min), staticmethod(max)
 
@@ -149,7 +150,7 @@ class Collective:
     """Of an all-to-all: the library that carries it out, whose rate may be published; None: the usual one."""
 
     uses_matrix_units: ClassVar[bool] = False
-    """As of kernels."""
+    """Whether its FLOPs are matrix products: those of a collective are not."""
 
     @property
     def family(self) -> str:

@@ -99,6 +99,7 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
         weights = [w - 1e-4 * m / (jnp.sqrt(v) + 1e-8) for w, m, v in states]
         return weights, momenta, variances, [w.astype(low) for w in weights] if low else []
 
+    # Each a program of its own, as frameworks launch them: compiled as one they would share their reads.
     norm = jax.jit(lambda gs: jnp.sqrt(sum(jnp.vdot(g, g) for g in gs)))
     clip = jax.jit(lambda gs, n: [g * jnp.minimum(1.0, 1.0 / n) for g in gs], donate_argnums=0)
     widen = jax.jit(lambda gs: [g.astype(jnp.float32) for g in gs])
@@ -113,6 +114,7 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
         if total is not None:
             gradients = clip(gradients, total)
         weights, momenta, variances, copies = update(weights, momenta, variances, gradients)
+
         # Gradients of 16 bits are given anew in every step; those that were clipped take the place of the others.
         carried_gradients = () if "unscale" in extras or total is None else gradients
         return (*weights, *momenta, *variances, *carried_gradients, *copies)
@@ -120,6 +122,7 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
     gradient_dtype = low and extras[0] if "unscale" in extras else op.dtype
     weights = [jax_array(rng, op.dtype, n) for n in _sizes(op)]
     gradients = [jax_array(rng, gradient_dtype, n) for n in _sizes(op)]
+
     # Momenta and variances are arrays of their own: a donated buffer may be given up only once.
     states = [jnp.zeros_like(w) for w in (*weights, *weights)]
     carried = tensors * (4 if "clip" in extras and "unscale" not in extras else 3)
@@ -135,6 +138,8 @@ def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
     update = torch.optim.Adam(weights, lr=1e-4, fused=True).step
     if not extras:
         return Program(update, ())
+
+    # The buffers are made before anything is timed: a step only copies into them.
     low = getattr(torch, TORCH_DTYPES[extras[0]])
     gradients, masters = [w.grad for w in weights], [w.data for w in weights]
     copies = [torch.Tensor.to(master, low) for master in masters]

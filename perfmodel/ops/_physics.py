@@ -67,6 +67,7 @@ def cached_share(working_set: Any, machine: Machine) -> Any:
 
 def vector_rate(xp: Any, machine: Machine) -> Any:
     """Operations per second of all vector lanes; at least a small share of the peak, for few wide cores."""
+    # lanes are counted as those of a GPU's multiprocessor, of which a TPU has one or two with far wider units
     return xp.maximum(machine.units * machine.clock * _LANES, machine.peak / 256.0)
 
 
@@ -82,19 +83,23 @@ def compute_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:
 
 def memory_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:
     """Time of the traffic at nominal rates, of memory and of the cache in front of it."""
+    # a cache is never slower than the memory behind it, whatever clock and multiprocessors say
     cache = xp.maximum(machine.units * machine.clock * _CACHE_BYTES, machine.bandwidth)
     return physics.bytes * ((1.0 - physics.cached) / machine.bandwidth + physics.cached / cache)
 
 
 def log2(xp: Any, value: Any) -> Any:
+    """Logarithm of a quantity that may be 0."""
     return xp.log2(xp.maximum(value, 1e-12))
 
 
 def flag(xp: Any, value: Any) -> Any:
+    """A condition as 0 or 1, in the precision that the namespace computes in."""
     return xp.asarray(value, xp.float64 if xp.__name__ == "numpy" else xp.float32)
 
 
 def divides(xp: Any, value: Any, divisor: int) -> Any:
+    """Whether a number is a multiple of another, as 0 or 1: kernels read aligned rows in wider loads."""
     return flag(xp, xp.mod(value, divisor) == 0)
 
 
@@ -104,6 +109,8 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
     A wave is one tile per multiprocessor; the last, partly filled wave costs a whole one
     (tile and wave quantisation; NeuSight, ASPLOS 2025, section 4.1).
     """
+    # Every tile is tried, as libraries choose among kernels by shape: large tiles have the higher rate, small ones leave
+    # fewer multiprocessors idle in the last wave. The regressor sees all of them, as the choice may be another.
     best, features, waves_128 = None, [], None
     for rows, columns, rate in _TILES:
         tiles = products * xp.ceil(m / rows) * xp.ceil(n / columns)
@@ -120,6 +127,8 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
 
 def common_features(xp: Any, physics: Physics, machine: Machine) -> list[Any]:
     """Inputs that every family has: work, its time at the nominal rates, and their balance."""
+    # Nominal times without tiles and waves: what these add is a feature of its own (the ratio of FLOPs below), so that
+    # the regressor may believe in it more or less.
     compute_s = physics.flops / machine.peak + physics.vector_ops / vector_rate(xp, machine)
     memory_s = physics.bytes / machine.bandwidth
     return [

@@ -72,6 +72,8 @@ def jax_pass(
         return Program(jax.jit(function), inputs)
     chosen = wanted[op.pass_]
 
+    # Only the gradients that the pass is of: inputs that none is asked for are constants, so that no work is done for
+    # them.
     def backward(gradient: Any, *values: Any) -> tuple[Any, ...]:
         def of_chosen(*parts: Any) -> Any:
             full = list(values)
@@ -81,6 +83,7 @@ def jax_pass(
 
         return jax.vjp(of_chosen, *(values[i] for i in chosen))[1](gradient)
 
+    # the shape alone, without running the forward
     output = jax.eval_shape(function, *inputs)
     return Program(jax.jit(backward), (jnp.ones(output.shape, output.dtype), *inputs))
 
@@ -121,6 +124,7 @@ def torch_pass(
     torch = torch_module()
     if op.pass_ == "fwd":
         return Program(function, inputs)
+    # the forward runs once, before anything is timed; its graph is kept for every repetition of the backward
     chosen = [inputs[i].requires_grad_() for i in wanted[op.pass_]]
     output = function(*inputs)
     gradient = torch.ones_like(output)

@@ -51,6 +51,7 @@ class Recurrence(KernelOp):
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Products, traffic, and the lanes' work that goes with it."""
     flops, traffic = _work(xp, x)
+    # the lanes' work goes with the bytes: what holds these kernels back is neither products nor memory
     at = [log2(xp, x[name]) for name in ("tokens", "products_per_token", "bytes_per_token")]
     return Physics(
         flops,

@@ -62,7 +62,7 @@ def distinct(
     is_named = np.bincount(index, minlength=len(kinds)) > 0
     place: dict[KernelKind, int] = {}
     moved = np.zeros(len(kinds), np.int64)
-    for i in np.flatnonzero(is_named):
+    for i in np.flatnonzero(is_named).tolist():
         moved[i] = place.setdefault(kinds[i], len(place))
     return tuple(place), moved[index]
 
