@@ -51,8 +51,8 @@ def _work(xp: Any, x: Shape) -> AttentionWork:
     q, kv, window, batch = x["seq_q"], x["seq_kv"], x["window"], x["batch"]
     dims = x["head_dim"] + x["head_dim_v"]
 
-    # Pairs of a query and a key that it sees. The causal mask is aligned at the end: query i sees kv - (q - 1 - i) keys,
-    # where there are as many; a window cuts what is further back.
+    # Pairs of a query and a key that it sees. The causal mask is aligned at the end: query i sees kv - (q - 1 - i)
+    # keys, where there are as many; a window cuts what is further back.
     seen = xp.where(kv >= q, q * kv - q * (q - 1.0) / 2.0, kv * (kv + 1.0) / 2.0)
     pairs = xp.where(x["causal"] > 0, seen, q * kv)
     slides = (window > 0) & (window < kv)
@@ -132,8 +132,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     )
     flops, traffic, reach, moved_kv = _work(xp, x)
 
-    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split the
-    # keys over the multiprocessors instead.
+    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split
+    # the keys over the multiprocessors instead.
     blocks = batch * heads * xp.ceil(q / 128.0)
     waves = blocks / machine.units
     split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units

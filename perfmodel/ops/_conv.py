@@ -147,8 +147,8 @@ def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> li
     F(t x t, k x k) does (t + k - 1)^2 products of [tiles, c_in] x [c_in, c_out] and moves the
     transformed tiles through memory (Lavin and Gray, CVPR 2016, section 4).
     """
-    # Libraries choose the algorithm by heuristics that no table states, so the regressor sees the time of each, and what
-    # of it padding wastes: as products through memory, and fused in blocks of 32 tiles by 64 channels.
+    # Libraries choose the algorithm by heuristics that no table states, so the regressor sees the time of each, and
+    # what of it padding wastes: as products through memory, and fused in blocks of 32 tiles by 64 channels.
     features = []
     size = x["element_bytes"]
     for tile in (2, 4):

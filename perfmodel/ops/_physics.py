@@ -109,8 +109,8 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
     A wave is one tile per multiprocessor; the last, partly filled wave costs a whole one
     (tile and wave quantisation; NeuSight, ASPLOS 2025, section 4.1).
     """
-    # Every tile is tried, as libraries choose among kernels by shape: large tiles have the higher rate, small ones leave
-    # fewer multiprocessors idle in the last wave. The regressor sees all of them, as the choice may be another.
+    # Every tile is tried, as libraries choose among kernels by shape: large tiles have the higher rate, small ones
+    # leave fewer multiprocessors idle in the last wave. The regressor sees all of them, as the choice may be another.
     best, features, waves_128 = None, [], None
     for rows, columns, rate in _TILES:
         tiles = products * xp.ceil(m / rows) * xp.ceil(n / columns)

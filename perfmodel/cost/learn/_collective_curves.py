@@ -9,8 +9,11 @@ import numpy as np
 
 Key = TypeVar("Key")
 PER_OCTAVE: Final = 4
+"""Points of the grid in each doubling of the size."""
 LOWEST: Final = 4
+"""log2 of the smallest size of the grid: 16 bytes."""
 HIGHEST: Final = 38
+"""log2 of the largest size of the grid: 256 GiB."""
 GRID: Final = np.arange(LOWEST * PER_OCTAVE, HIGHEST * PER_OCTAVE + 1) / PER_OCTAVE
 """log2 bytes (or tokens) at which every curve is known, float64[g]."""
 
@@ -52,24 +55,32 @@ def _fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: 
     """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured / physical), float64[n]."""
     order = np.argsort(size, kind="stable")
     x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
+
+    # A median per quarter of an octave, as repeats scatter and some runs are slow; it stands at the mean of the sizes
+    # that it is of, and the grid is read off the line through these points.
     cell = np.round(x * PER_OCTAVE).astype(int)
-    first = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
-    middle = np.array([part.mean() for part in np.split(x, first[1:])])
-    value = np.array([np.median(part) for part in np.split(y, first[1:])])
+    first_of_cell = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
+    middle = np.array([part.mean() for part in np.split(x, first_of_cell[1:])])
+    median = np.array([np.median(part) for part in np.split(y, first_of_cell[1:])])
     start, end = cell[0] - LOWEST * PER_OCTAVE, cell[-1] - LOWEST * PER_OCTAVE
-    return Curve(ranks, ranks_per_node, int(start), np.interp(GRID[start : end + 1], middle, value).astype(np.float32))
+    value = np.interp(GRID[start : end + 1], middle, median).astype(np.float32)
+    return Curve(ranks, ranks_per_node, int(start), value)
 
 
 def fit_curves(
-    groups: Iterable[tuple[Key, np.ndarray]], ranks: np.ndarray, ranks_per_node: np.ndarray, size: np.ndarray,
+    groups: Iterable[tuple[Key, np.ndarray]],
+    ranks: np.ndarray,
+    ranks_per_node: np.ndarray,
+    size: np.ndarray,
     residual: np.ndarray,
-) -> dict[Key, dict[tuple[float, float], Curve]]:  # fmt: skip
+) -> dict[Key, dict[tuple[float, float], Curve]]:
     """One curve per key and placement; `groups`: keys with the indices of their rows."""
     result: dict[Key, dict[tuple[float, float], Curve]] = {}
-    for label, index in groups:
-        for place in sorted(set(zip(ranks[index].tolist(), ranks_per_node[index].tolist(), strict=True))):
-            own = index[(ranks[index] == place[0]) & (ranks_per_node[index] == place[1])]
-            result.setdefault(label, {})[place] = _fit_curve(*place, size[own], residual[own])
+    for key, index in groups:
+        places = set(zip(ranks[index].tolist(), ranks_per_node[index].tolist(), strict=True))
+        for place in sorted(places):
+            at_place = index[(ranks[index] == place[0]) & (ranks_per_node[index] == place[1])]
+            result.setdefault(key, {})[place] = _fit_curve(*place, size[at_place], residual[at_place])
     return result
 
 
@@ -92,22 +103,29 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
 
 def inside_of(placements: Placements) -> dict[float, Curve]:
     """Curves inside one node by ranks."""
-    return {n: c for (n, r), c in placements.items() if n <= r}
+    return {ranks: curve for (ranks, per_node), curve in placements.items() if ranks <= per_node}
 
 
 def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
     """Curves over several nodes by number of nodes, with their weights: of the ranks per node asked for or, if they
     were not measured, of those measured next to them, weighed by nearness in the logarithm."""
-    between = {place: c for place, c in placements.items() if place[0] > place[1]}
-    known = sorted({r for _, r in between})
-    low = max((r for r in known if r <= ranks_per_node), default=None)
-    high = min((r for r in known if r >= ranks_per_node), default=None)
+    between = {place: curve for place, curve in placements.items() if place[0] > place[1]}
+    known = sorted({per_node for _, per_node in between})
+    low = max((per_node for per_node in known if per_node <= ranks_per_node), default=None)
+    high = min((per_node for per_node in known if per_node >= ranks_per_node), default=None)
+
+    # At the ends of what was measured one neighbour stands for all; between two both do.
     if low is None or high is None or low == high:
-        shares = [(1.0, r) for r in {low, high} - {None}]
+        shares = [(1.0, per_node) for per_node in {low, high} - {None}]
     else:
         up = float(np.log2(ranks_per_node / low) / np.log2(high / low))
         shares = [(1 - up, low), (up, high)]
-    return [(share, {n / r: c for (n, r), c in between.items() if r == of}) for share, of in shares]
+
+    parts = []
+    for share, known_per_node in shares:
+        by_nodes = {n / per_node: curve for (n, per_node), curve in between.items() if per_node == known_per_node}
+        parts.append((share, by_nodes))
+    return parts
 
 
 def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
@@ -115,7 +133,9 @@ def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
     if not curves:
         return np.zeros((len(at), len(GRID)))
     known = sorted(curves)
-    values = np.array([curves[k].everywhere() for k in known])
+    values = np.array([curves[count].everywhere() for count in known])
+
+    # between the two nearest measured counts; beyond the outermost as at these
     place = np.interp(np.log2(at), np.log2(known), np.arange(len(known)))
     low = np.minimum(place.astype(int), max(len(known) - 2, 0))
     high = np.minimum(low + 1, len(known) - 1)
@@ -126,22 +146,31 @@ def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
 def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
     """All curves as arrays of a file; `name` is the number of the key, [curves], and `value` all values, one curve's
     behind the other's."""
-    every = [(i, curve) for i, places in enumerate(curves.values()) for curve in places.values()]
+    key_numbers: list[int] = []
+    flat: list[Curve] = []
+    for number, placements in enumerate(curves.values()):
+        for curve in placements.values():
+            key_numbers.append(number)
+            flat.append(curve)
+    values = [curve.value for curve in flat]
     return {
-        "name": np.array([i for i, _ in every], np.int32),
-        "place": np.array([(c.ranks, c.ranks_per_node) for _, c in every], np.float64).reshape(-1, 2),
-        "start": np.array([c.start for _, c in every], np.int32),
-        "length": np.array([len(c.value) for _, c in every], np.int32),
-        "value": np.concatenate([c.value for _, c in every]) if every else np.zeros(0, np.float32),
+        "name": np.array(key_numbers, np.int32),
+        "place": np.array([(curve.ranks, curve.ranks_per_node) for curve in flat], np.float64).reshape(-1, 2),
+        "start": np.array([curve.start for curve in flat], np.int32),
+        "length": np.array([len(value) for value in values], np.int32),
+        "value": np.concatenate(values) if values else np.zeros(0, np.float32),
     }
 
 
 def unstacked(keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[Any, Placements]:
     """Inverse of `stacked`, whose arrays have this prefix to their names."""
-    found = {name: arrays[prefix + name] for name in ("name", "place", "start", "length", "value")}
-    values = np.split(found["value"], np.cumsum(found["length"])[:-1])
+    key_numbers, places, starts, lengths, flat_values = (
+        arrays[prefix + name] for name in ("name", "place", "start", "length", "value")
+    )
+    values = np.split(flat_values, np.cumsum(lengths)[:-1])
     result: dict[Any, dict[tuple[float, float], Curve]] = {}
-    places = zip(found["name"].tolist(), found["place"].tolist(), found["start"].tolist(), values, strict=False)
-    for name, (ranks, per_node), start, value in places:
-        result.setdefault(keys[name], {})[ranks, per_node] = Curve(ranks, per_node, start, value)
+    # not strict: splitting an empty array gives one part where there is no curve
+    columns = zip(key_numbers.tolist(), places.tolist(), starts.tolist(), values, strict=False)
+    for number, (ranks, per_node), start, value in columns:
+        result.setdefault(keys[number], {})[ranks, per_node] = Curve(ranks, per_node, start, value)
     return dict(result)

@@ -59,10 +59,13 @@ def fit_rows(
     """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
     healthy = guides(rows, sources)
     physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
-    own = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
     weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
-    if len(own):
-        weights = replace(weights, curves=fit_all_curves(own, physics, sources), measured_on=_measured_on(own))
+
+    # sources without a licence leave their mark in the constants alone
+    licensed = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    if len(licensed):
+        curves = fit_all_curves(licensed, physics, sources)
+        weights = replace(weights, curves=curves, measured_on=_measured_on(licensed))
     return _merged(weights, base) if base else weights
 
 
@@ -80,18 +83,21 @@ def fit_all_curves(
     place = (rows.ranks, rows.ranks_per_node, np.log2(rows.buffer_bytes), residual)
     series = fit_curves(_by_series(rows, np.ones(len(rows), bool)), *place)
     healthy = guides(rows, sources)
-    told = fit_curves(_by_series(rows, healthy), *place)
+    healthy_series = fit_curves(_by_series(rows, healthy), *place)
     entries = groups_of(rows.series, rows.software, rows.dtype)
+
     # a series run with one software and element type is its own entry
-    several = {code for code, count in Counter(code for (code, *_), _ in entries).items() if count > 1}
+    entries_of_series = Counter(code for (code, *_), _ in entries)
+    several = {code for code, count in entries_of_series.items() if count > 1}
     of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
-    return {**series, **fit_curves(of_entries, *place), **_usual(rows.take(healthy), told, sources)}
+    usual = _usual(rows.take(healthy), healthy_series, sources)
+    return {**series, **fit_curves(of_entries, *place), **usual}
 
 
 def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[SeriesKey, np.ndarray]]:
     """Every series with the indices of its rows among some (bool[n])."""
-    kept = np.flatnonzero(among)
-    return ((rows.keys[code], kept[index]) for (code,), index in groups_of(rows.series[kept]))
+    chosen = np.flatnonzero(among)
+    return ((rows.keys[code], chosen[index]) for (code,), index in groups_of(rows.series[chosen]))
 
 
 def _usual(
@@ -111,10 +117,12 @@ def _usual(
         for place, curve in series[key].items():
             for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), place[0] > place[1], -1):
                 candidates.setdefault(usual, {}).setdefault(place, {}).setdefault(rank, []).append(curve)
-    return {
-        key: {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
-        for key, places in candidates.items()
-    }
+
+    # the best source of every placement: by its rank, the lowest first
+    usual_curves: dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]] = {}
+    for usual, places in candidates.items():
+        usual_curves[usual] = {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
+    return usual_curves
 
 
 def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:
@@ -127,30 +135,34 @@ def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, .
     return {key: tuple(places) for key, places in result.items()}
 
 
-def _merged(own: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
-    """`base` with the usual curves of its fabrics and kinds replaced where `own` measured them.
+def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
+    """`base` with the usual curves of its fabrics and kinds replaced where the site measured them.
 
     Shipped series stay, to predict their own rows by; what is usual on links of other devices stays as well.
     """
-    usual = {key: curves for key, curves in own.curves.items() if not isinstance(key, LinksKey)}
-    measured = {place for places in own.measured_on.values() for place in places}
+    usual = {key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)}
+    measured: set[MeasuredPlace] = set()
+    for places in site.measured_on.values():
+        measured.update(places)
+
+    # which series lose their say about a place, for the report of the fit
     replaced: dict[str, list[str]] = {}
     for key, places in base.measured_on.items():
         for place in measured & set(places):
             replaced.setdefault(str(place), []).append(str(key))
-    kept = sum(key not in own.curves for key in base.series) + len(base.moe.series)
+    series_left = sum(key not in site.curves for key in base.series) + len(base.moe.series)
+    links = {*base.most_ranks, *site.most_ranks}
     return replace(
         base,
         curves={**base.curves, **usual},
-        measured_on={**base.measured_on, **own.measured_on},
-        most_ranks={
-            k: max(base.most_ranks.get(k, 0), own.most_ranks.get(k, 0)) for k in {*base.most_ranks, *own.most_ranks}
-        },
-        notes={**base.notes, "replaced": replaced, "kept": kept, "own": len(own.series)},
+        measured_on={**base.measured_on, **site.measured_on},
+        most_ranks={link: max(base.most_ranks.get(link, 0), site.most_ranks.get(link, 0)) for link in links},
+        notes={**base.notes, "replaced": replaced, "kept": series_left, "own": len(site.series)},
     )
 
 
 def _most_ranks(rows: CollectiveRows) -> dict[str, int]:
+    """Most ranks that were measured on every named link class: beyond twice as many a price counts as extrapolated."""
     result: dict[str, int] = {}
     for fabric, n, r in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
         link = fabric.inside.link if n <= r else fabric.levels[-1].link

@@ -31,9 +31,9 @@ REFERENCE_PEERS: Final = 7
 OVERLAP_INSIDE: Final = 3.0
 """Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
 OVERLAP_BETWEEN: Final = 1.0
-"""The same between nodes: the sum (Hockney's alpha and beta)."""
+"""Sharpness between nodes: the sum (Hockney's alpha and beta)."""
 OVERLAP_TREE: Final = 0.65
-"""The same of a tree, where 1/2 is the optimally pipelined one, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
+"""Sharpness of a tree, where 1/2 is the optimally pipelined one, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
 section 2). Between it and the sum, since chunks have sizes of their own."""
 CHANNELS_UNTIL: Final = 4.0
 """Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers than the library has
@@ -43,12 +43,15 @@ POSTED: Final = 0.1
 LINE_SHARE: Final = 0.92
 """Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL `src/graph/tuning.cc`)."""
 LINE_START_S: Final = 7.4e-6
+"""What a collective in lines (LL128) takes longer to begin than one in low latency: 14 and 6.6 us (NCCL
+`src/graph/tuning.cc`)."""
 FULL_START_S: Final = 1.8e-6
-"""What a collective in lines, and one in full bandwidth, takes longer to begin than one in low latency (the same: 14,
-8.4 and 6.6 us)."""
+"""What a collective in full bandwidth (Simple) takes longer to begin than one in low latency: 8.4 and 6.6 us (NCCL
+`src/graph/tuning.cc`)."""
 SPREAD: Final = 0.5
 """Share of a low-latency hop between nodes that a ring pays whose nodes have several ranks: its channels cross the
-network at different ranks (the same: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per node pays all)."""
+network at different ranks (NCCL `src/graph/tuning.cc`: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per
+node pays all)."""
 ASKS: Final = 4
 """Sharpness of the size from which messages ask before they are sent."""
 FULL_POSTS: Final = 3.0
@@ -69,20 +72,25 @@ class LinkConstants:
     hop_inside_s: Array
     """Latency of one message inside a node in the low-latency protocol."""
     hop_inside_full_s: Array
-    """The same in the bandwidth protocol."""
+    """Latency of one message inside a node in the bandwidth protocol."""
     hop_inside_line_s: Array
-    """The same in the protocol of lines (LL128)."""
+    """Latency of one message inside a node in the protocol of lines (LL128)."""
     hop_switch_s: Array
     """Latency of a node's switch that adds: a rank's way to it or back."""
     hop_between_s: Array
+    """Latency of one message between nodes in the low-latency protocol."""
     hop_between_full_s: Array
+    """Latency of one message between nodes in the bandwidth protocol."""
     hop_between_line_s: Array
+    """Latency of one message between nodes in the protocol of lines (LL128)."""
     shift_inside_s: Array
     """Stated latency of a hop inside a node beyond the usual one: it adds to time as it is, whatever the size."""
     shift_between_s: Array
+    """Stated latency of a hop between nodes beyond the usual one."""
     usual_inside_s: Array
-    """Latency that clusters usually state of such links."""
+    """Latency that clusters usually state of such links inside a node."""
     usual_between_s: Array
+    """Latency that clusters usually state of such links between nodes."""
     post_s: Array
     """What a step of a ring over several nodes takes at least, inside a node too: the network is handed a message in
     every step."""
@@ -96,7 +104,7 @@ class LinkConstants:
     low_latency_share: Array
     """Bandwidth of the low-latency protocol as a share of the full one."""
     line_share: Array
-    """The same of the protocol of lines; 0: the links do not carry it."""
+    """Bandwidth of the protocol of lines as a share of the full one; 0: the links do not carry it."""
     peer_exponent: Array
     """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a mesh of
     direct links (each pair has its own), negative where ranks share a host bridge."""
@@ -112,7 +120,7 @@ class LinkConstants:
     switch_share: Array
     """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
     network_share: Array
-    """The same of reduction in the network's switches."""
+    """Efficiency of reduction in the network's switches; 0: no such switches."""
 
 
 def namespace(*arrays: Array) -> ModuleType:
@@ -180,29 +188,43 @@ def collective_time(
     xp = namespace(buffer_bytes, ranks, ranks_per_node, c.bandwidth_inside, c.bandwidth_between, c.hop_inside_s)
     n, r = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
     nodes = xp.maximum(n / r, 1.0)
-    several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(r - 1.0, 1.0)  # 1 from two nodes, two ranks of a node on
+
+    # 1 from two nodes, and from two ranks of a node, on; in between differentiable
+    several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(r - 1.0, 1.0)
     inside, between = _bandwidths(kind, xp, r, nodes, c)
-    ways, best = _algorithms(kind, xp, n, r, nodes, c), None
-    for name, way in ways.items():
-        if algorithm in ways and algorithm != name:
+
+    # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as libraries choose by
+    # the same estimate (`ncclTopoGetAlgoTime`).
+    algorithms, best = _algorithms(kind, xp, n, r, nodes, c), None
+    for name, work in algorithms.items():
+        if algorithm in algorithms and algorithm != name:
             continue
         is_tree = name in ("tree", "nvls_tree")
         asks = _asks(buffer_bytes if is_tree else buffer_bytes / n, c.eager_bytes) if name else 1.0
         sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
-        for number, sent in enumerate(_protocols(kind, name, xp, local, several, c)):
-            near, far = way.hops_inside, way.hops_between
-            if number == 1 and kind == "broadcast":  # in low latency its ranks do not wait for one another
-                near, far = local, several
-            near_s, far_s = sent.hop_inside_s, sent.hop_between_s * asks
-            latency_s = near * near_s + far * far_s + way.other_s + sent.start_s
-            shift_s = near * _shift(xp, near_s, c.shift_inside_s, c.usual_inside_s)
-            shift_s = shift_s + far * _shift(xp, far_s, c.shift_between_s, c.usual_between_s)
-            inside_s = way.volume_inside * buffer_bytes / (inside * sent.share)
-            between_s = way.volume_between * buffer_bytes / (between * sent.share)
+        for number, protocol in enumerate(_protocols(kind, name, xp, local, several, c)):
+            hops_near, hops_far = work.hops_inside, work.hops_between
+            is_low_latency = number == 1
+            if is_low_latency and kind == "broadcast":
+                # in low latency its ranks do not wait for one another
+                hops_near, hops_far = local, several
+
+            # Latency: hops one after another. What a cluster states beyond the usual latency is kept apart from it.
+            near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
+            latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
+            shift_s = hops_near * _shift(xp, near_s, c.shift_inside_s, c.usual_inside_s)
+            shift_s = shift_s + hops_far * _shift(xp, far_s, c.shift_between_s, c.usual_between_s)
+
+            # Transfer: both tiers carry the same data at the same time, so that the slower one sets the pace.
+            inside_s = work.volume_inside * buffer_bytes / (inside * protocol.share)
+            between_s = work.volume_between * buffer_bytes / (between * protocol.share)
             transfer_s = larger(inside_s, between_s, 6.0)
+
             # inside a node transfer hides what latency is stated, too
             time_s = larger(latency_s + shift_s * (1 - several), transfer_s, sharpness) + shift_s * several
             best = time_s if best is None else smaller(best, time_s)
+
+    # a group of one rank takes no time at all
     return (c.launch_s + best) * xp.minimum(n - 1.0, 1.0)
 
 
@@ -213,12 +235,13 @@ def peers_of(ranks: Array) -> Array:
 
 def _bandwidths(kind: str, xp: ModuleType, r: Array, nodes: Array, c: LinkConstants) -> tuple[Array, Array]:
     """Bytes/s of one rank inside its node, by its peers there, and between nodes, by their number."""
+    # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with one.
     peers = peers_of(r)
     inside = c.bandwidth_inside * (peers / xp.where(c.peer_exponent < 0, 1, REFERENCE_PEERS)) ** c.peer_exponent
     between = c.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -c.node_exponent
     if kind == "send_recv":
-        kept = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
-        between = between * (c.neighbour_share + (1 - c.neighbour_share) * kept)
+        channels_left = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
+        between = between * (c.neighbour_share + (1 - c.neighbour_share) * channels_left)
     return inside, between
 
 
@@ -226,11 +249,16 @@ def _protocols(
     kind: str, name: str, xp: ModuleType, local: Array, several: Array, c: LinkConstants
 ) -> tuple[_Protocol, ...]:
     """Those that an algorithm may use: full bandwidth, then low latency and lines."""
+    # switches that reduce have the bandwidth protocol alone
     if name in SIMPLE_ONLY:
         return (_Protocol(c.hop_switch_s, c.hop_between_full_s, 1.0, FULL_START_S),)
+
+    # A ring over nodes of several ranks crosses the network at different ranks for each of its channels, which divides
+    # the latency; and every step of it waits for a message to be handed to the network.
     ring = name == "ring"
     spread = 1 - (1 - SPREAD) * local if ring else 1.0
     post_s = c.post_s * several if ring and kind != "broadcast" else 0.0
+
     # messages of pairs have one protocol between nodes
     quick_s = c.hop_between_full_s if kind in PAIRS else c.hop_between_s
     both = (
@@ -239,6 +267,8 @@ def _protocols(
     )
     if kind in PAIRS:
         return both
+
+    # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
     share, no_lines_s = xp.where(c.line_share > 0, c.line_share, 1.0), _absent_s(xp, c.line_share)
     line_s = xp.maximum(c.hop_inside_line_s, post_s)
     return (*both, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
@@ -247,14 +277,20 @@ def _protocols(
 def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: LinkConstants) -> dict[str, _Algorithm]:
     """What each algorithm of a kind does on `n` ranks, `r` to a node."""
     share, several = (n - 1) / n, xp.minimum(nodes - 1.0, 1.0)
-    local = xp.minimum(r - 1, 1.0)  # 0 where every rank of the group has a node to itself
+    # 0 where every rank of the group has a node to itself
+    local = xp.minimum(r - 1, 1.0)
+
+    # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the ranks of a node, or
+    # through a tree of them where that is shorter, and up the tree of nodes.
     ring_in, ring_out = n - nodes, nodes * several
     tree_in, tree_out = smaller(r - 1, 2 * xp.log2(r)), xp.log2(nodes)
     if kind == "all_reduce":
+        # reduce, then distribute: every hop and every byte twice
         # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
         tree_volume = xp.minimum(nodes - 1, 2.0)
         # a switch that reduces gets every rank's buffer once and sends the sum once
-        (switched, no_switch_s), (networked, no_network_s) = _reduced(xp, c.switch_share), _reduced(xp, c.network_share)
+        switched, no_switch_s = _reduced(xp, c.switch_share)
+        networked, no_network_s = _reduced(xp, c.network_share)
         ring_volume, over, summed = 2 * share * several / r, 2 * share * local, switched * local
         no_collnet_s = no_switch_s + no_network_s
         return {
