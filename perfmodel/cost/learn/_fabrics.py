@@ -22,12 +22,15 @@ class Level:
     """One tier of the network."""
 
     of: LinkClass
+    """Generation of links that it is made of."""
     bandwidth: float
     """One-way bytes/s per device when all devices of the tier communicate."""
     adapter: float
     """One-way bytes/s that one rank alone can get."""
     latency_s: float
+    """Stated latency of one message."""
     slows_at_scale: bool = True
+    """Whether bandwidth falls with the nodes of a group."""
 
     @property
     def link(self) -> str:
@@ -68,9 +71,14 @@ class Fabric:
 
     @classmethod
     def of_row(
-        cls, device: str, interconnect: str, ranks_per_node: float, nics: float = np.nan,
-        nic_gbit: float = np.nan, node_size: float = np.nan,
-    ) -> "Fabric":  # fmt: skip
+        cls,
+        device: str,
+        interconnect: str,
+        ranks_per_node: float,
+        nics: float = np.nan,
+        nic_gbit: float = np.nan,
+        node_size: float = np.nan,
+    ) -> "Fabric":
         """The fabric that a row of a measurement table tells of, at nominal rates where it states none.
 
         Adapters (`nics` of `nic_gbit` each per node) count before the interconnect's name.
@@ -84,6 +92,7 @@ class Fabric:
         `concurrent` groups share. A rank alone gets at most one adapter (or the stated share, where that is
         more): eight adapters serve eight ranks, not one. What crosses several levels gets the narrowest.
         """
+        # levels beyond the node; the outermost where a group does not leave it
         crossed = self.levels[0 if self.flat else 1 : level + 1] or self.levels[-1:]
         per_device = min(x.bandwidth for x in crossed)
         node = per_device * self.node_size
@@ -110,22 +119,24 @@ def names_of_parts(device: str) -> tuple[str, ...]:
     """Names that parts drive their links alike under, nearest first: those of the device's die with memory as fast
     (which collectives read and write), then all of its die; its own name where it is a part of none."""
     try:
-        found = catalog_device(device)
+        part = catalog_device(device)
     except UnknownNameError:
         return (device,)
-    if not found.die:
-        return (found.name,)
-    return f"{found.die}@{found.memory_bandwidth_bytes_per_s / 1e9:g}GB/s", found.die
+    if not part.die:
+        return (part.name,)
+    return f"{part.die}@{part.memory_bandwidth_bytes_per_s / 1e9:g}GB/s", part.die
 
 
 @lru_cache(maxsize=512)
 def _known_device(name: str) -> tuple[str, float | None]:
-    for known in (name, name.split("(")[0]):
+    """Name in the catalog and bytes/s of the device's own link; the name itself and None where it is not there."""
+    # tables may put a remark behind the name: `A100(PCIe)`
+    for candidate in (name, name.split("(")[0]):
         try:
-            found = catalog_device(known)
+            device = catalog_device(candidate)
         except UnknownNameError:
             continue
-        return found.name, found.link_bandwidth_bytes_per_s
+        return device.name, device.link_bandwidth_bytes_per_s
     return name, None
 
 
@@ -134,8 +145,11 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
     flat = is_flat([name for name, *_ in stated], device)
     levels = []
     for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
-        link = link_class(name, device, flat or index > 0)
-        link = link if flat or index else in_node_of(node_size, link, name.lower())
+        between_nodes = flat or index > 0
+        link = link_class(name, device, between_nodes)
+        if not between_nodes:
+            link = in_node_of(node_size, link, name.lower())
+        # the name says what one adapter has, the stated rate what a device gets of it with all devices busy
         adapter = bandwidth if not link.known else link.bandwidth_bytes_per_s
         levels.append(Level(link, bandwidth, adapter, latency_s, slows_at_scale))
     return Fabric(device_name(device), 1 if flat else node_size, tuple(levels))
@@ -146,30 +160,37 @@ def _of_row(
     device: str, interconnect: str, ranks_per_node: float, nics: float, nic_gbit: float, node_size: float
 ) -> Fabric:
     name = interconnect.lower()
-    alone = is_network(interconnect, device)
     size = int(node_size) if node_size >= 1 else _usual_node(name, device)
     size = max(size, int(ranks_per_node))
+
+    # The network: what the row says of its adapters counts before the interconnect's name.
     outer = link_class(interconnect, device, True)
     adapter = outer.bandwidth_bytes_per_s
     if nic_gbit > 0:
         adapter = nic_gbit / 8 * 1e9
-    if nics > size:  # beyond a whole number per device adapters serve storage
+    # beyond a whole number per device adapters serve storage
+    if nics > size:
         nics -= nics % size
     between = adapter * nics / size if nics > 0 else adapter
     network = Level(outer, between, adapter, outer.latency_s)
-    if alone and ranks_per_node < 2:
+    one_device_per_node = is_network(interconnect, device) and ranks_per_node < 2
+    if one_device_per_node:
         return Fabric(device_name(device), 1, (network,))
+
+    # Inside a node: the device's own link rate, unless the name states a rate or names a bridge or an unknown link.
     inner = link_class(interconnect, device, False)
     known, figure = _known_device(device)
     by_name = states_rate(interconnect) or not inner.known or "bridge" in inner.name
     bandwidth = figure if figure and not by_name else inner.bandwidth_bytes_per_s
-    if inner.name.startswith("PCIe"):  # a device may have fewer lanes than its slot, or bridges beside it
+    # a device may have fewer lanes than its slot, or bridges beside it
+    if inner.name.startswith("PCIe"):
         bandwidth = min(bandwidth, inner.bandwidth_bytes_per_s)
     adapter = bandwidth if not inner.known else inner.bandwidth_bytes_per_s
     return Fabric(known, size, (Level(inner, bandwidth, adapter, inner.latency_s), network))
 
 
 def _usual_node(name: str, device: str) -> int:
+    """Devices of a node of such a device and interconnect, where a row does not say."""
     if is_rack(name, device):
         return NVL72_DEVICES
     return 4 if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()) else DEVICES_PER_NODE

@@ -7,7 +7,7 @@ inside a node first). Nominal figures are the scale that fitted efficiencies ref
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,17 @@ class LinkClass:
     """A generation of links; bandwidth and latency are nominal, one way, per device or adapter."""
 
     name: str
+    """Name of the class: a family and its generation."""
     pattern: str
     """Regular expression over lower-case interconnect names."""
     bandwidth_bytes_per_s: float
+    """Nominal rate of one device or adapter, one way."""
     latency_s: float
     """Latency as cluster descriptions usually state it; a cluster that states another moves the hop."""
     hop_s: float
     """Expected time of one small message of a collective, software included: the prior of fits."""
     between_nodes: bool = False
+    """Whether it joins nodes rather than the devices of one."""
     reduces: bool = False
     """Whether its switches may add up data on the way (NVLS, SHARP): half the volume of an all-reduce."""
     mesh: bool = False
@@ -93,9 +96,13 @@ UNNAMED: Final = LinkClass("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 
 UNKNOWN_INTER: Final = LinkClass("unknown-inter", "", 12.5e9, 10e-6, 20e-6, True, lines=True)
 
 _GENERATION: Final = (
-    (r"p100", "NVLink1"), (r"v100", "NVLink2"), (r"a100|a800", "NVLink3"), (r"g?h[128]00|h20|h800", "NVLink4"),
+    (r"p100", "NVLink1"),
+    (r"v100", "NVLink2"),
+    (r"a100|a800", "NVLink3"),
+    (r"g?h[128]00|h20|h800", "NVLink4"),
     (r"[bg]b?[23]00", "NVLink5"),
-)  # fmt: skip
+)
+"""Link class of a device whose links are named without their generation."""
 _OF_DEVICE: Final = (
     ("XGMI", r"mi2\d\d", 200e9),
     ("XGMI", r"mi35\d", 537.6e9),
@@ -114,6 +121,7 @@ _PAIRED: Final = 4
 TRAY: Final = 4
 """Devices of a tray, of which an NVL72 rack has eighteen."""
 _RATE: Final = re.compile(r"@\s*(\d+\.?\d*(?:e[-+]?\d+)?)\s*gb/s")
+"""A rate that a name states: `NVLink4@450GB/s`."""
 
 
 def link_class(interconnect: str, device: str, between_nodes: bool) -> LinkClass:
@@ -127,29 +135,51 @@ def link_class(interconnect: str, device: str, between_nodes: bool) -> LinkClass
 
 def link_classes(interconnect: str, device: str, between_nodes: bool) -> tuple[LinkClass, ...]:
     """All classes of one tier that a name holds (`NVLink-bridge+PCIe`), one of each family, best known first."""
-    parts = [(_RATE.sub("", part), _RATE.search(part)) for part in interconnect.lower().split("+")]
-    name = "+".join(words for words, _ in parts)
-    found: dict[str, LinkClass] = {}
+    parts = [_NamePart(_RATE.sub("", part), _RATE.search(part)) for part in interconnect.lower().split("+")]
+    name = "+".join(part.name for part in parts)
+    links: dict[str, LinkClass] = {}
     for link in LINK_CLASSES:
+        # one generation of each family of links: the first that matches, as the list goes from special to general
         family = link.name.split("-")[0].rstrip("0123456789")
-        if family not in found and link.between_nodes == between_nodes and re.search(link.pattern, name):
-            rates = [float(rate[1]) * 1e9 for words, rate in parts if rate and re.search(link.pattern, words)]
-            own = _by_device(device.lower(), link, name)
-            found[family] = replace(own, bandwidth_bytes_per_s=rates[0]) if rates and rates[0] > 0 else own
-    return tuple(found.values()) or (_unnamed(parts, device.lower(), between_nodes),)
+        if family in links or link.between_nodes != between_nodes or not re.search(link.pattern, name):
+            continue
+        rates = [part.bytes_per_s for part in parts if part.rate and re.search(link.pattern, part.name)]
+        links[family] = _by_device(device.lower(), link, name)
+        if rates and rates[0] > 0:
+            links[family] = replace(links[family], bandwidth_bytes_per_s=rates[0])
+    return tuple(links.values()) or (_unnamed(parts, device.lower(), between_nodes),)
 
 
-def _unnamed(parts: list[tuple[str, re.Match[str] | None]], device: str, between_nodes: bool) -> LinkClass:
+class _NamePart(NamedTuple):
+    """One of the links that a name holds, in lower case."""
+
+    name: str
+    """Without its rate."""
+    rate: re.Match[str] | None
+    """The rate that it states, if any, in GB/s."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The stated rate; 0 where there is none."""
+        return float(self.rate[1]) * 1e9 if self.rate else 0.0
+
+
+def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkClass:
     """The class of a tier whose links nobody knows by name, at the rate stated (inside a node first, then between) or,
     of a network, at that of the adapters that such devices come with."""
-    usual = next(
-        (rate for pattern, rate in _ADAPTER if re.search(pattern, device)), UNKNOWN_INTER.bandwidth_bytes_per_s
-    )
-    unknown = replace(UNKNOWN_INTER, bandwidth_bytes_per_s=usual) if between_nodes else UNKNOWN_INTRA
-    for words, rate in parts[1:] if between_nodes else parts[:1]:
-        if rate and float(rate[1]) > 0 and not any(re.search(link.pattern, words) for link in LINK_CLASSES):
-            return replace(unknown, bandwidth_bytes_per_s=float(rate[1]) * 1e9, pattern=re.escape(words))
-    gbit = re.search(UNNAMED.pattern, "+".join(words for words, _ in parts)) if between_nodes else None
+    unknown = UNKNOWN_INTRA
+    if between_nodes:
+        rates = (rate for pattern, rate in _ADAPTER if re.search(pattern, device))
+        unknown = replace(UNKNOWN_INTER, bandwidth_bytes_per_s=next(rates, UNKNOWN_INTER.bandwidth_bytes_per_s))
+
+    # a stated rate makes any link a known one, whatever it is called
+    for part in parts[1:] if between_nodes else parts[:1]:
+        if part.bytes_per_s > 0 and not any(re.search(link.pattern, part.name) for link in LINK_CLASSES):
+            return replace(unknown, bandwidth_bytes_per_s=part.bytes_per_s, pattern=re.escape(part.name))
+
+    # a network told by the rate of its adapters: `RDMA-400G`
+    full_name = "+".join(part.name for part in parts)
+    gbit = re.search(UNNAMED.pattern, full_name) if between_nodes else None
     return replace(UNNAMED, bandwidth_bytes_per_s=float(gbit[1]) / 8 * 1e9) if gbit else unknown
 
 
@@ -184,12 +214,14 @@ def states_rate(interconnect: str) -> bool:
     return _RATE.search(interconnect.lower()) is not None
 
 
-def _by_device(device: str, link: LinkClass, words: str) -> LinkClass:
+def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
+    """The class with what follows from the device: its generation, or the rate of links that share a name."""
     if link.name == "NVLink":
-        wanted = next((name for pattern, name in _GENERATION if re.search(pattern, device)), link.name)
-        link = next(other for other in LINK_CLASSES if other.name == wanted)
-    if link.name == "NVLink4" and "gh200" in device:  # four Grace Hoppers to a node
-        return in_node_of(4, link, words)
+        generation = next((name for pattern, name in _GENERATION if re.search(pattern, device)), link.name)
+        link = _class_named(generation)
+    # four Grace Hoppers to a node
+    if link.name == "NVLink4" and "gh200" in device:
+        return in_node_of(4, link, interconnect)
     for name, pattern, bandwidth in _OF_DEVICE:
         if name == link.name and re.search(pattern, device):
             # the EFA that Hopper came with keeps the order of lines
@@ -197,11 +229,16 @@ def _by_device(device: str, link: LinkClass, words: str) -> LinkClass:
     return link
 
 
-def in_node_of(devices: int, link: LinkClass, words: str) -> LinkClass:
+def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
     """The link inside a node of so many devices: of NVLink 4, four are joined pair by pair (Grace Hoppers, HGX H100
     4-GPU), more by switches, whichever part of the die they are."""
-    if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in words:
+    if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
         return link
-    wanted = "NVLink4-mesh" if devices <= _PAIRED and "switch" not in words else "NVLink4"
-    return replace(next(other for other in LINK_CLASSES if other.name == wanted),
-                   bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)  # fmt: skip
+    is_mesh = devices <= _PAIRED and "switch" not in interconnect
+    joined = _class_named("NVLink4-mesh" if is_mesh else "NVLink4")
+    return replace(joined, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)
+
+
+def _class_named(name: str) -> LinkClass:
+    """The listed class of this name, which must be there."""
+    return next(link for link in LINK_CLASSES if link.name == name)

@@ -6,7 +6,6 @@ with balanced routing (the mean number of non-empty bins; Johnson and Kotz, "Urn
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -108,9 +107,13 @@ def moe_curve(vector: np.ndarray, rows: MoeRows) -> np.ndarray:
     `vector` as `moe_prior`, float64[4] or [4, n].
     """
     launch_s, intra, inter, per_sm = np.exp(vector)
+
+    # distinct ranks, and distinct nodes, that the experts of one token lie on
     copies = rows.ranks * (1 - (1 - 1 / rows.ranks) ** rows.topk)
     nodes_hit = rows.nodes * (1 - (1 - 1 / rows.nodes) ** rows.topk)
     token_bytes = rows.tokens * rows.hidden * TOKEN_BYTES
+
+    # Inside a node the links or the multiprocessors that copy set the pace; between nodes a token goes once to each.
     inside_s = token_bytes * copies / smaller(intra, per_sm * rows.sms, 4.0)
     between_s = token_bytes * np.where(rows.nodes > 1, nodes_hit, 0.0) / inter
     return launch_s + larger(inside_s, between_s, 4.0)
@@ -120,29 +123,33 @@ def fit_moe_series(rows: MoeRows) -> dict[ExchangeKey, np.ndarray]:
     """Constants of every series: least squares on log time, with priors from nominal link rates."""
     from scipy.optimize import least_squares
 
-    result = {}
-    for name, index in rows.by_series():
-        own = rows.take(index)
-        prior, observed = moe_prior(name), np.log(own.time_s)
+    def fitted(key: ExchangeKey, of_series: MoeRows) -> np.ndarray:
+        prior, observed = moe_prior(key), np.log(of_series.time_s)
+        # beyond 200 rows more of them weigh no more against the prior
+        weight = np.sqrt(min(1.0, 200 / len(of_series)))
 
-        def residual(
-            vector: np.ndarray, own: MoeRows = own, prior: np.ndarray = prior, observed: np.ndarray = observed
-        ) -> np.ndarray:
-            error = np.log(moe_curve(vector, own)) - observed
-            return np.concatenate([error / 0.1 * np.sqrt(min(1.0, 200 / len(own))), vector - prior])
+        def residual(vector: np.ndarray) -> np.ndarray:
+            error = np.log(moe_curve(vector, of_series)) - observed
+            return np.concatenate([error / 0.1 * weight, vector - prior])
 
-        result[name] = least_squares(residual, prior, max_nfev=100).x
-    return result
+        return least_squares(residual, prior, max_nfev=100).x
+
+    return {key: fitted(key, rows.take(index)) for key, index in rows.by_series()}
 
 
 def relative_moe_vector(series: ExchangeKey, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:
     """Constants of a series never measured: its closest relatives', moved by nominal bandwidth."""
-    own = moe_prior(series)
-    weights, moves = [1e-6], [np.zeros_like(own)]
-    for name, vector in known.items():
-        weights.append(prod(factor for has, asked, factor in zip(name, series, _UNLIKE, strict=True) if has != asked))
-        moves.append(vector - moe_prior(name))
-    return own + np.average(moves, axis=0, weights=weights)
+    prior = moe_prior(series)
+    # the prior itself counts a little, so that there is an answer where nothing else is known
+    weights, moves = [1e-6], [np.zeros_like(prior)]
+    for key, vector in known.items():
+        likeness = 1.0
+        for part, asked_part, factor in zip(key, series, _UNLIKE, strict=True):
+            if part != asked_part:
+                likeness *= factor
+        weights.append(likeness)
+        moves.append(vector - moe_prior(key))
+    return prior + np.average(moves, axis=0, weights=weights)
 
 
 _PLACES: Final = (("sms", "hidden", "topk", "experts"), ("sms",), ())
@@ -154,19 +161,21 @@ def moe_places(rows: MoeRows, beside: Sequence[str]) -> list[tuple[ExchangePlace
     """Places that corrections may be filed under, with the indices of their rows."""
     names = ("ranks", "nodes", *beside)
     columns = [getattr(rows, name).astype(np.int64) for name in names]
-    return [
-        (ExchangePlace(rows.keys[code], **dict(zip(names, values, strict=True))), index)
-        for (code, *values), index in groups_of(rows.series, *columns)
-    ]
+    places = []
+    for (code, *values), index in groups_of(rows.series, *columns):
+        place = ExchangePlace(rows.keys[code], **dict(zip(names, values, strict=True)))
+        places.append((place, index))
+    return places
 
 
 def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
     """Constants and curves of exchanges, in place of those of the same series in `base`; widths from shapes and
     devices left out."""
     series = fit_moe_series(rows)
-    kept = {key: v for key, v in base.series.items() if key not in series}
-    curves = {place: c for place, c in base.curves.items() if place.series not in series}
-    return MoeWeights({**kept, **series}, curves | _moe_fit_curves(rows, series), moe_spread(rows, series))
+    other_series = {key: vector for key, vector in base.series.items() if key not in series}
+    other_curves = {place: curve for place, curve in base.curves.items() if place.series not in series}
+    curves = other_curves | _moe_fit_curves(rows, series)
+    return MoeWeights({**other_series, **series}, curves, moe_spread(rows, series))
 
 
 def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[ExchangePlace, Placements]:
@@ -178,30 +187,35 @@ def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> 
 
 
 def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
-    """Prices of exchanges."""
-    correction = np.zeros(len(rows))
-    known = np.array([key in weights.series for key in rows.keys] or [False], bool)[rows.series]
-    provenance = np.where(known, "learned", "extrapolated").astype(object)
+    """Prices of exchanges: the physical curve of each series, times what was measured beside it."""
+    # The most specific correction that was measured counts: rows that have one are done.
+    correction, corrected = np.zeros(len(rows)), np.zeros(len(rows), bool)
+    is_known = np.array([key in weights.series for key in rows.keys] or [False], bool)[rows.series]
+    provenance = np.where(is_known, "learned", "extrapolated").astype(object)
     position = np.clip((np.log2(rows.tokens) - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
-    found = np.zeros(len(rows), bool)
     for depth, beside in enumerate(_PLACES):
         for place, index in moe_places(rows, beside):
             curve = weights.curves.get(place, {}).get((1.0, 1.0))
-            own = index[~found[index]]
-            if curve is not None and len(own):
-                correction[own] = np.interp(position[own], np.arange(len(GRID)), curve.everywhere())
-                found[own] = True
-                if depth == 0:
-                    provenance[own] = "measured"
+            at = index[~corrected[index]]
+            if curve is None or not len(at):
+                continue
+            correction[at] = np.interp(position[at], np.arange(len(GRID)), curve.everywhere())
+            corrected[at] = True
+            # only of the very routing, with as many multiprocessors, a time counts as measured
+            if depth == 0:
+                provenance[at] = "measured"
+
     small = rows.tokens < SMALL_TOKENS
-    half = np.array([
-        weights.spread.get(Scope(source, not s), 0.5) for source, s in zip(provenance, small.tolist(), strict=True)
-    ])  # fmt: skip
-    return Priced(moe_curves(rows, weights.series) * np.exp(correction), half, provenance, np.zeros(len(rows)))
+    half_widths = []
+    for source, is_small in zip(provenance, small.tolist(), strict=True):
+        half_widths.append(weights.spread.get(Scope(source, not is_small), 0.5))
+    time_s = moe_curves(rows, weights.series) * np.exp(correction)
+    return Priced(time_s, np.array(half_widths), provenance, np.zeros(len(rows)))
 
 
 def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: int = 5) -> dict[str, np.ndarray]:
     """log(predicted / measured) by provenance: tokens of a shape left out, whole shapes left out, devices left out."""
+    # hashing spreads rows over folds the same way every time
     name = np.array([str(key) for key in rows.keys], object)[rows.series]
     columns = [name, rows.ranks, rows.nodes, rows.hidden, rows.topk, rows.experts]
     result = {}
@@ -214,11 +228,14 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
                 without = MoeWeights(series, _moe_fit_curves(train, series))
                 error[test] = np.log(predict_moe(without, rows.take(test)).time_s / rows.time_s[test])
         result[what] = error
-    device, error = np.array([key.device for key in rows.keys], object)[rows.series], np.full(len(rows), np.nan)
-    for (name,), own in groups_of(device):
-        others = {key: v for key, v in series.items() if key.device != name}
-        if others:
-            error[own] = np.log(moe_curves(rows.take(own), others) / rows.time_s[own])
+
+    # devices left out in turn: priced by the constants of all series on other ones
+    device = np.array([key.device for key in rows.keys], object)[rows.series]
+    error = np.full(len(rows), np.nan)
+    for (name,), at in groups_of(device):
+        elsewhere = {key: vector for key, vector in series.items() if key.device != name}
+        if elsewhere:
+            error[at] = np.log(moe_curves(rows.take(at), elsewhere) / rows.time_s[at])
     return result | {"extrapolated": error}
 
 
@@ -249,7 +266,7 @@ def moe_spread(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[
 def _by_size(rows: MoeRows, error: np.ndarray, what: str) -> dict[Scope, float]:
     sizes = ((False, rows.tokens < SMALL_TOKENS), (True, rows.tokens >= SMALL_TOKENS))
     known = {Scope(what, large): error[part & np.isfinite(error)] for large, part in sizes}
-    return {scope: round(conformal_quantile(own), 4) for scope, own in known.items() if len(own)}
+    return {scope: round(conformal_quantile(errors), 4) for scope, errors in known.items() if len(errors)}
 
 
 def moe_curves(rows: MoeRows, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:
