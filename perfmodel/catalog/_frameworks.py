@@ -113,7 +113,11 @@ def _facts(
     if based_on and isinstance(based_on, str):
         base_name, _, year = based_on.partition("@")
         # Based on an earlier version of its own, or on one of another framework (forks of Megatron-LM).
-        base_versions = earlier if base_name == name else _of_catalog(base_name) if base_name in _files() else {}
+        base_versions: Mapping[int, Framework] = {}
+        if base_name == name:
+            base_versions = earlier
+        elif base_name in _files():
+            base_versions = _of_catalog(base_name)
         if not year.isdecimal() or int(year) not in base_versions:
             raise PerfModelError(f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR")
         base = base_versions[int(year)]

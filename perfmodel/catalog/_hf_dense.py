@@ -196,10 +196,13 @@ class Falcon(Stack):
         if self.new_decoder_architecture:
             kv_heads = self.num_kv_heads or heads
         norms = self.num_ln_in_parallel_attn or (2 if self.new_decoder_architecture else 1)
+        parallel_blocks = "none"
+        if self.parallel_attn:
+            parallel_blocks = "one_norm" if norms == 1 else "two_norms"
         return self.sizes(self.ffn_hidden_size, 2048) | {
             "kv_heads": kv_heads,
             "positions": "alibi" if self.alibi else "rope",
-            "parallel_blocks": ("one_norm" if norms == 1 else "two_norms") if self.parallel_attn else "none",
+            "parallel_blocks": parallel_blocks,
             "bias": self.bias,
             "norm_bias": True,
             "dropout": self.hidden_dropout > 0,

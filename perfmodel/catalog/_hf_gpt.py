@@ -150,10 +150,13 @@ class Mpt:
         if inner != int(inner) or inner < 1:
             raise PerfModelError(f"expansion_ratio {self.expansion_ratio} times d_model {self.d_model} is not whole")
         sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, int(inner), self.vocab_size, self.max_seq_len)
+        positions = "rope" if attention.rope else "learned"
+        if attention.alibi:
+            positions = "alibi"
         usual_kv_heads = 1 if attention.attn_type == "multiquery_attention" else self.n_heads
         return sizes | {
             "kv_heads": attention.kv_n_heads or usual_kv_heads,
-            "positions": "alibi" if attention.alibi else "rope" if attention.rope else "learned",
+            "positions": positions,
             "bias": not self.no_bias,
             "dropout": self.resid_pdrop > 0,
         }

@@ -74,7 +74,11 @@ def _columns(header: str, place: str) -> list[str]:
     for cell in re.split(r"\s{2,}|\t", header):
         with_unit = re.fullmatch(r"(.+?)\s*\((.+)\)", cell.strip())
         name, unit = (with_unit[1], with_unit[2]) if with_unit else (cell.strip(), "")
-        expected = "us" if "Lat" in name else "MB/s" if "Bandwidth" in name else unit
+        expected = unit
+        if "Lat" in name:
+            expected = "us"
+        elif "Bandwidth" in name:
+            expected = "MB/s"
         if unit != expected:
             raise TableError(f"{place}: {name} must be in ({expected}), the header says ({unit}); convert it")
         names.append(name)

@@ -95,7 +95,11 @@ def _gemm(op: TorchOp, a: int, b: int) -> Row:
         # the weight gradient multiplies by the transposed incoming gradient (autograd's formulas for mm); strides
         # of an expanded one do not tell
         rows_apart, columns_apart = op.strides[a] if op.strides else (0, 0)
-        row["pass"] = "wgrad" if rows_apart == 1 < columns_apart else "dgrad" if columns_apart == 1 else ""
+        row["pass"] = ""
+        if rows_apart == 1 < columns_apart:
+            row["pass"] = "wgrad"
+        elif columns_apart == 1:
+            row["pass"] = "dgrad"
     return row
 
 

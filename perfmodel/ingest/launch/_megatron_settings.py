@@ -270,7 +270,9 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
 
     def write(fields: Fields) -> Mapping[str, Any]:
         graphs = fields.get("cuda_graphs", "none")
-        return {} if graphs == "none" else {kind: "local", scope: "full_iteration" if graphs == "step" else None}
+        if graphs == "none":
+            return {}
+        return {kind: "local", scope: "full_iteration" if graphs == "step" else None}
 
     return Rule(keys=(core, external, kind, scope), read=read, write=write)
 

@@ -156,11 +156,15 @@ def parse_launch(
         variables: that are set when a shell script starts.
     """
     source, form = recognised(text, place, arguments, variables)
+    if model is None:
+        model = source.model
+    elif isinstance(model, str):
+        model = catalog.model(model)
     overrides = Overrides(
         devices=source.devices if devices is None else devices,
         global_batch=global_batch,
         layout=layout,
-        model=source.model if model is None else catalog.model(model) if isinstance(model, str) else model,
+        model=model,
         seq_len=seq_len,
         dtype=dtype,
         needs_layout=needs_layout,

@@ -118,8 +118,9 @@ def _flags(command: Command) -> dict[str, Entry]:
             continue
         # A flag at the end, or before another one, is a switch.
         behind = command.argv[i + 1].text if i + 1 < len(command.argv) else "--"
-        text = value if sign else "true" if behind.startswith("--") else behind
-        flags[name.removeprefix("--")] = Entry(plain_value(text), word.line)
+        if not sign:
+            value = "true" if behind.startswith("--") else behind
+        flags[name.removeprefix("--")] = Entry(plain_value(value), word.line)
     return flags
 
 

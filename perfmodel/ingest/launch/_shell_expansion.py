@@ -238,7 +238,9 @@ class Expander:
         if match is None:
             return None
         value = self.stated(match[1], line) or {}
-        size = len(value) if match[2] or match[1] in "@*" else len(value["0"].text if "0" in value else "")
+        is_array = bool(match[2]) or match[1] in "@*"
+        plain_text = value["0"].text if "0" in value else ""
+        size = len(value) if is_array else len(plain_text)
         return [Word(str(size), line)]
 
     def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
@@ -322,7 +324,11 @@ class Expander:
         """The value of a variable in an expression, which may be an expression itself."""
         values = self.parameter(name, line)
         text = values[0].text if values else ""
-        value = calculate(text) if re.fullmatch(r"\s*-?\d+\s*", text) else self.arithmetic(text, line) if text else None
+        value = None
+        if re.fullmatch(r"\s*-?\d+\s*", text):
+            value = calculate(text)
+        elif text:
+            value = self.arithmetic(text, line)
         return "?" if value is None else f"({value})"
 
     def assigned(self, name: str, sign: str, expression: str, line: int) -> int | None:

@@ -75,7 +75,9 @@ def calculate(text: str) -> int | None:
     condition = re.fullmatch(r"([^?]+)\?([^:?]+):(.+)", text.strip(), re.DOTALL)
     if condition:
         chosen = calculate(condition[1])
-        return None if chosen is None else calculate(condition[2] if chosen else condition[3])
+        if chosen is None:
+            return None
+        return calculate(condition[2] if chosen else condition[3])
     python = text.replace("&&", " and ").replace("||", " or ")
     python = re.sub(r"!(?!=)", " not ", python)
     # Numbers that begin with 0 are octal, and those with a base are written `16#ff`.
@@ -121,9 +123,15 @@ def trimmed(value: str, mark: str, pattern: str) -> str:
     if mark[0] == "#":
         # Patterns of the shell are not greedy or lazy by themselves: all lengths are tried, and the sign chooses.
         matches = [end for end in ends if fnmatchcase(value[:end], pattern)]
-        return value[(max(matches) if longest else min(matches)) :] if matches else value
+        if not matches:
+            return value
+        end = max(matches) if longest else min(matches)
+        return value[end:]
     matches = [start for start in ends if fnmatchcase(value[start:], pattern)]
-    return value[: (min(matches) if longest else max(matches))] if matches else value
+    if not matches:
+        return value
+    start = min(matches) if longest else max(matches)
+    return value[:start]
 
 
 def replaced(value: str, text: str) -> str:

@@ -129,7 +129,9 @@ def _bar_step(match: re.Match[str]) -> LoggedStep:
     """A state of a progress bar: its rate is a moving mean of the last steps."""
     rate = float(match["rate"])
     # tqdm turns its rate over where a step takes longer than a second.
-    seconds = rate if match["unit"].startswith("s/") else 1 / rate if rate else None
+    seconds: float | None = rate
+    if not match["unit"].startswith("s/"):
+        seconds = 1 / rate if rate else None
     step = number(match["step"])
     return LoggedStep(step=round(step or 0), seconds=seconds, clock_s=duration_seconds(match["elapsed"]))
 
