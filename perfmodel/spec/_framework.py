@@ -16,7 +16,7 @@ from perfmodel.spec._framework_facts import (
     MemoryCosts,
     ReportedRanks,
 )
-from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job
+from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job, RecomputeModule
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute
 from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._notation import written, written_values
@@ -34,6 +34,7 @@ _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
 _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
+    "recompute_modules",
     "eager_kernels",
     "keep_gathered",
     "half_gradients",
@@ -123,6 +124,8 @@ class Framework(Stated, Sectioned):
     """Element type in which 16-bit gradients are accumulated and reduced."""
     stops_recompute: bool = False
     """As in `Job`; compiled steps do anyway."""
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """What `selective` recompute repeats."""
 
     def running(self, job: Job, model: Model) -> "Framework":
         """The framework as it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled

@@ -21,10 +21,13 @@ RecomputeModule = Literal[
     "moe_act",
     "shared_experts",
     "mla_up_proj",
+    "second_products",
 ]
 """Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
 the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
-attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep products repeat it."""
+attention. `second_products`, by which torch's selective checkpoints of operators go: all of a layer but every second
+product and the result of attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep
+products repeat it."""
 WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
 modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""

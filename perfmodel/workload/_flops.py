@@ -16,6 +16,7 @@ from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transfo
 from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._embedding_head import LABELS
 from perfmodel.workload._local import masked_tokens
+from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._recurrent import (
     delta_net_weights,
     delta_rule_products,
@@ -181,7 +182,12 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     elif job.frozen_embedding and model.tied_embeddings and not model.patches:
         frozen = vocabulary
 
-    repeated = full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)
+    if SECOND_PRODUCTS in job.recompute_modules:
+        # Half of each product, and all of the routed experts' (`assemble`).
+        routed = letters["E"] * _routed_weights(model)
+        repeated = s * ((per_token - routed) / 2 + routed)
+    else:
+        repeated = full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)
     return ModelFlops(
         layers_forward=layers + 2.0 * batch * s * weightless,
         head_forward=head,
@@ -253,13 +259,19 @@ def _repeated(model: Transformer, job: Job) -> int:
     return repeated
 
 
+def _routed_weights(model: Transformer) -> int:
+    """Elements of weights that one token visits in routed experts."""
+    experts = model.experts
+    return experts.topk * ffn_weights(model, experts.ffn_hidden, experts.latent) if experts else 0
+
+
 def _moe_weights(model: Transformer) -> int:
     """Elements of weights that one token visits in a mixture of experts."""
     experts = model.experts
     if experts is None:
         return 0
     return (
-        experts.topk * ffn_weights(model, experts.ffn_hidden, experts.latent)
+        _routed_weights(model)
         + ffn_weights(model, experts.shared_ffn_hidden)
         + model.hidden * (experts.count + 2 * experts.latent)
     )

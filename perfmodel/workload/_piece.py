@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-from perfmodel.ops import KernelOp, MemoryBound
+from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 from perfmodel.spec import RecomputeModule
+from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import ActivationBytes, BlockOps, Comm, Kernels
-from perfmodel.workload._local import Precision
+from perfmodel.workload._local import Precision, storage_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,12 @@ _PARTS_OF_MODULES: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] =
     "mlp": frozenset({"mlp_act"}),
 }
 """Modules that are part of others, and so repeated with these."""
+
+
+SECOND_PRODUCTS: Final[RecomputeModule] = "second_products"
+"""The module of torch's selective checkpoints of operators."""
+_KEPT_COLLECTIVES: Final = ("reduce_scatter", "all_to_all")
+"""Collectives whose results these keep."""
 
 
 def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
@@ -126,8 +133,11 @@ def assemble(
         if module in modules:
             chosen -= parts
     selective: list[RecomputedWork] = []
-    for piece in pieces if train else ():
-        selective += [work for work in piece.recomputed_work if work.module in chosen]
+    if train and SECOND_PRODUCTS in modules and input_bytes is not None:
+        selective = _second_products(pieces, input_bytes)
+    elif train:
+        for piece in pieces:
+            selective += [work for work in piece.recomputed_work if work.module in chosen]
 
     # Full recompute: the whole forward again, from the block's input on.
     recomputes = train and input_bytes is not None
@@ -161,6 +171,49 @@ def assemble(
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
     )
+
+
+def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[RecomputedWork]:
+    """What backward repeats of a layer that keeps its input, every second product and the result of attention.
+
+    torch's selective checkpoint of operators counts products in their order, of which our pieces join some (queries,
+    keys and values; gate and value). So half of each product is kept and the other half repeated (torchtitan
+    parallelize_llama.py, `_op_sac_save_list` and `_get_custom_policy`). Results of reduce-scatters and all-to-alls are
+    kept too; products of experts are not on the list.
+    """
+    works: list[RecomputedWork] = []
+    kept_bytes = input_bytes
+    for piece in pieces:
+        repeated: list[KernelOp] = []
+        attention_bytes = 0.0
+        for op in piece.forward:
+            if isinstance(op, Attention):
+                # A ring attends block by block, but adds its parts up in one result.
+                elements = op.batch * op.seq_q * op.heads * (op.head_dim_v or op.head_dim)
+                attention_bytes = max(attention_bytes, float(elements * _result_bytes(op)))
+            elif isinstance(op, Gemm) and op.op == "linear" and op.batch == 1:
+                repeated.append(replace(op, n=max(1, op.n // 2)))
+                kept_bytes += op.m * op.n * _result_bytes(op) / 2
+            else:
+                repeated.append(op)
+        kept_bytes += attention_bytes
+        kept_bytes += sum(comm.bytes * comm.count for comm in piece.forward_comm if comm.collective == "all_to_all")
+        work = RecomputedWork(
+            module=SECOND_PRODUCTS,
+            forward=tuple(repeated),
+            forward_comm=tuple(comm for comm in piece.forward_comm if comm.collective not in _KEPT_COLLECTIVES),
+            freed_bytes=piece.saved_bytes,
+        )
+        works.append(work)
+
+    # What is kept counts against what the first piece would free.
+    works[0] = replace(works[0], freed_bytes=works[0].freed_bytes - kept_bytes)
+    return works
+
+
+def _result_bytes(op: KernelOp) -> int:
+    """Bytes of an element of a kernel's result: of 16 bits where the operands have fewer."""
+    return dtype_bytes(storage_dtype(op.dtype))
 
 
 def _last_product(pieces: Sequence[Piece]) -> int:

@@ -1,6 +1,6 @@
 """Frameworks: every fact has a source, versions are the nearest earlier ones, and mistakes are named."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -209,24 +209,29 @@ def test_what_a_framework_cannot_run_is_named() -> None:
 
 
 def test_selective_recompute_is_what_the_framework_means_by_it() -> None:
-    model, titan = catalog.model("llama3-8b"), catalog.framework("torchtitan")
-    layout, assumed = titan.layout("tp=2,pp=2,dp=2", model)
+    model, titan, core = (
+        catalog.model("llama3-8b"),
+        catalog.framework("torchtitan"),
+        catalog.framework("megatron-core"),
+    )
+    for framework in (titan, core):
+        for layout_text in ("dp=8,recompute=selective", "dp=8,recompute=full", "dp=8,recompute_full_layers=3"):
+            layout, _ = framework.layout(layout_text, model)
+            assert framework.layout(framework.notation(layout, model), model)[0] == layout
+    assert titan.layout("dp=8", model)[0].recompute == "selective"
+    assert titan.job_defaults("bf16")["recompute_modules"] == ("second_products",)
+    assert core.job_defaults("bf16")["recompute_modules"] == ("core_attn",)
+
+
+def test_a_framework_may_mean_whole_layers_by_selective_recompute() -> None:
+    model = catalog.model("llama3-8b")
+    compiled = catalog.framework("fsdp-compile")
+    halves = replace(compiled, launch=replace(compiled.launch, selective_share=0.5))
+    layout, assumed = halves.layout("tp=2,pp=2,dp=2,recompute=selective", model)
     assert (layout.recompute, layout.recompute_full_layers) == ("none", (8,))  # half of 16
     assert "recompute_full_layers=8" in assumed
-    assert titan.layout("dp=8,recompute=selective", model)[0].recompute_full_layers == (16,)
-    assert titan.layout("dp=8,recompute=full", model)[0].recompute == "full"
-    assert titan.layout("dp=8,recompute_full_layers=3", model)[0].recompute_full_layers == (3,)
-    assert titan.layout(titan.notation(layout, model), model)[0] == layout
-    core = catalog.framework("megatron-core")
-    assert core.layout("dp=8,recompute=selective", model)[0].recompute == "selective"
-
-
-def test_selective_recompute_of_attention_alone_can_be_said_to_torchtitan() -> None:
-    model, layout = catalog.model("llama3-8b"), Layout(dp=8, zero=3, recompute="selective")
-    titan = catalog.framework("torchtitan")
-    text = titan.notation(layout, model)
+    text = halves.notation(Layout(dp=8, zero=3, recompute="selective"), model)
     assert "recompute_full_layers=none" in text
-    assert titan.layout(text, model)[0] == layout
 
 
 @pytest.mark.parametrize(("stages", "batch_per_replica"), [(1, 32), (4, 32), (8, 8), (16, 4)])

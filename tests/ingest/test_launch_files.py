@@ -75,7 +75,7 @@ SAID = {
         {"dtype": "fp16"}, {"devices": 4},
     ),
     "torchtitan_8b.toml": Said(
-        "torchtitan", "llama3-8b", "dp=8,zero=3,recompute_full_layers=16,sequence_parallel=true", 8, 8192,
+        "torchtitan", "llama3-8b", "dp=8,zero=3,recompute=selective,sequence_parallel=true", 8, 8192,
         {"dtype": "bf16"}, {"devices": 8},
     ),
     "torchtitan_405b.toml": Said(

@@ -275,10 +275,11 @@ def test_every_nth_layer_of_torchtitan() -> None:
     text = pm.export_launch(layout, "torchtitan", model="llama3-8b", job=job_of(layout, 2))
     assert 'selective_ac_option = "4"' in text
     assert back(text, "torchtitan", layout, None).recompute_full_layers == (8,)
-    with pytest.raises(LaunchFileError, match="its selective recompute repeats every n-th layer"):
-        pm.export_launch(
-            layout.replace(recompute_full_layers=None, recompute="selective"), "torchtitan", model="llama3-8b"
-        )
+    # selective without a number is its checkpoint of operators
+    by_operator = layout.replace(recompute_full_layers=None, recompute="selective")
+    text = pm.export_launch(by_operator, "torchtitan", model="llama3-8b", job=job_of(by_operator, 2))
+    assert 'selective_ac_option = "op"' in text
+    assert back(text, "torchtitan", by_operator, None).recompute == "selective"
 
 
 def test_names_of_frameworks_may_carry_a_year_and_others_are_refused() -> None:

@@ -299,6 +299,28 @@ def test_a_loss_with_its_gradient_passes_over_the_logits_once():
     assert together.workspace_bytes < apart.workspace_bytes
 
 
+@pytest.mark.parametrize(("name", "tp"), [("llama3-8b", 1), ("llama3-8b", 2), ("gpt3-6.7b", 1)])
+def test_checkpoints_of_operators_keep_half_of_the_products_and_attention(name, tp):
+    """They repeat the other half, everything element-wise and no attention; what they keep lies between the rest."""
+    sequence, net = 2048, model(name)
+    job = Job(global_batch=1, seq_len=sequence, recompute_modules=("second_products",))
+    layer = layer_of(name, job, tp=tp)
+
+    def flops(kernels, kind) -> float:
+        return sum(op.flops * n for op, n in kernels if op.family == kind)
+
+    assert flops(layer.recompute_selective, "gemm") == pytest.approx(flops(layer.forward, "gemm") / 2)
+    assert flops(layer.recompute_selective, "attention") == 0
+    assert flops(layer.recompute_selective, "memory") == pytest.approx(flops(layer.forward, "memory"))
+    kept = layer.activation_bytes
+    assert kept.full < kept.selective < kept.none
+    widths = (net.heads + 2 * net.kv_heads) * net.head_dim + net.hidden * tp * 2
+    widths += net.ffn_hidden * (2 if net.gated_ffn else 1)
+    products_bytes = 2 * sequence * widths / tp / 2
+    attention_bytes = 2 * sequence * net.heads * net.head_dim / tp
+    assert kept.selective - kept.full == pytest.approx(products_bytes + attention_bytes)
+
+
 def test_narrow_logits_are_kept_once_in_their_own_type():
     """No fp32 copy is kept, nor a buffer for the gradient; kernels stay the same."""
     net, shard = model("gpt2-117m"), Shard(micro_batch=4)

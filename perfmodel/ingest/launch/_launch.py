@@ -420,10 +420,14 @@ def _as_it_runs(
         layout = layout.replace(partition=partition_by_cost(model, layout.pp))
     if layout.recompute != "selective" or _has(overrides, "recompute_full_layers"):
         return layout
-    # "Selective" means parts of every layer in Megatron, and every n-th layer as a whole in torchtitan: the framework's
-    # own record knows which, and the file how many.
+    # "Selective" means parts of every layer, or every n-th layer as a whole where the file says so.
+    if isinstance(model, Transformer) and "selective_every" in known:
+        full_layers = max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"]))
+        return layout.replace(recompute="none", recompute_full_layers=(full_layers,))
+
+    # Where it does not, the framework's own record knows which of the two is meant.
     framework_layout, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
-    full_layers = framework_layout.recompute_full_layers
-    if full_layers is not None and isinstance(model, Transformer) and "selective_every" in known:
-        full_layers = (max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"])),)
-    return layout.replace(recompute=framework_layout.recompute, recompute_full_layers=full_layers)
+    return layout.replace(
+        recompute=framework_layout.recompute,
+        recompute_full_layers=framework_layout.recompute_full_layers,
+    )

@@ -242,18 +242,16 @@ _RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.select
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    """Recompute of all layers, or of every n-th one as a whole (`selective`).
-
-    `op`, which repeats every second product, is taken as every second layer.
-    """
+    """Recompute of all layers, of every n-th one as a whole, or (`op`) of all but every second product."""
     fields: Fields = {}
     if _RECOMPUTE[0] in settings:
         modes = words({"none": "none", "selective": "selective", "full": "full"})
         fields["recompute"] = modes.read(settings[_RECOMPUTE[0]])
     if str(settings.get(_RECOMPUTE[1], "")).isdecimal():
         fields["selective_every"] = WHOLE.read(settings[_RECOMPUTE[1]])
-    elif settings.get(_RECOMPUTE[1]) == "op" and fields.get("recompute") == "selective":
-        fields["note.op"] = "recompute by operators (op) as every second layer"
+    elif _RECOMPUTE[1] not in settings and fields.get("recompute") == "selective":
+        # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
+        fields["selective_every"] = 2
     return fields
 
 
@@ -266,6 +264,8 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
             if max(1, round(layers_per_stage / every)) == full_layers[0]:
                 return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(every)}
         return {}
+    if fields["recompute"] == "selective":
+        return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: "op"}
     return {_RECOMPUTE[0]: fields["recompute"]}
 
 
@@ -429,7 +429,6 @@ TORCHTITAN: Final = LaunchFormat(
         "overlap_grad_reduce": "FSDP and DDP always reduce beside backward",
         "overlap_param_gather": "FSDP always prefetches",
         "vpp": "only looped schedules have virtual stages",
-        "recompute": "its selective recompute repeats every n-th layer as a whole",
         "recompute_full_layers": "it repeats every n-th layer",
         "partition": "it takes no numbers of layers by stage",
         "offload": "it has no key for activations in host memory",
