@@ -421,7 +421,7 @@ def _as_it_runs(
     if layout.recompute != "selective" or _has(overrides, "recompute_full_layers"):
         return layout
     # "Selective" means parts of every layer, or every n-th layer as a whole where the file says so.
-    if isinstance(model, Transformer) and "selective_every" in known:
+    if isinstance(model, Transformer) and known.get("selective_every"):
         full_layers = max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"]))
         return layout.replace(recompute="none", recompute_full_layers=(full_layers,))
 

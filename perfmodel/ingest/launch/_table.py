@@ -13,7 +13,7 @@ and what these follow from:
     device_batch              the same per device
     pipeline_micro_batches    into which the pipeline cuts the local batch
     layers_per_chunk          of a virtual pipeline stage
-    selective_every           of so many layers one is recomputed as a whole
+    selective_every           of so many layers one is recomputed as a whole; 0: none is
     shard_ranks               replicas that shard states among themselves; "node": those of a node
     ep_most                   replicas over which experts are spread at most
     model                     catalog name of the model

@@ -249,9 +249,8 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         fields["recompute"] = modes.read(settings[_RECOMPUTE[0]])
     if str(settings.get(_RECOMPUTE[1], "")).isdecimal():
         fields["selective_every"] = WHOLE.read(settings[_RECOMPUTE[1]])
-    elif _RECOMPUTE[1] not in settings and fields.get("recompute") == "selective":
-        # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
-        fields["selective_every"] = 2
+    elif settings.get(_RECOMPUTE[1]) == "op":
+        fields["selective_every"] = 0
     return fields
 
 
@@ -378,7 +377,8 @@ TORCHTITAN: Final = LaunchFormat(
             fields=("adapter_rank",),
             read=lambda settings: {"frozen": True, "adapter_rank": WHOLE.read(settings.get("lora.rank", 8))},
         ),
-        Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
+        # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
+        Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute, defaults={"selective_every": 2}),
         read_only("optimizer.name", "optimizer", OPTIMIZER),
         # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a class.
         read_only("loss.chunked", "chunked_loss", FLAG),
