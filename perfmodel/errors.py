@@ -58,7 +58,7 @@ def _some(names: list[str]) -> str:
 class Reason(Enum):
     """Why a layout is left out: what errors carry, searches count and suggestions start from.
 
-    Each has its words, in which `{}` stands for what it is about (`Rejection.about`), and the fields of a layout or
+    Each has a sentence, in which `{}` stands for what it is about (`Rejection.about`), and the fields of a layout or
     problem of which other values can remove it.
     """
 
@@ -126,19 +126,19 @@ class Reason(Enum):
     VARIANT = "no faster than a variant that fits and recomputes or offloads less", ()
     NOT_EVALUATED = "not evaluated", ()
 
-    def __init__(self, words: str, frees: tuple[str, ...]) -> None:
-        self.words, self.frees = words, frees
+    def __init__(self, sentence: str, frees: tuple[str, ...]) -> None:
+        self.sentence, self.frees = sentence, frees
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reason, and what it is about where its words leave that open: a schedule, a part of memory, a constraint."""
+    """A reason, and what it is about if its sentence leaves that open: a schedule, a part of memory, a constraint."""
 
     reason: Reason
     about: str = ""
 
     def __str__(self) -> str:
-        return plain_text(self.reason.words.format(self.about))
+        return plain_text(self.reason.sentence.format(self.about))
 
 
 class LayoutError(PerfModelError):

@@ -293,12 +293,12 @@ def sealed(content: bytes) -> bytes:
     return content.replace(UNSEALED.encode(), _seal(content), 1)
 
 
-def require_intact(content: bytes, where: object, *, needed: bool = True) -> None:
+def require_intact(content: bytes, name: object, *, needed: bool = True) -> None:
     """Check a fitted file against the checksum in it.
 
     Args:
         content: bytes of the whole file.
-        where: name of the file for messages.
+        name: name of the file for messages.
         needed: whether a file without a checksum is refused.
 
     Raises:
@@ -308,13 +308,13 @@ def require_intact(content: bytes, where: object, *, needed: bool = True) -> Non
     if seal is None and not needed:
         return
     if seal is None:
-        raise CalibrationError(f"{where}: has no checksum; fit it again, or install perfmodel again if it came with it")
+        raise CalibrationError(f"{name}: has no checksum; fit it again, or install perfmodel again if it came with it")
 
     # The checksum is that of the file with the placeholder in its place.
     unsealed = content[: seal.start()] + UNSEALED.encode() + content[seal.end() :]
     if _seal(unsealed) != seal[0]:
         raise CalibrationError(
-            f"{where}: is damaged, for its checksum does not agree with its content; copy or fit it again, or install "
+            f"{name}: is damaged, for its checksum does not agree with its content; copy or fit it again, or install "
             "perfmodel again if it came with it"
         )
 

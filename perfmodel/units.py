@@ -316,11 +316,11 @@ def fit_words(probability: float) -> str:
     # By the figure that is shown, so that a text never says that 0.90 only likely fits.
     shown = round(probability, 2)
     if shown >= MIN_FIT:
-        words = "fits"
+        verdict = "fits"
     elif shown >= 0.5:
-        words = "likely fits"
+        verdict = "likely fits"
     elif shown > 0.1:
-        words = "likely does not fit"
+        verdict = "likely does not fit"
     else:
-        words = "does not fit"
-    return f"{words} (probability {probability:.2f})"
+        verdict = "does not fit"
+    return f"{verdict} (probability {probability:.2f})"
