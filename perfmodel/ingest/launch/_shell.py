@@ -111,7 +111,7 @@ def _run_tree(
         state.stopped_at = stop.line
     # A function that nobody calls by its name may be called by a program (`srun bash -c "export -f ..."`).
     for name in [name for name in state.functions if name not in state.called]:
-        with interpreter.supposing():
+        with interpreter.tentatively():
             interpreter.call(name, [Word(name, 0)])
     return state
 
@@ -136,7 +136,7 @@ class _Interpreter(Commands):
         for sign, pipeline in node.rest:
             if status is None:
                 # Programs are taken to succeed; a condition that cannot be judged decides nothing.
-                status = True if not self.judged(node.first) else None
+                status = True if not self.is_condition(node.first) else None
             if status is None:
                 line = getattr(node.first.commands[-1], "line", 0)
                 body = tree.Sequence((tree.AndOr(pipeline, ()),))
@@ -146,7 +146,7 @@ class _Interpreter(Commands):
         return status
 
     @staticmethod
-    def judged(node: tree.Pipeline) -> bool:
+    def is_condition(node: tree.Pipeline) -> bool:
         """Whether a pipeline is a condition, not a program that runs."""
         last = node.commands[-1]
         if isinstance(last, tree.Test):
@@ -156,17 +156,17 @@ class _Interpreter(Commands):
 
     def pipeline(self, node: tree.Pipeline) -> bool | None:
         # Inside `$(...)` output counts and not the commands that make it.
-        if self.written is not None and self.writes(node):
-            return self.write(node)
+        if self.captured_output is not None and self.is_of_programs(node):
+            return self.capture(node)
         printed = None
         status: bool | None = True
         for i, command in enumerate(node.commands):
             last = i + 1 == len(node.commands)
             if last and printed is not None and self.is_shell(command):
                 # `echo "torchrun ..." | bash` runs what is printed.
-                self.inner(printed.text, printed.line, (), ())
+                self.in_inner_shell(printed.text, printed.line, (), ())
                 return None
-            printed = self.printed(command) if not last else None
+            printed = self.echoed_text(command) if not last else None
             status = self.run(command)
         if node.negated and status is not None:
             return not status
@@ -176,18 +176,18 @@ class _Interpreter(Commands):
 
     def output(self, part: tree.Part) -> str | None:
         # `$(...)` is a subshell: what it sets is gone after it, and `exit` ends it alone.
-        outer, folder = self.written, self.folder
-        self.written = []
+        outer, folder = self.captured_output, self.folder
+        self.captured_output = []
         try:
             with self.subshell(), suppress(Stop):
-                self.inline(part.text, part.line)
-            return "".join(self.written).rstrip("\n")
+                self.in_this_shell(part.text, part.line)
+            return "".join(self.captured_output).rstrip("\n")
         except _Unknown:
             return None
         finally:
-            self.written, self.folder = outer, folder
+            self.captured_output, self.folder = outer, folder
 
-    def writes(self, node: tree.Pipeline) -> bool:
+    def is_of_programs(self, node: tree.Pipeline) -> bool:
         """Whether a pipeline is of programs, which write something, and not of what the shell does itself."""
         first = node.commands[0]
         if not isinstance(first, tree.Simple) or not first.raw_words:
@@ -197,16 +197,16 @@ class _Interpreter(Commands):
         is_own = head in self.state.functions or head in tree.DECLARING or self.builtin(head) is not None
         return len(node.commands) > 1 or not is_own
 
-    def write(self, node: tree.Pipeline) -> bool:
+    def capture(self, node: tree.Pipeline) -> bool:
         """Add what a pipeline writes to the output; raises `_Unknown` where nobody knows it."""
 
         def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
 
         text = pipeline_output(node, expand, self.text_of, self.variable, self.folder)
-        if text is None or self.written is None:
+        if text is None or self.captured_output is None:
             raise _Unknown
-        self.written.append(text)
+        self.captured_output.append(text)
         return True
 
     def is_shell(self, node: tree.Node) -> bool:
@@ -214,7 +214,7 @@ class _Interpreter(Commands):
             return False
         return [word.text for word in self.expand(node.raw_words[0])][:1] in [[name] for name in SHELLS]
 
-    def printed(self, node: tree.Node) -> Word | None:
+    def echoed_text(self, node: tree.Node) -> Word | None:
         """Text that an `echo` writes."""
         if not isinstance(node, tree.Simple) or not node.raw_words:
             return None
@@ -257,7 +257,7 @@ class _Interpreter(Commands):
                     return self.sequence(node.body)
 
     @contextmanager
-    def supposing(self) -> Iterator[None]:
+    def tentatively(self) -> Iterator[None]:
         """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
         # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than none.
         certain, self.certain = self.certain, False
@@ -279,7 +279,7 @@ class _Interpreter(Commands):
         # The body is walked all the same, to see what it would have changed.
         before, commands = dict(self.state.variables), len(self.state.commands)
         changed: list[str] = []
-        with self.supposing():
+        with self.tentatively():
             try:
                 self.sequence(body)
             finally:

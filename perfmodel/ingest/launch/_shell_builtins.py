@@ -28,7 +28,7 @@ class Builtins(Expander):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self.written: list[str] | None = None
+        self.captured_output: list[str] | None = None
         """Texts that commands have written so far inside `$(...)`; None outside."""
         self.folder = "."
         """Folder in which a command inside `$(...)` runs."""
@@ -200,7 +200,7 @@ class Builtins(Expander):
         return value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
 
     def change_folder(self, node: tree.Simple, argv: list[Word]) -> bool:
-        if self.written is not None:
+        if self.captured_output is not None:
             self.folder = str(PurePosixPath(self.folder, argv[1].text)) if len(argv) > 1 else "~"
         return True
 

@@ -130,7 +130,7 @@ class Commands(Builtins):
         return tables.get(head)
 
     def evaluate(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        return self.inline(" ".join(word.text for word in argv[1:]), node.line)
+        return self.in_this_shell(" ".join(word.text for word in argv[1:]), node.line)
 
     def stop(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         if argv[0].text == "exit" and not self.obeys_exit:
@@ -167,7 +167,7 @@ class Commands(Builtins):
 
     # Other scripts, and inner shells.
 
-    def inline(self, text: str, line: int, *, counts: bool = True) -> bool | None:
+    def in_this_shell(self, text: str, line: int, *, counts: bool = True) -> bool | None:
         """Run a text in this very shell."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
@@ -177,7 +177,7 @@ class Commands(Builtins):
         finally:
             self.depth -= 1
 
-    def inner(
+    def in_inner_shell(
         self, text: str, line: int, prefix: Sequence[Word], arguments: Sequence[Word], *, counts: bool = True
     ) -> None:
         """Run a text in a shell of its own, which knows this one's variables; its commands stand behind `prefix`."""
@@ -185,7 +185,7 @@ class Commands(Builtins):
         with self.subshell():
             self.state.arguments = list(arguments)
             try:
-                self.inline(text, line, counts=counts)
+                self.in_this_shell(text, line, counts=counts)
             finally:
                 self.prefix = outer
 
@@ -203,7 +203,7 @@ class Commands(Builtins):
         arguments = self.state.arguments
         self.state.arguments = argv[2:] or arguments
         try:
-            return self.inline(text, node.line, counts=False)
+            return self.in_this_shell(text, node.line, counts=False)
         except Stop as stop:
             if stop.kind != "return":
                 raise
@@ -234,7 +234,7 @@ class Commands(Builtins):
         for i, word in enumerate(argv):
             # `ssh host "cd there && torchrun ..."`: a whole command in one word.
             if i and re.match(r"[^-\s]\S*\s(.*\s)?-", word.text, re.DOTALL) and ".py" in word.text:
-                self.inner(word.text, word.line, argv[:i], ())
+                self.in_inner_shell(word.text, word.line, argv[:i], ())
                 return
         self.collect(argv)
 
@@ -247,7 +247,7 @@ class Commands(Builtins):
         with self.subshell():
             for name, value in slurm_variables(numbers).items():
                 self.state.variables[name] = {"0": Word(value, line)}
-            self.inner(text, line, prefix, arguments, counts=counts)
+            self.in_inner_shell(text, line, prefix, arguments, counts=counts)
 
     def shell(self, node: tree.Simple, argv: list[Word], at: int) -> bool:
         """Follow `bash -c text`, `bash file` or `bash <<EOF`; False where there is nothing to follow."""
@@ -258,7 +258,7 @@ class Commands(Builtins):
             if re.fullmatch(r"-[a-z]*c[a-z]*", option) and rest:
                 with self.subshell():
                     self.state.name = rest[1].text if len(rest) > 1 else self.state.name
-                    self.inner(rest[0].text, rest[0].line, argv[:at], rest[2:])
+                    self.in_inner_shell(rest[0].text, rest[0].line, argv[:at], rest[2:])
                 return True
             # Options with a value, which is not the script's name.
             if option in ("-o", "+o", "-O", "--rcfile") and rest:
@@ -268,7 +268,7 @@ class Commands(Builtins):
             self.submit(argv[:at], text, node.line, rest[1:], counts=False)
             return True
         if node.here is not None:
-            self.inner(self.text_of(node.here), node.here.line, argv[:at], ())
+            self.in_inner_shell(self.text_of(node.here), node.here.line, argv[:at], ())
             return True
         return False
 
