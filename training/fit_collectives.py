@@ -131,14 +131,14 @@ def _line(part: LeftOut, size: str, kind: str, index: np.ndarray) -> str:
     few = at_most(part.rows, index)
     off, alike = (100 * np.abs(np.expm1(part.error[which])) for which in (index, few))
     inside = 100 * np.mean(np.abs(part.error[few]) <= part.half_width[few])
-    others = []
+    simpler = []
     for name in ("physics", "interpolation"):
-        known = part.others.get(name, np.full(len(part.rows), np.nan))[index]
+        known = part.simpler.get(name, np.full(len(part.rows), np.nan))[index]
         known = known[np.isfinite(known)]
-        others.append(f"{100 * np.abs(np.expm1(known)).mean():.1f}" if len(known) else "-")
+        simpler.append(f"{100 * np.abs(np.expm1(known)).mean():.1f}" if len(known) else "-")
     return (
         f"| {part.what} | {size} | {kind} | {len(index)} | **{off.mean():.1f}** | {np.median(off):.1f} "
-        f"| {alike.mean():.1f} | {' | '.join(others)} | {inside:.0f} |"
+        f"| {alike.mean():.1f} | {' | '.join(simpler)} | {inside:.0f} |"
     )
 
 

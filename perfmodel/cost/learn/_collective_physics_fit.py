@@ -52,12 +52,13 @@ class _Placements:
         return self.of_table(self.table(values))
 
     def of_table(self, table: np.ndarray) -> np.ndarray:
-        time_s, own = np.zeros(len(self.rows)), self.rows
+        """Seconds of every row by constants of every set, float64[k, fields]."""
+        time_s = np.zeros(len(self.rows))
         for (kind, algorithm), index in self.of_kind:
-            c = LinkConstants(*table[self.which[index]].T)
-            time_s[index] = collective_time(
-                kind, own.buffer_bytes[index], own.ranks[index], own.ranks_per_node[index], c, algorithm
-            )
+            link = LinkConstants(*table[self.which[index]].T)
+            rows = self.rows
+            sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
+            time_s[index] = collective_time(kind, *sizes, link, algorithm)
         return time_s
 
     def derivative(self, values: Mapping[Effect, float], names: Sequence[Effect]) -> np.ndarray:
@@ -65,25 +66,31 @@ class _Placements:
         times that of the constants by the few effects that each set has; float64[n, names]."""
         table = self.table(values)
         here, result = self.of_table(table), np.zeros((len(self.rows), len(names)))
+
+        # By the constants: all sets move at once, as no row depends on two of them.
         by_field = np.zeros((len(_FIELDS), len(self.rows)))
         steps = np.maximum(np.abs(table), 1e-12) * STEP
         for f in range(len(_FIELDS)):
             moved = table.copy()
             moved[:, f] += steps[:, f]
             by_field[f] = (self.of_table(moved) - here) / steps[self.which, f]
+
+        # by the effects that a set has, through its constants
         column = {name: i for i, name in enumerate(names)}
         for k, key in enumerate(self.keys):
             rows = np.flatnonzero(self.which == k)
             kind, fabric, *_, between = key
             for name in effects(kind, fabric.inside.link, fabric.levels[-1 if between else 0].link):
-                if name in column:
-                    moved = {**values, name: values[name] + STEP}
-                    change = (np.array(self.constants(moved, key)) - table[k]) / STEP
-                    result[rows, column[name]] = change @ by_field[:, rows]
+                if name not in column:
+                    continue
+                moved_values = {**values, name: values[name] + STEP}
+                change = (np.array(self.constants(moved_values, key)) - table[k]) / STEP
+                result[rows, column[name]] = change @ by_field[:, rows]
         return result
 
     @staticmethod
     def constants(values: Mapping[Effect, float], key: tuple[Any, ...]) -> list[float]:
+        """Constants of one set, in the order of the fields."""
         kind, fabric, per_node, algorithm, between = key
         level = len(fabric.levels) - 1 if between else 0
         c = constants(values, kind, fabric, level, per_node, 1.0, algorithm == "collnet", between)
@@ -97,19 +104,22 @@ def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Eff
 
 
 def fit_physics(
-    rows: CollectiveRows, start: Mapping[Effect, float] | None = None, held: Mapping[Effect, float] | None = None
+    rows: CollectiveRows, start: Mapping[Effect, float] | None = None, fixed: Mapping[Effect, float] | None = None
 ) -> dict[Effect, float]:
     """Effects of the physical curve by maximum a posteriori, robust to congested and misconfigured runs.
 
     Every placement of every series counts alike. Tables timed from the host have a dispatch cost of their source,
-    which is fitted beside and left out of predictions. `start`: effects to begin the search at; `held`: effects that
+    which is fitted beside and left out of predictions. `start`: effects to begin the search at; `fixed`: effects that
     stay as they are.
     """
     from scipy.optimize import least_squares
 
     thin, weight = _thinned(rows)
-    held = held or {}
-    names = [name for name in _names(thin) if name not in held]
+    fixed = fixed or {}
+    names = [name for name in _names(thin) if name not in fixed]
+
+    # One vector: effects, then a dispatch cost for each source. The search moves in units of their standard deviations
+    # from what is expected, so that the prior is the identity.
     source, which = np.unique(thin.of_series("source").astype(str), return_inverse=True)
     first = len(names)
     middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(source)).T
@@ -117,11 +127,12 @@ def fit_physics(
 
     def at(move: np.ndarray) -> tuple[dict[Effect, float], np.ndarray]:
         vector = middle + deviation * move
-        return {**held, **dict(zip(names, vector[:first].tolist(), strict=True))}, np.exp(vector[first:])[which]
+        return {**fixed, **dict(zip(names, vector[:first].tolist(), strict=True))}, np.exp(vector[first:])[which]
 
     def residual(move: np.ndarray) -> np.ndarray:
         values, dispatch_s = at(move)
         error = np.log(places.time(values) + dispatch_s) - observed
+        # soft L1: quadratic up to the knee, linear beyond
         robust = np.sign(error) * KNEE * np.sqrt(2 * (np.sqrt(1 + (error / KNEE) ** 2) - 1))
         return np.concatenate([weight * robust / NOISE, move])
 
@@ -140,19 +151,20 @@ def fit_physics(
     begin = middle.copy()
     begin[:first] = [(start or {}).get(name, value) for name, value in zip(names, middle, strict=False)]
     first_move = (begin - middle) / deviation
-    found = least_squares(residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4)  # type: ignore[arg-type]
-    vector = middle + deviation * found.x
-    _LOG.info("%d effects of %d placements' points, cost %.1f", len(middle), len(thin), found.cost)
-    return {**held, **{name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}}
+    solution = least_squares(residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4)  # type: ignore[arg-type]
+    vector = middle + deviation * solution.x
+    _LOG.info("%d effects of %d placements' points, cost %.1f", len(middle), len(thin), solution.cost)
+    return {**fixed, **{name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}}
 
 
 def _names(rows: CollectiveRows) -> list[Effect]:
-    found: dict[Effect, None] = {}
+    """All effects that the rows say something of, sorted."""
+    names: dict[Effect, None] = {}
     for kind, fabric, outside in set(zip(rows.kind, rows.fabric, rows.between, strict=True)):
         for name in effects(kind, fabric.inside.link, fabric.levels[-1].link):
             if outside or name.of not in BETWEEN:
-                found[name] = None
-    return sorted(found, key=str)
+                names[name] = None
+    return sorted(names, key=str)
 
 
 def _thinned(rows: CollectiveRows) -> tuple[CollectiveRows, np.ndarray]:
@@ -163,7 +175,9 @@ def _thinned(rows: CollectiveRows) -> tuple[CollectiveRows, np.ndarray]:
         edges = np.linspace(size.min(), size.max() + 1e-9, POINTS + 1)
         cell = np.searchsorted(edges, size, side="right")
         chosen = []
-        for part in (index[cell == c] for c in np.unique(cell)):
+        for number in np.unique(cell):
+            part = index[cell == number]
+            # by time per byte, as sizes differ within a cell
             ordered = part[np.argsort(rows.time_s[part] / rows.buffer_bytes[part], kind="stable")]
             chosen.append(ordered[len(ordered) // 2])
         keep += chosen

@@ -44,7 +44,11 @@ class SeriesKey(NamedTuple):
 
     def starts(self, leading: Iterable[Sequence[str]]) -> bool:
         """Whether the first parts are those of one of `leading`, where `""` stands for any."""
-        return any(all(part in ("", own) for own, part in zip(self, parts, strict=False)) for parts in leading)
+        for parts in leading:
+            pairs = zip(self, parts, strict=False)
+            if all(part in ("", of_series) for of_series, part in pairs):
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class CollectiveRows:
     software: np.ndarray
     """With its version, str[n]."""
     dtype: np.ndarray
+    """Element type as the table has it, str[n]."""
     fabric: np.ndarray
     """`Fabric` of every row, object[n]; equal ones are one object."""
     algorithm: np.ndarray
@@ -69,9 +74,11 @@ class CollectiveRows:
     buffer_bytes: np.ndarray
     """As nccl-tests counts them, float64[n]."""
     ranks: np.ndarray
+    """Ranks of the group, float64[n]."""
     ranks_per_node: np.ndarray
+    """Ranks of the group on each of its nodes, float64[n]."""
     time_s: np.ndarray
-    """NaN where the table has none."""
+    """NaN where the table has none, float64[n]."""
     doubtful: np.ndarray
     """A second count of the same test (`in_place`) or marked by a `check`, bool[n]."""
     disturbed: np.ndarray
@@ -115,16 +122,20 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
     """
     table = clean_collectives(table)
     kind, size, ranks = text(table, "collective"), number(table, "bytes"), number(table, "num_ranks")
+
+    # ranks per node: as stated, else by the number of nodes, else as nodes usually are
     per_node = number(table, "ranks_per_node")
     by_nodes = np.ceil(ranks / np.maximum(number(table, "num_nodes"), 1))
     per_node = np.where(np.isfinite(per_node) & (per_node >= 1), per_node, by_nodes)
     per_node = np.where(np.isfinite(per_node), per_node, DEVICES_PER_NODE)
     table, per_node = _in_racks(table, ranks, per_node)
+
     # neighbours exchange: inside a node a group of two, over nodes one rank of each
     is_send = kind == "send_recv"
     nodes = np.where(is_send & (ranks > per_node), np.ceil(ranks / np.maximum(per_node, 1)), 1)
     group = np.where(is_send & (ranks >= 2), np.maximum(nodes, 2), ranks)
     here = np.where(is_send & (nodes > 1), 1.0, np.minimum(np.maximum(per_node, 1), group))
+
     series, keys = _series(table)
     return CollectiveRows(
         kind=kind,
@@ -148,6 +159,7 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
 
 def _in_racks(table: pd.DataFrame, ranks: np.ndarray, per_node: np.ndarray) -> tuple[pd.DataFrame, np.ndarray]:
     """The table and ranks per node, with the trays of a rack that NVLink joins as one node where no node is stated."""
+    # tables count the four devices of a tray as a node, but its links go through the rack's switches
     names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
     stated = number(table, "devices_per_node") > TRAY
     trays = np.array([is_rack(*name) for name in names], bool) & (per_node <= TRAY) & (ranks > per_node) & ~stated
@@ -157,16 +169,20 @@ def _in_racks(table: pd.DataFrame, ranks: np.ndarray, per_node: np.ndarray) -> t
 
 
 def _series(table: pd.DataFrame) -> tuple[np.ndarray, tuple[SeriesKey, ...]]:
+    """Index of every row's series, and all series."""
     columns = [text(table, name) for name in ("source", "device", "interconnect", "collective", "algorithm", "way")]
     place: dict[SeriesKey, int] = {}
-    found = np.array([place.setdefault(SeriesKey(*parts), len(place)) for parts in zip(*columns, strict=True)], int)
+    places = [place.setdefault(SeriesKey(*parts), len(place)) for parts in zip(*columns, strict=True)]
+
+    # sorted, so that the order of rows in a table changes nothing
     keys = sorted(place, key=str)
     rank = np.zeros(len(keys) or 1, np.int64)
     rank[[place[key] for key in keys]] = np.arange(len(keys))
-    return rank[found], tuple(keys)
+    return rank[np.array(places, int)], tuple(keys)
 
 
 def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Why each row cannot be priced; `""` for those that can."""
     reason = np.full(len(kind), "", dtype=object)
     known = np.isin(kind, KINDS)
     reason[~known] = np.array([f"no model of collective {k!r}" for k in kind[~known]], dtype=object)
@@ -176,14 +192,16 @@ def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarra
 
 
 def _fabrics(table: pd.DataFrame, per_node: np.ndarray) -> np.ndarray:
+    """Fabric of every row, object[n]; each distinct one is made once, as reading names takes long."""
     figures = [number(table, name) for name in ("nics_per_node", "nic_gbit_per_s", "devices_per_node")]
     frame = pd.DataFrame(dict(enumerate([text(table, "device"), text(table, "interconnect"), per_node, *figures])))
-    result = np.empty(len(frame), dtype=object)
+    fabrics = np.empty(len(frame), dtype=object)
     for key, index in frame.groupby(list(frame.columns), dropna=False, sort=False).indices.items():
         fabric = Fabric.of_row(*key)  # pyright: ignore[reportGeneralTypeIssues]
-        for at in index:
-            result[at] = fabric
-    return result
+        # one by one: NumPy would read a record as an array of its fields
+        for i in index:
+            fabrics[i] = fabric
+    return fabrics
 
 
 TOLERANCE: Final = 1.02
@@ -211,7 +229,11 @@ def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> n
 
 
 def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """`set_aside` of the rows, and whether the reason is that they run far below their links; str and bool[n]."""
+    """Why each row says nothing of its links (`set_aside`), and whether that is because it runs far below them.
+
+    Returns:
+        str[n] and bool[n].
+    """
     reason, slow = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
     reason[rows.disturbed] = DISTURBED
 
@@ -229,36 +251,45 @@ def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tupl
 def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
     """Reason, with the device and kind -> rows."""
     device = rows.of_series("device")
-    found = Counter(f"{d} {k}: {why}" for d, k, why in zip(device, rows.kind, reason, strict=True) if why)
-    return dict(found.most_common())
+    counts: Counter[str] = Counter()
+    for name, kind, why in zip(device, rows.kind, reason, strict=True):
+        if why:
+            counts[f"{name} {kind}: {why}"] += 1
+    return dict(counts.most_common())
 
 
 def _of_tier(
     rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`judged` of the rows of one series and tier."""
+    """Why each row of one series and tier says nothing of its links, and whether it runs far below them."""
     reason, below = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
-    where = "between nodes" if between else "inside a node"
+    place = "between nodes" if between else "inside a node"
+
+    # An efficiency would be relative to a guess where the links are not known.
     if not is_known(interconnect, device, between):
-        reason[:] = f"interconnect {interconnect!r} names no known link {where}; name it, as 'NVLink3 + InfiniBand HDR'"
+        reason[:] = f"interconnect {interconnect!r} names no known link {place}; name it, as 'NVLink3 + InfiniBand HDR'"
         return reason, below
     links = link_classes(interconnect, device, between)
     if not all(link.limited for link in links):
         return reason, below
+
+    # No algorithm moves less than its least volume: what is faster than the fastest link is a wrong unit, size or link.
     fastest = max(links, key=lambda link: link.bandwidth_bytes_per_s)
     volume = least_volume(kind, rows.ranks, rows.ranks_per_node, fastest.reduces)
     rate = volume * rows.buffer_bytes / rows.time_s
     above = rate > TOLERANCE * fastest.bandwidth_bytes_per_s
     reason[above] = (
-        f"faster than {fastest.name}'s {fastest.bandwidth_bytes_per_s / 1e9:g} GB/s {where}; check sizes and units, or "
+        f"faster than {fastest.name}'s {fastest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}; check sizes and units, or "
         f"state the rate, as '{fastest.name}@50GB/s'"
     )
+
+    # Far below the slowest link: a host at fault, or another job. The rate of an Ethernet port is anybody's guess
+    # unless it is stated.
     slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
-    # the rate of an Ethernet port is anybody's guess unless it is stated
     if slowest.name != "Ethernet" or states_rate(interconnect):
         below = _far_below(rows, kind, slowest, interconnect) & ~above
         reason[below] = (
-            f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {where}: a host "
+            f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}: a host "
             f"or network at fault, not the device; if it is so, state the rate, as '{slowest.name}@2GB/s'"
         )
     return reason, below
@@ -273,6 +304,8 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
     nominal = np.full(len(rows), link.bandwidth_bytes_per_s)
     if not link.between_nodes and _is_mesh(link, interconnect):
         nominal *= np.minimum((rows.ranks - 1) / MESH_PEERS, 1.0)
+
+    # Small messages take their latency, which says nothing of the rate: the large ones of a placement judge for all.
     large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
     share = pd.Series(np.where(large, bus / rows.time_s / nominal, np.nan))
     middle = share.groupby([rows.software.astype(str), rows.ranks, rows.ranks_per_node]).transform("median")

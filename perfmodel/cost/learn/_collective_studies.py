@@ -20,7 +20,9 @@ from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 
 RANK_FOLDS: Final = 3
+"""Folds in which rank counts between others are left out."""
 DEVICE_FOLDS: Final = 3
+"""Folds in which devices are left out: physics is fitted anew in each."""
 _LOG: Final = logging.getLogger(__name__)
 FEWEST: Final = 30
 """Errors that a width of its own needs."""
@@ -38,17 +40,20 @@ def usable(
 ) -> tuple[CollectiveRows, moe.MoeRows, dict[str, int]]:
     """Rows that can be fitted (clean, of several ranks, with a time), and how many are set aside for what reason."""
     table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
-    is_moe = table["collective"].isin(moe.MOE_KINDS).to_numpy()
-    rows = collective_rows(table.loc[~is_moe])
-    good = (rows.skipped == "") & ~rows.doubtful & np.isfinite(rows.time_s) & (rows.time_s > 0) & (rows.ranks > 1)
-    exchanges = moe.moe_rows(table.loc[is_moe])
-    kept = (exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0)
-    rows = rows.take(good)
+    is_exchange = table["collective"].isin(moe.MOE_KINDS).to_numpy()
+    exchanges = moe.moe_rows(table.loc[is_exchange])
+    exchanges = exchanges.take((exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0))
+
+    rows = collective_rows(table.loc[~is_exchange])
+    has_time = np.isfinite(rows.time_s) & (rows.time_s > 0)
+    rows = rows.take((rows.skipped == "") & ~rows.doubtful & has_time & (rows.ranks > 1))
+
     # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a robust fit
-    reason, slow = judged(rows, (*sources.unhealthy, *((name,) for name in sources.physics_only)))
+    no_guide = (*sources.unhealthy, *((name,) for name in sources.physics_only))
+    reason, slow = judged(rows, no_guide)
     slow &= sources.keep_slow
     rows = replace(rows, slow=slow)
-    return rows.take((reason == "") | slow), exchanges.take(kept), counted(rows, np.where(slow, "", reason))
+    return rows.take((reason == "") | slow), exchanges, counted(rows, np.where(slow, "", reason))
 
 
 def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
@@ -74,37 +79,49 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
 def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> dict[Scope, float]:
     """Half-widths where a series was measured: errors for shapes left out, by series; and of the usual prices."""
     error, measured = shape_errors(rows, weights, sources)
-    usual, source = predict_collective_rows(CollectivePrices(weights), rows.anonymous()), rows.of_series("source")
-    known = (usual.provenance == "measured") & np.isin(source, sources.reference or source)
-    far = np.where(known, np.log(usual.time_s / rows.time_s), np.nan)
-    own = quantiles(rows, np.where(measured, error, np.nan), "measured")
-    return own | quantiles(rows, far, "usual")
+    of_series = quantiles(rows, np.where(measured, error, np.nan), "measured")
+
+    # the same rows as if nobody had said whose they are: how far series of a fabric lie from its usual price
+    usual = predict_collective_rows(CollectivePrices(weights), rows.anonymous())
+    source = rows.of_series("source")
+    is_reference = np.isin(source, sources.reference or source)
+    known = (usual.provenance == "measured") & is_reference
+    error = np.where(known, np.log(usual.time_s / rows.time_s), np.nan)
+    return of_series | quantiles(rows, error, "usual")
 
 
 def quantiles(rows: CollectiveRows, error: np.ndarray, what: str) -> dict[Scope, float]:
     """90 % quantiles of absolute errors (NaN: none) as `CollectiveWeights.half_width` looks them up; those `measured`
     by series too."""
+    # Scopes from general to special, each with its rows and how many errors it needs.
     large = rows.buffer_bytes >= 1 << LARGE
-    where = np.where(rows.between, "between", "inside").astype(object)
-    every = [(Scope(what, big, place), own, 1) for (big, place), own in groups_of(large, where)]
-    every += [(Scope(what, big, place, k), own, FEWEST) for (big, place, k), own in groups_of(large, where, rows.kind)]
+    tier = np.where(rows.between, "between", "inside").astype(object)
+    scopes: list[tuple[Scope, np.ndarray, int]] = []
+    for (is_large, place), index in groups_of(large, tier):
+        scopes.append((Scope(what, is_large, place), index, 1))
+    for (is_large, place, kind), index in groups_of(large, tier, rows.kind):
+        scopes.append((Scope(what, is_large, place, kind), index, FEWEST))
     if what == "measured":
-        by_series = groups_of(large, rows.series)
-        every += [(Scope(what, big, series=rows.keys[code]), own, FEWEST) for (big, code), own in by_series]
+        for (is_large, code), index in groups_of(large, rows.series):
+            scopes.append((Scope(what, is_large, series=rows.keys[code]), index, FEWEST))
+
     level = 0.9 if what in ("measured", "usual") else LEVEL_OF_OTHERS
-    result = {}
-    for scope, index, fewest in every:
+    widths = {}
+    for scope, index, fewest in scopes:
         known = at_most(rows, index[np.isfinite(error[index])])
-        few = fewest > 1 and what != "measured" and len(set(rows.series[known])) < FEWEST_SERIES
-        if len(known) >= fewest and not few:
-            result[scope] = round(conformal_quantile(error[known], level), 4)
-    return result
+        too_few_series = fewest > 1 and what != "measured" and len(set(rows.series[known])) < FEWEST_SERIES
+        if len(known) >= fewest and not too_few_series:
+            widths[scope] = round(conformal_quantile(error[known], level), 4)
+    return widths
 
 
 def at_most(rows: CollectiveRows, index: np.ndarray) -> np.ndarray:
     """Of the rows at `index`, at most `PER_SERIES` of each series, evenly."""
-    keep = [index[own[:: -(-len(own) // PER_SERIES)]] for _, own in groups_of(rows.series[index])]
-    return np.sort(np.concatenate(keep)) if keep else index
+    chosen = []
+    for _, of_series in groups_of(rows.series[index]):
+        step = -(-len(of_series) // PER_SERIES)
+        chosen.append(index[of_series[::step]])
+    return np.sort(np.concatenate(chosen)) if chosen else index
 
 
 @dataclass(frozen=True)
@@ -117,7 +134,7 @@ class LeftOut:
     """log(predicted / measured), NaN where not left out."""
     half_width: np.ndarray
     """Of the interval, from other folds."""
-    others: dict[str, np.ndarray]
+    simpler: dict[str, np.ndarray]
     """Errors of simpler ways of predicting."""
 
 
@@ -139,42 +156,59 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
     """
     rows, exchanges, _ = usable(tables, sources)
     weights = fit_rows(rows, None, sources)
-    own = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    licensed = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+
+    # 1. Shapes: what a series tells of a size that it was not timed at.
     _LOG.info("shapes")
-    error, measured = shape_errors(own, weights, sources)
+    error, measured = shape_errors(licensed, weights, sources)
     error = np.where(measured, error, np.nan)
-    others = {"physics": np.log(physical_time(weights.physics, own) / own.time_s), "interpolation": _interpolation(own)}
-    half = (hashed([own.buffer_bytes, own.ranks]) % 2).astype(int)
-    parts = [_crossed("shapes", own, error, half, others, "measured")]
+    by_physics = np.log(physical_time(weights.physics, licensed) / licensed.time_s)
+    simpler = {"physics": by_physics, "interpolation": _interpolation(licensed)}
+    half = (hashed([licensed.buffer_bytes, licensed.ranks]) % 2).astype(int)
+    parts = [_crossed("shapes", licensed, error, half, simpler, "measured")]
+
+    # 2. Rank counts that lie between others of the series.
     _LOG.info("rank counts")
-    fold = ranks_fold(own)
-    error = _left_out(own, fold, lambda train: replace(weights, curves=fit_all_curves(train, weights.physics, sources)))
-    parts.append(_crossed("rank counts", own, error, fold, {"physics": others["physics"]}, "learned"))
-    spread = quantiles(own, error, "learned")
-    healthy = rows.take(guides(rows, sources))
+
+    def with_curves_of(train: CollectiveRows) -> CollectiveWeights:
+        return replace(weights, curves=fit_all_curves(train, weights.physics, sources))
+
+    fold = ranks_fold(licensed)
+    error = _left_out(licensed, fold, with_curves_of)
+    parts.append(_crossed("rank counts", licensed, error, fold, {"physics": by_physics}, "learned"))
+    spread = quantiles(licensed, error, "learned")
+
+    # 3. Devices, inside a node: their links are known from other devices alone.
     _LOG.info("devices")
+    healthy = rows.take(guides(rows, sources))
     device = np.array([fabric.device for fabric in healthy.fabric], dtype=object)
     fold = _folds(device, DEVICE_FOLDS)
     error = _left_out(healthy, fold, lambda train: fit_rows(train, None, sources, weights.physics))
     error = np.where(healthy.between, np.nan, error)
     parts.append(_crossed("devices", healthy, error, fold, {}, "links"))
     spread |= quantiles(healthy, error, "links")
+
+    # 4. Fabrics between nodes, one at a time, by physics that has not seen them.
     _LOG.info("fabrics and rank counts beyond, between nodes")
-    over = healthy.take(healthy.between)
-    within = replace(weights, curves=_inside_curves(weights.curves))
+    between = healthy.take(healthy.between)
+    curves_inside = replace(weights, curves=_inside_curves(weights.curves))
 
-    def alone(train: CollectiveRows) -> CollectiveWeights:
-        return replace(within, physics=fit_between(train, weights.physics))
+    def with_physics_of(train: CollectiveRows) -> CollectiveWeights:
+        return replace(curves_inside, physics=fit_between(train, weights.physics))
 
-    fold = _folds(fabric_names(over), len(over))
-    error = _left_out(over, fold, alone)
-    parts.append(_crossed("fabrics between nodes", over, error, fold, {}, "analytical"))
-    spread |= quantiles(over, error, "analytical")
-    error = _left_out(over, np.where(most_ranks(over), 0, -1), alone)
-    known = CollectiveWeights(physics={}, spread=quantiles(over, parts[-1].error, "analytical"))
-    half = half_widths(over, np.flatnonzero(np.isfinite(error)), known, "analytical")
-    parts.append(LeftOut("rank counts beyond", over, error, half, {}))
-    inside = {scope._replace(what="analytical"): v for scope, v in spread.items() if scope.what == "links"}
+    fold = _folds(fabric_names(between), len(between))
+    error = _left_out(between, fold, with_physics_of)
+    parts.append(_crossed("fabrics between nodes", between, error, fold, {}, "analytical"))
+    spread |= quantiles(between, error, "analytical")
+
+    # 5. The largest rank counts of every series, with the widths that fabrics left out teach.
+    error = _left_out(between, np.where(most_ranks(between), 0, -1), with_physics_of)
+    known = CollectiveWeights(physics={}, spread=quantiles(between, parts[-1].error, "analytical"))
+    half = half_widths(between, np.flatnonzero(np.isfinite(error)), known, "analytical")
+    parts.append(LeftOut("rank counts beyond", between, error, half, {}))
+
+    # inside a node physics alone is as far off as the links of other devices are
+    inside = {scope._replace(what="analytical"): width for scope, width in spread.items() if scope.what == "links"}
     return Study(inside | spread, tuple(parts), left_out_exchanges(exchanges))
 
 
@@ -187,16 +221,20 @@ def fabric_names(rows: CollectiveRows) -> np.ndarray:
 def most_ranks(rows: CollectiveRows) -> np.ndarray:
     """Whether a row has the most ranks of its series and ranks per node, where fewer were measured too; bool[n]."""
     result = np.zeros(len(rows), bool)
-    for _, own in groups_of(rows.series, rows.ranks_per_node):
-        ranks = rows.ranks[own]
-        result[own[ranks == ranks.max()]] = ranks.min() < ranks.max()
+    for _, index in groups_of(rows.series, rows.ranks_per_node):
+        ranks = rows.ranks[index]
+        result[index[ranks == ranks.max()]] = ranks.min() < ranks.max()
     return result
 
 
 def _inside_curves(curves: Mapping[CurveKey, Placements]) -> dict[CurveKey, Placements]:
-    """Those of groups inside one node."""
-    kept = {key: {place: c for place, c in places.items() if place[0] <= place[1]} for key, places in curves.items()}
-    return {key: places for key, places in kept.items() if places}
+    """Curves of groups inside one node."""
+    inside = {}
+    for key, placements in curves.items():
+        in_one_node = {place: curve for place, curve in placements.items() if place[0] <= place[1]}
+        if in_one_node:
+            inside[key] = in_one_node
+    return inside
 
 
 def ranks_fold(rows: CollectiveRows) -> np.ndarray:
@@ -209,6 +247,7 @@ def ranks_fold(rows: CollectiveRows) -> np.ndarray:
 
 
 def _left_out(rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveRows], CollectiveWeights]) -> np.ndarray:
+    """log(predicted / measured) of every row by weights that have not seen its fold; NaN in none (-1)."""
     error = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
         test, train = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
@@ -228,25 +267,25 @@ def _folds(label: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _crossed(
-    what: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, others: dict[str, np.ndarray], name: str
+    what: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, simpler: dict[str, np.ndarray], name: str
 ) -> LeftOut:
-    """With the widths that the other folds teach."""
+    """Rows left out, each with the half-width that the other folds teach."""
     half = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
         known = CollectiveWeights(physics={}, spread=quantiles(rows, np.where(fold == k, np.nan, error), name))
         test = np.flatnonzero((fold == k) & np.isfinite(error))
         half[test] = half_widths(rows, test, known, name)[test]
-    return LeftOut(what, rows, error, half, others)
+    return LeftOut(what, rows, error, half, simpler)
 
 
 def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeights, name: str) -> np.ndarray:
     """Half-widths of the rows at `index` by what `known` teaches of errors of this name; NaN elsewhere, float64[n]."""
     half = np.full(len(rows), np.nan)
     for at in index:
-        where = "between" if rows.between[at] else "inside"
+        tier = "between" if rows.between[at] else "inside"
         large = bool(rows.buffer_bytes[at] >= 1 << LARGE)
         source = {"measured": rows.keys[rows.series[at]], "links": LinksKey("", "")}.get(name)
-        half[at] = known.half_width("learned" if name == "links" else name, str(rows.kind[at]), where, large, source)
+        half[at] = known.half_width("learned" if name == "links" else name, str(rows.kind[at]), tier, large, source)
     return half
 
 
@@ -256,13 +295,15 @@ def _interpolation(rows: CollectiveRows) -> np.ndarray:
     for _, index in groups_of(rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node):
         x, y = np.log(rows.buffer_bytes[index]), np.log(rows.time_s[index])
         sizes, inverse = np.unique(x, return_inverse=True)
-        if len(sizes) > 2:
-            middle = np.array([np.median(y[inverse == i]) for i in range(len(sizes))])
-            inner = np.arange(1, len(sizes) - 1)
-            share = (sizes[inner] - sizes[inner - 1]) / (sizes[inner + 1] - sizes[inner - 1])
-            guess = np.full(len(sizes), np.nan)
-            guess[inner] = middle[inner - 1] * (1 - share) + middle[inner + 1] * share
-            error[index] = guess[inverse] - y
+        if len(sizes) <= 2:
+            continue
+        # the first and the last size have neighbours on one side only: no guess
+        medians = np.array([np.median(y[inverse == i]) for i in range(len(sizes))])
+        inner = np.arange(1, len(sizes) - 1)
+        share = (sizes[inner] - sizes[inner - 1]) / (sizes[inner + 1] - sizes[inner - 1])
+        guess = np.full(len(sizes), np.nan)
+        guess[inner] = medians[inner - 1] * (1 - share) + medians[inner + 1] * share
+        error[index] = guess[inverse] - y
     return error
 
 

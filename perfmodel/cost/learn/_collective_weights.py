@@ -41,7 +41,7 @@ class FabricKey(NamedTuple):
 
 
 class LinksKey(NamedTuple):
-    """The same on links inside a node, whatever the device."""
+    """The usual price of a kind of collective on links inside a node, whatever the device."""
 
     links: str
     kind: str
@@ -86,8 +86,8 @@ class MeasuredPlace(NamedTuple):
     between: bool
 
     def __str__(self) -> str:
-        where = "between nodes" if self.between else "inside a node"
-        return f"{self.kind} on {self.device}, {self.link} {where}"
+        place = "between nodes" if self.between else "inside a node"
+        return f"{self.kind} on {self.device}, {self.link} {place}"
 
 
 class Scope(NamedTuple):
@@ -163,27 +163,37 @@ class CollectiveWeights:
                     of_parts = alike.setdefault(key._replace(device=name), {})
                     for place, curve in places.items():
                         of_parts.setdefault(place, []).append(curve)
-        shared = {key: {at: mean_curve(curves) for at, curves in places.items()} for key, places in alike.items()}
+        shared: dict[CurveKey, Placements] = {}
+        for key, curves_by_place in alike.items():
+            shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
         others = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
         return replace(self, curves={**others, **shared})
 
     def half_width(self, provenance: str, kind: str, where: str, large: bool, source: CurveKey | None) -> float:
         """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
+        # what the price stands on says more than its provenance
         what = provenance
         if isinstance(source, LinksKey):
             what = "links"
         elif isinstance(source, FabricKey) and provenance == "measured":
             what = "usual"
-        scopes = [Scope(what, large, series=source)] if what == "measured" and isinstance(source, SeriesKey) else []
+
+        # From special to general: of the series, of the kind, of all kinds. Nothing was left out beyond what was
+        # measured, so what is extrapolated has the widths of what is analytical.
+        scopes = []
+        if what == "measured" and isinstance(source, SeriesKey):
+            scopes.append(Scope(what, large, series=source))
         for known in (what, "analytical") if what == "extrapolated" else (what,):
             scopes += [Scope(known, large, where, kind), Scope(known, large, where)]
-        found = [self.spread[scope] for scope in scopes if scope in self.spread]
-        return found[0] if found else HALF_WIDTH[provenance]
+        for scope in scopes:
+            if scope in self.spread:
+                return self.spread[scope]
+        return HALF_WIDTH[provenance]
 
 
 def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
     """Write `path` atomically."""
-
+    # everything sorted, so that the same weights are the same bytes
     moe = weights.moe
     curves, exchanges = _sorted(weights.curves), _sorted(moe.curves)
     arrays = {f"curves/{name}": array for name, array in stacked(curves).items()}
@@ -202,8 +212,8 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
         "moe_spread": list(_sorted(moe.spread).items()),
         "notes": dict(weights.notes),
     }
-    whole = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    write_bytes(path, sealed_weights(whole, {"perfmodel": json.dumps(meta, sort_keys=True)}))
+    contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    write_bytes(path, sealed_weights(contiguous, {"perfmodel": json.dumps(meta, sort_keys=True)}))
 
 
 def collective_weights(weights: WeightFiles) -> CollectiveWeights:
@@ -234,9 +244,10 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
 
 def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:
     """Of a file; where no site's fit stands in it, by die."""
+    # JSON knows no tuples: every key is built again from the list that it was written as
     exchanges = [ExchangeKey(*key) for key in meta["moe_series"]]
     places = [ExchangePlace(ExchangeKey(*series), *rest) for series, *rest in meta["moe_curves"]]
-    found = CollectiveWeights(
+    weights = CollectiveWeights(
         physics={Effect(*key): value for key, value in meta["physics"]},
         curves=unstacked([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
         measured_on={
@@ -251,7 +262,8 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
         ),
         notes=meta["notes"],
     )
-    return found if found.notes.get("own") else found.by_die()
+    fitted_by_site = weights.notes.get("own")
+    return weights if fitted_by_site else weights.by_die()
 
 
 def _curve_key(kind: int, parts: list[Any]) -> CurveKey:

@@ -48,8 +48,11 @@ class Evaluation:
 def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages) -> Evaluation:
     """Train with parts kept out; intervals and the figures of the model card."""
     trials = Trials(samples, recipe, code, seed, stages)
+
+    # Whole shapes kept out: errors and intervals inside the range of what was measured.
     fit_on, check_on, test = split(samples, recipe.holdout)
-    if len(fit_on) < 10 or len(test) < 5:  # too few rows to keep any out
+    too_few = len(fit_on) < 10 or len(test) < 5
+    if too_few:
         fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.zeros(0, np.int64)
     shapes = trials.fit("shapes out", "shapes", fit_on, check_on)
     error, log_time = log_errors(shapes, samples, test)
@@ -60,6 +63,8 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
     inside = Intervals(groups, family, family, family, family)
     record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
+
+    # The largest kernels, then devices kept out: intervals outside of that range.
     beyond, record["large_left_out"] = _large(trials)
     near, far, record["device_left_out"] = _devices(trials)
     intervals = replace(inside, near=near, far=far, beyond=beyond)
@@ -73,6 +78,7 @@ class Trials:
     samples: Samples
     recipe: Recipe
     code: KindCode
+    """Vocabulary of all samples, also of those that a training does not see."""
     seed: int
     stages: Stages
 
@@ -88,21 +94,38 @@ class Trials:
         samples, recipe = self.samples, self.recipe
         seen = np.concatenate([fit_on, check_on]).astype(np.int64)
         part = samples.take(seen)
+
+        # Stacks as if the rest had never been measured: plans must not rest on kinds that were left out.
         kinds: list[dict[KernelKind, int]] = [{} for _ in samples.stacks]
         for (stack, kind), count in Counter(zip(part.stack.tolist(), part.rows.kind.tolist(), strict=True)).items():
             kinds[stack][part.rows.kinds[kind]] = count
         stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
         base = fit_base(part, self.seed)
         params = train_members(
-            part, base, self.code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
-            steps=steps, seed=self.seed, report=self.stages.report(title), checkpoint=self.stages.checkpoint(file),
-        )  # fmt: skip
+            part,
+            base,
+            self.code,
+            recipe,
+            fit_on=np.arange(len(fit_on)),
+            check_on=np.arange(len(fit_on), len(seen)),
+            steps=steps,
+            seed=self.seed,
+            report=self.stages.report(title),
+            checkpoint=self.stages.checkpoint(file),
+        )
         zero = Quantiles((), (0.0,), (0.0,))
-        none = Intervals({}, zero, zero, zero, zero)
         return Regressor(
-            recipe.name, recipe.family, recipe.dtypes, params, stacks, base.groups, self.code, none,
-            np.zeros(0, np.uint32), {},
-        )  # fmt: skip
+            name=recipe.name,
+            family=recipe.family,
+            dtypes=recipe.dtypes,
+            params=params,
+            stacks=stacks,
+            groups=base.groups,
+            code=self.code,
+            intervals=Intervals({}, zero, zero, zero, zero),
+            cells=np.zeros(0, np.uint32),
+            record={},
+        )
 
 
 def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -128,9 +151,9 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
         groups, family = in_range_intervals(error[side], log_time[side], group[side])
         rest = ~side
         for code in np.unique(group[rest]).tolist():
-            mine = rest & (group == code)
-            low, high = groups.get(code, family).at(log_time[mine])
-            covered[mine] = (error[mine] >= low) & (error[mine] <= high)
+            of_group = rest & (group == code)
+            low, high = groups.get(code, family).at(log_time[of_group])
+            covered[of_group] = (error[of_group] >= low) & (error[of_group] <= high)
     return round(float(covered.mean()), 4)
 
 
@@ -141,9 +164,9 @@ def _large(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     large = np.zeros(len(samples), bool)
     pairs, group = groups_of_samples(samples)
     for number in range(len(pairs)):
-        mine = group == number
-        if mine.sum() >= FEWEST_OF_DEVICE:
-            large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
+        of_group = group == number
+        if of_group.sum() >= FEWEST_OF_DEVICE:
+            large |= of_group & (size > np.quantile(size[of_group], 1.0 - LARGE_SHARE))
     if large.sum() < 50:
         return _typical("beyond"), {"n": 0}
     error, log_time = log_errors(trials.without("large out", "large", large), samples, np.flatnonzero(large))
@@ -168,6 +191,8 @@ def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
         index = np.flatnonzero(left_out)
         index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
         error, _ = log_errors(regressor, samples, index)
+
+        # apart by how they were answered: a near relative tells more than a device of another generation
         near = _from_near(regressor, samples, index)
         errors["near"].append(error[near])
         errors["far"].append(error[~near])
@@ -181,13 +206,15 @@ def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.
     kinds = samples.rows.kinds
     pairs, codes = np.unique(samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True)
     near = []
-    for stack, kind in zip(*divmod(pairs, len(kinds)), strict=True):
-        s = samples.stacks[stack]
-        near.append(regressor.plan(Query(s.figures, s.source, s.software), kinds[kind]).mode != "far")
+    for pair in pairs.tolist():
+        stack, kind = samples.stacks[pair // len(kinds)], kinds[pair % len(kinds)]
+        plan = regressor.plan(Query(stack.figures, stack.source, stack.software), kind)
+        near.append(plan.mode != "far")
     return np.array(near)[codes]
 
 
 def _pooled(errors: list[np.ndarray], relation: str) -> Quantiles:
+    """Bounds of the errors of all devices together; typical ones where they are few."""
     pooled = np.concatenate(errors) if errors else np.zeros(0)
     if len(pooled) < FEWEST_OF_DEVICE:
         return _typical(relation)
@@ -196,4 +223,5 @@ def _pooled(errors: list[np.ndarray], relation: str) -> Quantiles:
 
 
 def _typical(relation: str) -> Quantiles:
+    """Bounds where a family has too few devices or sizes to measure them."""
     return Quantiles((), (-_TYPICAL[relation],), (_TYPICAL[relation],))

@@ -73,7 +73,7 @@ def fit(
     """
     out = Path(out)
     frames = [table if isinstance(table, pd.DataFrame) else read_table(table) for table in tables]
-    rows = {name: sum(int((text(frame, "op_family") == name).sum()) for frame in frames) for name in FAMILIES}
+    rows = {name: _rows_of_family(frames, name) for name in FAMILIES}
     wanted = [name for name in FAMILIES if rows[name] and family in (None, name)]
     if not wanted:
         raise TableError(f"the tables hold no row of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
@@ -81,12 +81,18 @@ def fit(
     hashes = table_hashes(tables)
     result = {}
     for recipe in chosen:
-        if recipe.family in wanted:
-            record = _done(out, recipe, seed, hashes) if resume else None
-            if record is None:
-                record = _fit_one(frames, recipe, seed, hashes, out, resume, progress)
-            result[recipe.name] = _headline(record) | {"set_aside": _set_aside(frames, recipe.family)}
+        if recipe.family not in wanted:
+            continue
+        record = _done(out, recipe, seed, hashes) if resume else None
+        if record is None:
+            record = _fit_one(frames, recipe, seed, hashes, out, resume, progress)
+        result[recipe.name] = _headline(record) | {"set_aside": _set_aside(frames, recipe.family)}
     return result
+
+
+def _rows_of_family(frames: Sequence[pd.DataFrame], family: str) -> int:
+    """Rows that tables hold of an op family."""
+    return sum(int((text(frame, "op_family") == family).sum()) for frame in frames)
 
 
 def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
@@ -99,9 +105,15 @@ def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
 
 
 def _fit_one(
-    frames: Sequence[pd.DataFrame], recipe: Recipe, seed: int, hashes: dict[str, str], out: Path, resume: bool,
+    frames: Sequence[pd.DataFrame],
+    recipe: Recipe,
+    seed: int,
+    hashes: dict[str, str],
+    out: Path,
+    resume: bool,
     progress: Report | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
+    """Fit one regressor, write it and return its record."""
     if progress is not None:
         progress(f"{recipe.name}: reading rows", 0, 1)
     samples = gather(frames, recipe.family, recipe.dtypes)
@@ -120,14 +132,18 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
         return None
     try:
         same = Recipe.from_dict(record["recipe"]) == recipe
-    except (KeyError, TypeError):  # of a release with other settings
+    except (KeyError, TypeError):
+        # of a release with other settings
         return None
     return record if same and (record.get("seed"), record.get("tables")) == (seed, hashes) else None
 
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a record that a user is told: rows, and errors as fractions (None without rows kept out)."""
     kept_out = record["in_range"]
-    errors = {name: kept_out[name] / 100 if kept_out["n"] else None for name in ("mean_ape", "median_ape")}
+    errors = {}
+    for name in ("mean_ape", "median_ape"):
+        errors[name] = kept_out[name] / 100 if kept_out["n"] else None
     rows = {"rows": sum(record["rows_by_source"].values()), "kept_out": kept_out["n"]}
     return rows | errors | {"coverage_90": kept_out["coverage_90"]}
 
@@ -146,24 +162,43 @@ def fit_regressor(
     from perfmodel.cost.learn._recipe import Stages
     from perfmodel.cost.learn._train import train_members
 
+    # errors and intervals first, on what the fit did not see
     code = KindCode.of(samples.rows.kinds)
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
+
+    # what is saved has seen every row; it goes on from the network that was judged, so that its errors are alike
     base = fit_base(samples, seed)
     params = train_members(
-        samples, base, code, recipe, fit_on=np.arange(len(samples)), steps=recipe.refit_steps,
-        start=evaluation.params, seed=seed, report=stages.report("all rows"), checkpoint=stages.checkpoint("all"),
-    )  # fmt: skip
+        samples,
+        base,
+        code,
+        recipe,
+        fit_on=np.arange(len(samples)),
+        steps=recipe.refit_steps,
+        start=evaluation.params,
+        seed=seed,
+        report=stages.report("all rows"),
+        checkpoint=stages.checkpoint("all"),
+    )
     regressor = assemble(samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {})
     stages.clear()
     return regressor
 
 
 def assemble(
-    samples: Samples, recipe: Recipe, code: KindCode, groups: tuple[tuple[int, KernelKind], ...], params: Parameters,
-    evaluation: "Evaluation", *, seed: int, hashes: dict[str, str],
-) -> Regressor:  # fmt: skip
+    samples: Samples,
+    recipe: Recipe,
+    code: KindCode,
+    groups: tuple[tuple[int, KernelKind], ...],
+    params: Parameters,
+    evaluation: "Evaluation",
+    *,
+    seed: int,
+    hashes: dict[str, str],
+) -> Regressor:
     """Put fitted parameters, intervals and the record of their making together."""
+    # cells of the shape axes in which something was measured: what lies in one of them counts as measured, too
     axes = samples.physics()[0].axes
     positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
     cells = np.unique(cell_hash(samples.stacks, *groups_of_samples(samples), positions))
@@ -171,9 +206,17 @@ def assemble(
     rows = {str(k): int(v) for k, v in zip(*np.unique(sources, return_counts=True), strict=True)}
     record = {"recipe": recipe.to_dict(), "seed": seed, "tables": hashes, "rows_by_source": rows, **evaluation.record}
     return Regressor(
-        name=recipe.name, family=recipe.family, dtypes=recipe.dtypes, params=params, stacks=samples.stacks,
-        groups=groups, code=code, intervals=evaluation.intervals, cells=cells, record=record,
-    )  # fmt: skip
+        name=recipe.name,
+        family=recipe.family,
+        dtypes=recipe.dtypes,
+        params=params,
+        stacks=samples.stacks,
+        groups=groups,
+        code=code,
+        intervals=evaluation.intervals,
+        cells=cells,
+        record=record,
+    )
 
 
 class FitReport(dict[str, dict[str, Any]]):
@@ -215,11 +258,12 @@ def fit_calibration(
         TableError: for a malformed table, or if no table has a usable row of the wanted family.
     """
     require_seed(seed)
-    given = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
-    frames = [(t if isinstance(t, pd.DataFrame) else read_table(t)) for t in given]
+    table_list = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
+    frames = [(table if isinstance(table, pd.DataFrame) else read_table(table)) for table in table_list]
     kinds = [table_kind(frame) for frame in frames]
-    kernels = [t for t, kind in zip(given, kinds, strict=True) if kind == "compute"]
-    collectives = [f for f, kind in zip(frames, kinds, strict=True) if kind == "collective"]
+    # kernels as they were given: the hashes of files tell a later run that nothing has changed
+    kernels = [table for table, kind in zip(table_list, kinds, strict=True) if kind == "compute"]
+    collectives = [frame for frame, kind in zip(frames, kinds, strict=True) if kind == "collective"]
     summary = FitReport()
     if kernels and family != "collectives":
         summary.update(fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress))
@@ -263,14 +307,16 @@ def fit_collectives(
     if not len(rows) and not len(exchanges):
         why = next(iter(odd), "bytes, num_ranks and time_us are needed in each")
         raise TableError(f"no usable collective row: {why}")
-    for words, count in odd.items():
-        _LOG.info("set aside %d rows: %s", count, words)
+    for reason, count in odd.items():
+        _LOG.info("set aside %d rows: %s", count, reason)
     weights = fit_rows(rows, base, sources) if len(rows) else base or CollectiveWeights(physics={})
     if len(rows):
         measured = {**weights.spread, **(spread or {}), **shape_spread(rows, weights, sources)}
         weights = replace(weights, spread=measured)
     if len(exchanges):
         weights = replace(weights, moe=moe.fit_moe(exchanges, weights.moe))
+
+    # the weights say themselves what they rest on
     facts = {"rows": len(rows), "exchange_rows": len(exchanges), "set_aside": odd}
     facts["own_exchanges"] = len(np.unique(exchanges.series))
     notes = {"replaced": {}, "kept": 0, "own": 0, **weights.notes, **facts}

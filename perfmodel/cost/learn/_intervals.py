@@ -53,10 +53,13 @@ def figures_of_errors(error: Float64[np.ndarray, "n"]) -> dict[str, float]:
 
 
 COVERAGE: Final = 0.90
+"""Share of new errors that an interval is to hold."""
 _FEWEST: Final = 40
 """Residuals below which a group borrows its family's quantiles."""
 _PER_BUCKET: Final = 150
+"""Residuals that a bucket of predicted times needs."""
 _BUCKETS: Final = 3
+"""Buckets of predicted times at most."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,9 @@ class Quantiles:
     edges: tuple[float, ...]
     """Ascending log-second edges between the buckets."""
     low: tuple[float, ...]
+    """Lower bound in each bucket."""
     high: tuple[float, ...]
+    """Upper bound in each bucket."""
 
     def at(self, log_time: Float64[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper log offset of every prediction."""
@@ -89,6 +94,7 @@ def conformal(error: Float64[np.ndarray, "n"]) -> tuple[float, float]:
     Vovk et al. 2005; Angelopoulos and Bates, arXiv 2107.07511, section 1: the ceil((n+1)(1-a))-th
     smallest of n exchangeable scores.
     """
+    # each tail by itself, as errors lean to one side; an interval always holds its prediction
     ordered = np.sort(error)
     n = len(ordered)
     tail = (1.0 - COVERAGE) / 2.0
@@ -101,8 +107,13 @@ def bucketed(error: np.ndarray, log_time: np.ndarray) -> Quantiles:
     buckets = min(_BUCKETS, max(1, len(error) // _PER_BUCKET))
     edges = np.quantile(log_time, np.arange(1, buckets) / buckets)
     place = np.searchsorted(edges, log_time)
-    bounds = [conformal(error[place == b] if (place == b).any() else error) for b in range(buckets)]
-    return Quantiles(tuple(map(float, edges)), tuple(b[0] for b in bounds), tuple(b[1] for b in bounds))
+    bounds = []
+    for bucket in range(buckets):
+        in_bucket = place == bucket
+        # equal times may leave a bucket empty: there all errors stand in
+        bounds.append(conformal(error[in_bucket] if in_bucket.any() else error))
+    low, high = zip(*bounds, strict=True)
+    return Quantiles(tuple(map(float, edges)), low, high)
 
 
 @dataclass(frozen=True)
@@ -123,17 +134,21 @@ class Intervals:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
         return {
-            "groups": [[stack, str(kind), v.to_list()] for (stack, kind), v in self.groups.items()],
-            "family": self.family.to_list(), "near": self.near.to_list(),
-            "far": self.far.to_list(), "beyond": self.beyond.to_list(),
-        }  # fmt: skip
+            "groups": [[stack, str(kind), quantiles.to_list()] for (stack, kind), quantiles in self.groups.items()],
+            "family": self.family.to_list(),
+            "near": self.near.to_list(),
+            "far": self.far.to_list(),
+            "beyond": self.beyond.to_list(),
+        }
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Intervals":
         """Inverse of `to_dict`."""
-        rest = {k: Quantiles.from_list(value[k]) for k in ("family", "near", "far", "beyond")}
-        groups = {(int(stack), KernelKind.parse(kind)): Quantiles.from_list(v) for stack, kind, v in value["groups"]}
-        return cls(groups=groups, **rest)
+        by_relation = {name: Quantiles.from_list(value[name]) for name in ("family", "near", "far", "beyond")}
+        groups = {}
+        for stack, kind, quantiles in value["groups"]:
+            groups[int(stack), KernelKind.parse(kind)] = Quantiles.from_list(quantiles)
+        return cls(groups=groups, **by_relation)
 
 
 def in_range_intervals(
@@ -142,9 +157,11 @@ def in_range_intervals(
     """Per-group and pooled quantiles of held-out errors log(true / predicted); `group`: int[n]."""
     groups = {}
     for code in np.unique(group).tolist():
-        mine = group == code
-        if mine.sum() >= _FEWEST:
-            groups[code] = bucketed(error[mine], log_time[mine])
+        in_group = group == code
+        if in_group.sum() >= _FEWEST:
+            groups[code] = bucketed(error[in_group], log_time[in_group])
+
+    # the small groups together; all of them where even these are few
     few = ~np.isin(group, list(groups))
     pooled = few if few.sum() >= _FEWEST else np.ones(len(error), bool)
     return groups, bucketed(error[pooled], log_time[pooled])

@@ -33,6 +33,7 @@ class Residual(nnx.Module):
         self.out = nnx.Linear(third, 1, kernel_init=_SMALL, rngs=rngs)
         self.stacks = nnx.Param(0.3 * rngs.params.normal((stacks, recipe.stack_size)))
         for index, axis in enumerate(axes):
+            # both ends, and one beyond, as `residual` reads the node above a shape too
             nodes = int((axis.high - axis.low) * axis.nodes_per_doubling) + 2
             table = 0.02 * rngs.params.normal((stacks, nodes, recipe.table_size))
             setattr(self, f"table_{index}", nnx.Param(table))
@@ -87,7 +88,9 @@ class Run:
     identity: int
     """Checksum of targets, recipe and seed."""
     done: int = 0
+    """Steps that are done."""
     best_error: float = float("inf")
+    """Lowest mean error at a check."""
     waited: int = 0
     """Checks since the best one."""
 

@@ -76,9 +76,11 @@ def read_recipe(path: Path | str) -> Recipe:
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: not a readable recipe ({error})") from None
     known = {f.name for f in fields(Recipe)}
-    if unknown := set(values) - known:
+    unknown = set(values) - known
+    if unknown:
         raise CalibrationError(f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}")
-    if missing := {"name", "family"} - set(values):
+    missing = {"name", "family"} - set(values)
+    if missing:
         raise CalibrationError(f"{path}: {sorted(missing)} missing")
     return Recipe.from_dict(values)
 
@@ -88,9 +90,17 @@ def small_recipe(family: str, rows: int) -> Recipe:
     width = 16 if rows < 500 else 64 if rows < 20_000 else 128
     steps = 600 if rows < 500 else 3_000 if rows < 20_000 else 10_000
     return Recipe(
-        name=family, family=family, hidden=(width, width, width // 2), stack_size=4, table_size=4, steps=steps,
-        batch=min(1024, max(32, rows // 2)), refit_steps=steps // 3, left_out_steps=steps // 2, holdout=0.2,
-    )  # fmt: skip
+        name=family,
+        family=family,
+        hidden=(width, width, width // 2),
+        stack_size=4,
+        table_size=4,
+        steps=steps,
+        batch=min(1024, max(32, rows // 2)),
+        refit_steps=steps // 3,
+        left_out_steps=steps // 2,
+        holdout=0.2,
+    )
 
 
 StepReport = Callable[[int, int, float], None]

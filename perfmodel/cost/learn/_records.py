@@ -47,6 +47,7 @@ def calibration_files(calibration: Path | str | None = None) -> list[dict[str, A
 
 
 def _of_file(folder: Path, path: Path) -> dict[str, Any]:
+    """What one weights file rests on, as `calibration_files` returns it."""
     if path.stem == "collectives":
         weights = collective_weights(weight_files(folder))
         return {"name": path.stem, "series": len(weights.series), "set_aside": weights.notes.get("set_aside", {})}
@@ -56,10 +57,9 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
     for way, key in _KEPT_OUT.items():
         tried = record.get(key, {})
         figures = [tried] if "n" in tried else list(tried.values())
-        n = sum(one["n"] for one in figures)
+        n = sum(part["n"] for part in figures)
         if n:
-            mean, bias = (sum(one["n"] * one[name] for one in figures if one["n"]) / n for name in ("mean_ape", "bias"))
-            kept_out.append([way, n, mean / 100, bias / 100])
+            kept_out.append([way, n, _mean_of(figures, "mean_ape") / 100, _mean_of(figures, "bias") / 100])
     return {
         "name": path.stem,
         "rows": sum(sum(stack["kinds"].values()) for stack in stacks),
@@ -68,6 +68,12 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
         "kept_out": kept_out,
         "coverage_90": record.get("in_range", {}).get("coverage_90"),
     }
+
+
+def _mean_of(figures: list[dict[str, Any]], name: str) -> float:
+    """Mean of one figure over the parts of what was kept out, weighed by their rows."""
+    n = sum(part["n"] for part in figures)
+    return sum(part["n"] * part[name] for part in figures if part["n"]) / n
 
 
 def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:

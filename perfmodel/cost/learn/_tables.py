@@ -18,9 +18,11 @@ from perfmodel.ingest.tables import hashed, number, relabel, text
 from perfmodel.ops import KindColumns, Machine, Physics
 
 _STACK: Final = ("device", "source", "software")
+"""Columns that tell stacks apart."""
 _OF_STACK: Final = ("host_launch", "order")
-"""Columns that tell stacks apart, and what is alike for all rows of one."""
+"""Columns that are alike for all rows of a stack."""
 _NOT_SHAPE: Final = ("element_bytes", "trans_a", "trans_b", "accumulate")
+"""Columns of a kernel that do not make it another shape: splits keep whole shapes together."""
 
 
 @dataclass(frozen=True)
@@ -58,30 +60,31 @@ def gather(tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...])
     Raises:
         TableError: if no usable row remains, or for a device that the catalog does not have.
     """
-    parts = [p for t in tables if (p := _part(t, family, dtypes)) is not None]
-    if not parts:
+    parts = [_part(table, family, dtypes) for table in tables]
+    usable = [part for part in parts if part is not None]
+    if not usable:
         raise TableError(f"no usable {family} row in the given tables")
-    return _merge(family, pd.concat(parts, ignore_index=True))
+    return _merge(family, pd.concat(usable, ignore_index=True))
 
 
 def _part(table: pd.DataFrame, family: str, dtypes: tuple[str, ...]) -> pd.DataFrame | None:
     """Usable rows of one table: shape columns, kind, and what identifies the stack."""
     table = clean_kernels(table)
-    mine: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
-    if not len(mine):
+    of_family: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
+    if not len(of_family):
         return None
-    rows, complete = rows_from_table(mine, family)
+    rows, complete = rows_from_table(of_family, family)
     if dtypes:
         complete &= np.isin(rows.dtypes, dtypes)
     frame = pd.DataFrame(rows.shape)
     for name, column in rows.columns._asdict().items():
         frame[name] = column
-    frame["device"] = relabel(text(mine, "device"), lambda name: figures_named(name).name)
+    frame["device"] = relabel(text(of_family, "device"), lambda name: figures_named(name).name)
     for name in (*_STACK[1:], *_OF_STACK):
-        frame[name] = mine[name].to_numpy()
-    frame["time_s"] = number(mine, "time_us") * 1e-6
-    kept: Any = frame[complete]
-    return kept if len(kept) else None
+        frame[name] = of_family[name].to_numpy()
+    frame["time_s"] = number(of_family, "time_us") * 1e-6
+    usable: Any = frame[complete]
+    return usable if len(usable) else None
 
 
 def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
@@ -90,18 +93,21 @@ def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
 
 
 def _merge(family: str, frame: pd.DataFrame) -> Samples:
+    """Samples of a frame with a row per measurement."""
+    # Repeats of a kernel on a stack count once, by their median.
     names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
     merged: Any = frame.groupby([*_STACK, *KindColumns._fields, *names], sort=True, as_index=False)["time_s"].median()
+
+    # both sorted, as the merged rows are: the code of a row is the place of its stack
     facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
-    codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)  # sorted, as the merged rows are
+    codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)
     kinds, kind = kinds_of(KindColumns(*(text(merged, name) for name in KindColumns._fields)))
     stacks = []
-    for index, ((device, source, software), (host_launch, order)) in enumerate(
-        zip(facts.index, facts.to_numpy(object), strict=True)
-    ):
+    names_and_facts = zip(facts.index, facts.to_numpy(object), strict=True)
+    for index, ((device, source, software), (host_launch, order)) in enumerate(names_and_facts):
         counts = np.bincount(kind[codes == index], minlength=len(kinds))
-        have = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
-        stacks.append(Stack(figures_named(device), source, software, have, bool(host_launch), int(order)))
+        rows_by_kind = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
+        stacks.append(Stack(figures_named(device), source, software, rows_by_kind, bool(host_launch), int(order)))
     rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
     shape_key = hashed([merged[name].to_numpy() for name in names if name not in _NOT_SHAPE])
     return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
@@ -114,6 +120,7 @@ def held_out(samples: Samples, share: float) -> np.ndarray:
 
 def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Indices to fit on, to stop early by, and to report on; a shape is in one of them only."""
+    # by the shape's hash, so that a shape is on the same side in every table and every run
     test = held_out(samples, share)
     check = ~test & ((samples.shape_key // np.uint64(10_000)) % np.uint64(100) < 4)
     if check.sum() < 20:

@@ -29,9 +29,11 @@ class Design(NamedTuple):
     positions: Any
     """Table positions, float32 [n, A]."""
     stack: Any
+    """Index of every sample's stack, int32 [n]."""
     log_base: Any
     """Log base time, float32 [n]."""
     log_floor: Any
+    """Log of the launch floor, float32 [n]."""
     log_time: Any
     """The measured target, float32 [n]."""
 
@@ -42,28 +44,46 @@ def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarra
     machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
     inputs = Inputs(shape_with_flags(samples.rows), machine, one_hot(code, samples.rows), samples.stack, base.index)
     physics, raw, positions = feature_matrix(np, family, inputs)
-    own = raw[fit_on]
-    scale = own.std(axis=0)
+
+    # Scaling and ranges from what is fitted on alone: the rows that are left out must look new.
+    seen = raw[fit_on]
+    scale = seen.std(axis=0)
     low, high = _ranges(positions[fit_on], samples.stack[fit_on], len(samples.stacks))
     frozen = Parameters(
-        base.log_fixed_s, base.log_compute, base.log_memory, base.log_floor_s,
-        own.mean(axis=0), np.where(scale > 1e-6, scale, 1.0), own.min(axis=0), own.max(axis=0),
-        (), (), np.zeros((0, 0)), tuple(np.zeros((0, 0, 0)) for _ in FAMILIES[family].axes), low, high,
-    )  # fmt: skip
+        log_fixed_s=base.log_fixed_s,
+        log_compute=base.log_compute,
+        log_memory=base.log_memory,
+        log_floor_s=base.log_floor_s,
+        mean=seen.mean(axis=0),
+        scale=np.where(scale > 1e-6, scale, 1.0),
+        low=seen.min(axis=0),
+        high=seen.max(axis=0),
+        kernels=(),
+        biases=(),
+        stack_embedding=np.zeros((0, 0)),
+        tables=tuple(np.zeros((0, 0, 0)) for _ in FAMILIES[family].axes),
+        table_low=low,
+        table_high=high,
+    )
     log_base = np.log(base_time(np, frozen, physics, machine, base.index))
-    f32 = np.float32
-    return Design(
-        standardise(np, frozen, raw).astype(f32), positions.astype(f32), samples.stack.astype(np.int32),
-        log_base.astype(f32), base.log_floor_s[base.index].astype(f32), np.log(samples.time_s).astype(f32),
-    ), frozen  # fmt: skip
+    design = Design(
+        z=standardise(np, frozen, raw).astype(np.float32),
+        positions=positions.astype(np.float32),
+        stack=samples.stack.astype(np.int32),
+        log_base=log_base.astype(np.float32),
+        log_floor=base.log_floor_s[base.index].astype(np.float32),
+        log_time=np.log(samples.time_s).astype(np.float32),
+    )
+    return design, frozen
 
 
 def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Range of the positions in which every stack was measured; that of all for stacks without samples."""
     low = np.tile(positions.min(axis=0), (stacks, 1))
     high = np.tile(positions.max(axis=0), (stacks, 1))
     for s in np.unique(stack):
-        mine = positions[stack == s]
-        low[s], high[s] = mine.min(axis=0), mine.max(axis=0)
+        of_stack = positions[stack == s]
+        low[s], high[s] = of_stack.min(axis=0), of_stack.max(axis=0)
     return low, high
 
 
@@ -73,6 +93,7 @@ def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) 
     per_group = np.bincount(group, minlength=len(base.groups)).astype(float)
     per_stack = np.bincount(stack[rows]).astype(float)
     weight = np.maximum(per_group, 1.0)[group] ** -0.25
+    # and no stack counts for more than `cap` rows, or one dense sweep would decide for all devices
     weight *= (np.minimum(per_stack, cap) / np.maximum(per_stack, 1.0))[stack[rows]]
     return weight / weight.sum()
 
@@ -110,6 +131,8 @@ def train(
         model.start_from(start)
     graph, state = nnx.split(model)
     form = family, graph, recipe.weight_decay
+
+    # a network that goes on from earlier weights learns at a third of the rate
     rates = learning_rates(recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0), steps)
     device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
     moments = _optimiser(recipe.weight_decay).init(state)
@@ -117,17 +140,24 @@ def train(
     batch_size = min(recipe.batch, max(8, len(fit_on)))
     every = max(1, steps // 40)
     checked = None if check_on is None or not len(check_on) else _rows(design, check_on[:16384])
+
+    # A run is known by all that it follows from, so that a checkpoint of another one is never resumed.
     run = Run(zlib.crc32(design.log_time.tobytes() + repr((recipe, seed, steps, len(fit_on))).encode()))
     best = state
-    if checkpoint is not None and (saved := load_run(checkpoint, run.identity, (state, moments, best))) is not None:
+    saved = load_run(checkpoint, run.identity, (state, moments, best)) if checkpoint is not None else None
+    if saved is not None:
         run, (state, moments, best) = saved
+
     for now in range(run.done, steps):
+        # Batches are drawn for all steps up to the next check, by the check's own seed: a resumed run draws the same.
         if now % every == 0 or now == run.done:
             chunk = np.random.default_rng([seed, now - now % every])
             order = chunk.choice(fit_on, every * batch_size, p=probability)
         at = (now % every) * batch_size
         batch = _rows(design, order[at : at + batch_size])
         state, moments = _step(form, device_frozen, rates[now], state, moments, batch)
+
+        # A check: keep the weights that did best on what is not fitted, stop once none did for long.
         if (now + 1) % every == 0 or now + 1 == steps:
             error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
             gained = checked is None or error < run.best_error
@@ -158,11 +188,14 @@ all trainings of a regressor share one."""
 def _optimiser(weight_decay: float) -> optax.GradientTransformation:
     """AdamW without its learning rate, on clipped gradients."""
     return optax.chain(
-        optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.add_decayed_weights(weight_decay)
-    )  # fmt: skip
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(weight_decay),
+    )
 
 
 def _log_times(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
+    """Log times as they are measured: with the launch floor where the host's launch was timed, too."""
     family, graph, _ = form
     kernel = batch.log_base + nnx.merge(graph, state)(family, frozen, batch.z, batch.positions, batch.stack)
     return join_floor(jnp, kernel, batch.log_floor)
@@ -186,19 +219,36 @@ def _error(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> A
 
 
 def train_members(
-    samples: Samples, base: Base, code: KindCode, recipe: Recipe, *, fit_on: np.ndarray,
-    check_on: np.ndarray | None = None, steps: int | None = None, start: Parameters | None = None, seed: int = 0,
-    report: StepReport | None = None, checkpoint: Path | None = None,
-) -> Parameters:  # fmt: skip
+    samples: Samples,
+    base: Base,
+    code: KindCode,
+    recipe: Recipe,
+    *,
+    fit_on: np.ndarray,
+    check_on: np.ndarray | None = None,
+    steps: int | None = None,
+    start: Parameters | None = None,
+    seed: int = 0,
+    report: StepReport | None = None,
+    checkpoint: Path | None = None,
+) -> Parameters:
     """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
-    trained = [
-        train(
-            samples, base, code, recipe, fit_on=fit_on, check_on=check_on, steps=steps,
-            start=None if start is None else member(start, i), seed=seed + i,
-            report=_in_turn(report, i, recipe.members), checkpoint=_of_member(checkpoint, i),
+    trained = []
+    for i in range(recipe.members):
+        params = train(
+            samples,
+            base,
+            code,
+            recipe,
+            fit_on=fit_on,
+            check_on=check_on,
+            steps=steps,
+            start=None if start is None else member(start, i),
+            seed=seed + i,
+            report=_in_turn(report, i, recipe.members),
+            checkpoint=_of_member(checkpoint, i),
         )
-        for i in range(recipe.members)
-    ]  # fmt: skip
+        trained.append(params)
     return trained[0] if len(trained) == 1 else stack_members(trained)
 
 
@@ -210,6 +260,7 @@ def _in_turn(report: StepReport | None, index: int, members: int) -> StepReport 
 
 
 def _of_member(checkpoint: Path | None, index: int) -> Path | None:
+    """Checkpoint file of one member; the first has the name that a single network has."""
     if checkpoint is None or index == 0:
         return checkpoint
     return checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt.npz')}.{index}.ckpt.npz")
@@ -226,4 +277,5 @@ def percentage_loss(error: Any) -> Any:
 
 
 def _rows(design: Design, index: np.ndarray) -> Design:
+    """The samples at `index`."""
     return Design(*(column[index] for column in design))

@@ -146,6 +146,7 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         raise _unreadable(path, error) from None
     described = _described(metadata, path)
     require_intact(content, path)
+    # Parsed and sealed: what is wrong from here on is a file that was made wrong, so every step says what it lacks.
     stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
     groups = tuple((int(stack), KernelKind.parse(kind)) for stack, kind in described["groups"])
     family = described["family"]
@@ -167,10 +168,17 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         raise CalibrationError(f"{path}: weights hold values that are not finite; fit them again")
     code = KindCode(*(tuple(part) for part in described["code"]))
     return Regressor(
-        name=described["name"], family=family, dtypes=tuple(described["dtypes"]), params=params, stacks=stacks,
-        groups=groups, code=code, intervals=Intervals.from_dict(described["intervals"]), cells=cells,
+        name=described["name"],
+        family=family,
+        dtypes=tuple(described["dtypes"]),
+        params=params,
+        stacks=stacks,
+        groups=groups,
+        code=code,
+        intervals=Intervals.from_dict(described["intervals"]),
+        cells=cells,
         record=described["record"],
-    )  # fmt: skip
+    )
 
 
 END_TO_END_FILE = "end_to_end.json"
@@ -195,7 +203,9 @@ class WeightFiles:
     @property
     def names(self) -> list[str]:
         """Of all files, sorted."""
-        return sorted(self.content if self.content is not None else (path.name for path in _files(self.folder)))
+        if self.content is not None:
+            return sorted(self.content)
+        return sorted(path.name for path in _files(self.folder))
 
     def read(self, name: str) -> bytes:
         """Content of a file (raises `CalibrationError` where it cannot be read)."""
@@ -212,7 +222,12 @@ def weight_files(calibration: Path | str | None) -> WeightFiles:
     if folder == shipped_folder():
         return WeightFiles(folder, "", None)
     seen = _signature(folder)
-    if time.time_ns() - max((changed for _, *times in seen for changed in times[:2]), default=0) < _SETTLED_NS:
+
+    # A file that has just changed may change again within a tick of its clock: what is read now is not remembered.
+    last_change_ns = 0
+    for _, modified_ns, changed_ns, *_ in seen:
+        last_change_ns = max(last_change_ns, modified_ns, changed_ns)
+    if time.time_ns() - last_change_ns < _SETTLED_NS:
         return _read_all(folder)
     return current_session().weight_files.get_or_compute((folder, seen), lambda: _read_all(folder))
 
@@ -223,13 +238,17 @@ def _files(folder: Path) -> list[Path]:
 
 def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
     """Name, times of change, size and number of every file: another one wherever a file was replaced or written to."""
-    found = [(path.name, path.stat()) for path in _files(folder)]
-    return tuple(sorted((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size, s.st_ino) for name, s in found))
+    facts = []
+    for path in _files(folder):
+        status = path.stat()
+        facts.append((path.name, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino))
+    return tuple(sorted(facts))
 
 
 def _read_all(folder: Path) -> WeightFiles:
     """Contents that were there together: the folder has not changed while they were read."""
     for _ in range(_ATTEMPTS):
+        # a fit may be writing: only what is the same before and after was there together
         try:
             before = _signature(folder)
             content = {name: (folder / name).read_bytes() for name, *_ in before}
@@ -273,9 +292,13 @@ def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.
     """
-    found = dict.fromkeys((weights, weight_files(None)))
-    paths = [(w, w.folder / name) for w in found for name in w.names if name.endswith(".safetensors")]
-    return tuple(load_regressor(path, w.read(path.name)) for w, path in paths if belongs(path, family))
+    regressors = []
+    for calibration in dict.fromkeys((weights, weight_files(None))):
+        for name in calibration.names:
+            path = calibration.folder / name
+            if name.endswith(".safetensors") and belongs(path, family):
+                regressors.append(load_regressor(path, calibration.read(name)))
+    return tuple(regressors)
 
 
 def belongs(path: Path, family: str) -> bool:
