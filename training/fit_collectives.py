@@ -59,7 +59,7 @@ def collective_card(weights: CollectiveWeights, hashes: Mapping[str, str]) -> st
     text += ["", "| table | SHA-256 (first 16) |", "|---|---|"]
     text += [f"| {name} | `{digest}` |" for name, digest in hashes.items()]
     for tier in ("inside", "between"):
-        links = sorted({effect.link for effect in weights.physics if effect.of == f"hop_{tier}"})
+        links = sorted({effect.link for effect in weights.physics if effect.part == f"hop_{tier}"})
         text += ["", f"Links {tier} nodes: hop in the low-latency protocol, efficiency by kind.", ""]
         text += [f"| link | hop us | {' | '.join(KINDS)} |", "|---|--:|" + "--:|" * len(KINDS)]
         for link in links:

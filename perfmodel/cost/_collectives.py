@@ -156,7 +156,7 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
     time_s = np.full(len(exchanges), np.nan)
     inside = groups.ranks <= groups.ranks_per_node
     for exchange in dict.fromkeys(exchanges):
-        alike = np.array([other == exchange for other in exchanges])
+        alike = np.array([candidate == exchange for candidate in exchanges])
         for rates in exchange_library(exchange.dispatcher).rate:
             for level, link in enumerate(fabric.levels):
                 if link.link != rates.link:

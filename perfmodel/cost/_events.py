@@ -27,7 +27,7 @@ class EventTimes:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> "EventTimes":
-        """Of events by row: time, lower and upper end, provenance; what stands behind is left out."""
+        """Build times from a row per event: time, lower and upper end, provenance; further entries are left out."""
         time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
         return cls(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
 
@@ -44,9 +44,9 @@ class EventTimes:
             time_s[at], lo_s[at], hi_s[at], provenance[at] = part.time_s, part.lo_s, part.hi_s, part.provenance
         return cls(time_s, lo_s, hi_s, tuple(provenance.tolist()))
 
-    def scaled(self, by: Float64[np.ndarray, "n"]) -> "EventTimes":
+    def scaled(self, factor: Float64[np.ndarray, "n"]) -> "EventTimes":
         """Multiply every time and its interval."""
-        return replace(self, time_s=self.time_s * by, lo_s=self.lo_s * by, hi_s=self.hi_s * by)
+        return replace(self, time_s=self.time_s * factor, lo_s=self.lo_s * factor, hi_s=self.hi_s * factor)
 
     def plus(self, more_s: Float64[np.ndarray, "n"]) -> "EventTimes":
         """Add to every time and the ends of its interval."""
@@ -145,7 +145,7 @@ def _relayed(
 
 
 def _of_ranks(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
-    """What collectives wait for the ranks of their rings between nodes (`NetworkLevel.rank_latency_s`)."""
+    """Time that collectives wait for the ranks of their rings between nodes (`NetworkLevel.rank_latency_s`)."""
     waits_s = []
     for op in ops:
         is_ring_between_nodes = op.num_nodes > 1 and op.collective in _RINGS

@@ -66,14 +66,21 @@ def _octaves(count: int, least: int, most: int) -> list[int]:
 
 
 def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
-    """What else than its samples makes a kernel do more or less, by the fields that change: heads of attention, and
-    sides of the matrices of a product (but of a batched one, which ranks share by its batch)."""
+    """Axes beside its samples along which a kernel does more or less, each as the fields that change.
+
+    Heads of attention, and sides of the matrices of a product (but of a batched one, which ranks share by its batch).
+    """
     if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
         group = op.heads // gcd(op.heads, op.kv_heads)
+        # as many heads of queries for each of keys as the kernel has, whole numbers of both
         heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0]
         return [[{"heads": n, "kv_heads": n * op.kv_heads // op.heads} for n in heads]]
     if isinstance(op, Gemm) and op.op != "bmm" and op.dtype in _WITH_SIDES:
-        return [[{side: n} for n in _sides(getattr(op, side))] for side in _SIDES if side != op.samples]
+        axes = []
+        for side in _SIDES:
+            if side != op.samples:
+                axes.append([{side: n} for n in _sides(getattr(op, side))])
+        return axes
     return []
 
 
@@ -85,9 +92,11 @@ def _sides(side: int) -> list[int]:
 
 
 def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
-    """A kernel with every number of samples that is its own times or over a power of two, from what fills a tile (from
-    its own, where that does not) to the largest that is compared, each with as much more or less of `_other_axes`; None
-    of collectives, and of numbers of samples that are compared with no others."""
+    """Build the lattice of a kernel: its numbers of samples by powers of two, times `_other_axes`.
+
+    Samples go from what fills a tile (from the kernel's own, where that does not) to the largest that is compared.
+    None for collectives, and for numbers of samples that are compared with no others.
+    """
     if isinstance(op, Collective) or not op.samples:
         return None
     name = op.samples
@@ -115,7 +124,7 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
 
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
-    """Where along an axis a kernel is, or the last, and how often it does the work of that one."""
+    """Place of a kernel along an axis, or the last one, and how often it does the work of the kernel there."""
     for i, changes in enumerate(axis):
         if all(getattr(op, name) == value for name, value in changes.items()):
             return i, 1.0
@@ -124,7 +133,7 @@ def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
 
 
 def _slopes(values: Grid, axis: int) -> Grid:
-    """What each doubling adds to a kernel that takes twice as long for it, from the first of an axis."""
+    """Log time that doublings add from the first kernel of an axis on, if each doubles the time."""
     steps = _TWICE * np.arange(values.shape[axis])
     return steps.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
 
@@ -197,7 +206,7 @@ class MonotoneGrid:
 
     @classmethod
     def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "MonotoneGrid":
-        """All that the times of events in a step depend on.
+        """Collect all kernels that the times of events in a step depend on.
 
         Args:
             fewest: see `FEWEST`; none where steps of few samples are the usual ones.

@@ -19,19 +19,23 @@ from perfmodel.spec import Cluster, Device
 from perfmodel.units import dtype_bytes
 
 ONE_SHOT_S: Final = 3.7e-6
-"""Time of a one-shot all-reduce that carries next to nothing inside a CUDA graph, and"""
+"""Time of a one-shot all-reduce that carries next to nothing inside a CUDA graph: TensorRT-LLM's kernels on A100 and
+H100 (`training/inference.py` fits it)."""
 ONE_SHOT_SHARE: Final = 0.38
-"""the share of a device's link at which it reads the buffers of all others: TensorRT-LLM's kernels on A100 and H100
-(`training/inference.py` fits both)."""
+"""Share of a device's link at which a one-shot all-reduce reads the buffers of all others: the same kernels, fitted
+beside."""
 ONE_SHOT_HALF_WIDTH: Final = 0.5
+"""Half-width of the interval of one-shot all-reduces, in log time."""
 LEAST_HALF_WIDTH: Final = 0.1
-"""Of times that the memory's nominal bandwidth alone sets."""
+"""Half-width of the interval of times that the memory's nominal bandwidth alone sets, in log time."""
 LEAST_LINK_BYTES_PER_S: Final = 100e9
 """Below it devices do not read one another's memory directly, or not as fast as kernels assume (PCIe)."""
 LATENT_MEMORY_SHARE: Final = 0.9
+"""Share of H800's 3.35 TB/s that decoding over a compressed cache reaches: 3,000 GB/s where it is memory-bound
+(deepseek-ai/FlashMLA, README of April 2025)."""
 LATENT_COMPUTE_SHARE: Final = 0.67
-"""Shares of H800's 3.35 TB/s and 989 TFLOP/s that decoding over a compressed cache reaches: 3,000 GB/s where it is
-memory-bound, 660 TFLOP/s where it is compute-bound (deepseek-ai/FlashMLA, README of April 2025)."""
+"""Share of H800's 989 TFLOP/s that decoding over a compressed cache reaches: 660 TFLOP/s where it is compute-bound
+(deepseek-ai/FlashMLA, README of April 2025)."""
 
 
 @dataclass(frozen=True)

@@ -309,8 +309,10 @@ class KernelModel:
 
     def _unnamed(self, asked: PriceQuery) -> Bool[np.ndarray, "n"]:
         """Which rows are asked of no source that the weights rest on."""
-        known = {s.source for r in self._regressors(asked.rows.family) for s in r.stacks}
-        return asked.of_query(lambda query: query.source not in known).astype(bool)
+        measured: set[str] = set()
+        for regressor in self._regressors(asked.rows.family):
+            measured.update(stack.source for stack in regressor.stacks)
+        return asked.of_query(lambda query: query.source not in measured).astype(bool)
 
     def _log_reach(self, asked: PriceQuery) -> Float64[np.ndarray, "n"]:
         """Log of the factor by which every row's product is faster than its regressor says; 0 or less."""

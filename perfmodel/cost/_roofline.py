@@ -44,18 +44,18 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
 
 
 def least_of_rows(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
-    """What matrix products take at least: their FLOPs at the nominal rate."""
+    """Seconds that every row takes at least if it is a matrix product: its FLOPs at the nominal rate."""
     physics, machine = kernel_physics(figures, rows)
     return physics.flops / machine.peak
 
 
 def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
-    """`roofline_time` of ops of any families on a device."""
+    """Seconds of ops of any families on a device by the roofline alone (`roofline_time`)."""
     return _of_ops(roofline_time, device, ops)
 
 
 def least_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
-    """`least_of_rows` of ops of any families on a device."""
+    """Seconds that ops of any families take at least on a device if they are products (`least_of_rows`)."""
     return _of_ops(least_of_rows, device, ops)
 
 
@@ -81,16 +81,20 @@ def rows_by_family(ops: Sequence[KernelOp]) -> Iterator[tuple[np.ndarray, Rows]]
 
 
 def as_measured(device: Device, op: KernelOp) -> KernelOp:
-    """The same kernel in the nearest element type that kernels are measured in and the device has, for 4-bit floats and
-    8-bit integers, of which there are no measurements."""
+    """Return the kernel in the nearest element type that was measured and that the device has.
+
+    Another type for 4-bit floats and 8-bit integers alone, of which there are no measurements.
+    """
     if op.dtype not in _UNMEASURED:
         return op
     return replace(op, dtype=next(name for name in ("fp8", "bf16", "fp16", "fp32") if name in device.dtypes))
 
 
 def wider(device: Device, op: KernelOp) -> KernelOp:
-    """The same product of elements twice as wide, of those types that nobody measured; the op itself of any other, or
-    where the device has no wider type."""
+    """Return the product on elements twice as wide, for those types that nobody measured.
+
+    The op itself for any other type, and where the device has no wider one.
+    """
     if not op.is_matmul:
         return op
     dtype = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)

@@ -102,7 +102,7 @@ class Gemm(KernelOp):
 
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
-    """`batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both gradients."""
+    """Physics of `batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both gradients."""
     m, n, k, size, both = x["m"], x["n"], x["k"], x["element_bytes"], 1.0 + x["bwd"]
     flops, traffic, products, a, b, c = _work(xp, x)
     area, tiles, waves = tiled(xp, m, n, products, machine.units)

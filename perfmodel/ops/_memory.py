@@ -197,7 +197,7 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
 
     def dropped(x: Any, chance: Any) -> Any:
-        """By a mask, or by a key to draw one."""
+        """Drop elements by a mask, or by a key to draw one."""
         keep_mask = chance if op.pass_ == "bwd" else jax.random.bernoulli(chance, KEPT, x.shape)
         return jnp.where(keep_mask, x / KEPT, 0)
 

@@ -73,11 +73,11 @@ class KernelOp:
 
     @property
     def samples(self) -> str:
-        """`samples_field`, or what takes its place in kernels of this name and pass."""
+        """Name of the field that counts samples (`samples_field`), or of what takes its place in such a pass."""
         return self.samples_field
 
     def amounts(self) -> Work:
-        """`flops` and `bytes`, by the family's formula."""
+        """Return FLOPs and bytes by the family's formula."""
         flops, moved, *_ = self.work(NUMBERS, self.shape())
         return Work(float(flops), float(moved))
 
@@ -117,7 +117,7 @@ class Exchange(NamedTuple):
     """An exchange of tokens with experts by a library of its own."""
 
     dispatcher: str
-    """As `perfmodel.spec.Dispatcher`."""
+    """Name of the library (`perfmodel.spec.Dispatcher`)."""
     way: ExchangeWay
     """Towards the experts or back."""
 
@@ -144,10 +144,10 @@ class Collective:
     """Groups of this kind, itself included, whose ranks lie in turn within one span of a node. Where devices share a
     host bridge (PCIe) they share it; behind a switch they do not slow one another."""
     relayed_bytes: float = 0.0
-    """Of an all-to-all over nodes: what each rank sends on inside its node at the same time, of all that its node
+    """Bytes of an all-to-all over nodes that each rank sends on inside its node at the same time, of all that its node
     receives. The collective takes as long as the longer of the two."""
     exchange: Exchange | None = None
-    """Of an all-to-all: the library that carries it out, whose rate may be published; None: the usual one."""
+    """Library that carries an all-to-all out, whose rate may be published; None: the usual one."""
 
     uses_matrix_units: ClassVar[bool] = False
     """Whether its FLOPs are matrix products: those of a collective are not."""

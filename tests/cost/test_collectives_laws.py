@@ -270,7 +270,7 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
     usual = Cluster(
         name="usual", device=cluster.device,
         levels=tuple(
-            replace(level, bandwidth_bytes_per_s=x.bandwidth, latency_s=x.of.latency_s)
+            replace(level, bandwidth_bytes_per_s=x.bandwidth, latency_s=x.link_class.latency_s)
             for level, x in zip(cluster.levels, told.levels, strict=True)
         ),
     )  # fmt: skip

@@ -144,8 +144,10 @@ def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
 
 
 def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
-    """All curves as arrays of a file; `name` is the number of the key, [curves], and `value` all values, one curve's
-    behind the other's."""
+    """Write all curves as arrays of a file.
+
+    `name` is the number of every curve's key, and `value` all values, one curve's behind the other's.
+    """
     key_numbers: list[int] = []
     flat: list[Curve] = []
     for number, placements in enumerate(curves.values()):

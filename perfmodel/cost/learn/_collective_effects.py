@@ -23,7 +23,7 @@ _LEAST_EFFICIENCY: Final = 0.02
 class Effect(NamedTuple):
     """One term of a constant's sum."""
 
-    of: str
+    part: str
     """What it is a part of, such as the efficiency `inside` a node."""
     link: str = ""
     """Link class that it holds for; empty for all."""
@@ -43,7 +43,7 @@ _OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network")
 _OF_ALL_BETWEEN: Final = ("neighbours", "low_latency_between", "hop_line_between", "hop_pair", "tree")
 """Effects of all links between nodes alike."""
 BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
-"""Effects (`Effect.of`) that say nothing inside a node."""
+"""Effects (`Effect.part`) that say nothing inside a node."""
 
 
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
@@ -131,7 +131,7 @@ def constants(
     Over several nodes the links inside count at their full rate: what they lack is in the time of the group inside its
     node, below which no price of a larger one falls.
     """
-    near, far = fabric.inside.of, fabric.levels[level].of
+    near, far = fabric.inside.link_class, fabric.levels[level].link_class
     inside, between = near.name, far.name
 
     # what no measurement moved keeps its expected value

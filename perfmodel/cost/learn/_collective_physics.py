@@ -65,7 +65,7 @@ IMPOSSIBLE_S: Final = 1e6
 
 @dataclass(frozen=True)
 class LinkConstants:
-    """What the curve needs to know of a fabric for one kind; every field a number or arrays of one common shape."""
+    """Constants of a fabric that the curve of one kind needs; every field a number or arrays of one common shape."""
 
     launch_s: Array
     """Time that no message size and rank count changes: kernel launch, dispatch."""
@@ -151,11 +151,11 @@ ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet")
 """Algorithms that a run may be held to."""
 
 SIMPLE_ONLY: Final = ("nvls", "nvls_tree", "collnet")
-"""Those that reduce in switches, which have no low-latency protocol (NCCL `src/graph/tuning.cc`)."""
+"""Algorithms that reduce in switches, which have no low-latency protocol (NCCL `src/graph/tuning.cc`)."""
 
 
 class _Algorithm(NamedTuple):
-    """What the busiest rank does: messages one after another, and bytes as multiples of the buffer."""
+    """Work of the busiest rank: messages one after another, and bytes as multiples of the buffer."""
 
     hops_inside: Array
     hops_between: Array
@@ -171,7 +171,7 @@ class _Protocol(NamedTuple):
     hop_inside_s: Array
     hop_between_s: Array
     share: Array
-    """Of the bandwidth."""
+    """Share of the bandwidth that it reaches."""
     start_s: Array
     """What it takes longer to begin than in low latency."""
 
@@ -248,7 +248,7 @@ def _bandwidths(kind: str, xp: ModuleType, r: Array, nodes: Array, c: LinkConsta
 def _protocols(
     kind: str, name: str, xp: ModuleType, local: Array, several: Array, c: LinkConstants
 ) -> tuple[_Protocol, ...]:
-    """Those that an algorithm may use: full bandwidth, then low latency and lines."""
+    """Protocols that an algorithm may use: full bandwidth, then low latency and lines."""
     # switches that reduce have the bandwidth protocol alone
     if name in SIMPLE_ONLY:
         return (_Protocol(c.hop_switch_s, c.hop_between_full_s, 1.0, FULL_START_S),)
@@ -275,7 +275,7 @@ def _protocols(
 
 
 def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: LinkConstants) -> dict[str, _Algorithm]:
-    """What each algorithm of a kind does on `n` ranks, `r` to a node."""
+    """Work of each algorithm of a kind on `n` ranks, `r` to a node."""
     share, several = (n - 1) / n, xp.minimum(nodes - 1.0, 1.0)
     # 0 where every rank of the group has a node to itself
     local = xp.minimum(r - 1, 1.0)

@@ -22,7 +22,7 @@ DISPATCH: Final = (log(3e-6), 1.5)
 POINTS: Final = 10
 """Sizes per placement."""
 STEP: Final = 1e-6
-"""Of forward differences."""
+"""Step of forward differences."""
 _LOG: Final = logging.getLogger(__name__)
 _FIELDS: Final = tuple(f.name for f in fields(LinkConstants))
 
@@ -99,7 +99,7 @@ class _Placements:
 
 def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
     """Effects fitted to rows over several nodes alone; those inside a node as `known`."""
-    inside = {effect: value for effect, value in known.items() if effect.of not in BETWEEN}
+    inside = {effect: value for effect, value in known.items() if effect.part not in BETWEEN}
     return fit_physics(rows.take(rows.between), known, inside)
 
 
@@ -162,7 +162,7 @@ def _names(rows: CollectiveRows) -> list[Effect]:
     names: dict[Effect, None] = {}
     for kind, fabric, outside in set(zip(rows.kind, rows.fabric, rows.between, strict=True)):
         for name in effects(kind, fabric.inside.link, fabric.levels[-1].link):
-            if outside or name.of not in BETWEEN:
+            if outside or name.part not in BETWEEN:
                 names[name] = None
     return sorted(names, key=str)
 

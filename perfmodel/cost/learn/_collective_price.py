@@ -85,7 +85,7 @@ class Groups:
         concurrent: np.ndarray,
         interleaved: np.ndarray | float = 1.0,
     ) -> "Groups":
-        """Of one fabric: over at least its first network level where they leave a node."""
+        """Groups on one fabric: over at least its first network level where they leave a node."""
         last = len(fabric.levels) - 1
         level = np.clip(level.astype(np.int64), 0, last)
         if fabric.flat:
@@ -94,10 +94,10 @@ class Groups:
             ranks_per_node = np.clip(ranks_per_node, 1, ranks)
             level = np.where(ranks > ranks_per_node, np.maximum(level, min(1, last)), 0)
         concurrent = np.maximum(concurrent, 1.0)
-        if not fabric.inside.of.bridged:
+        if not fabric.inside.link_class.bridged:
             interleaved = 1.0
         # groups that leave a node share its bridge with all that leave it beside them
-        sharing = np.where(ranks > ranks_per_node, concurrent if fabric.inside.of.bridged else 1.0, interleaved)
+        sharing = np.where(ranks > ranks_per_node, concurrent if fabric.inside.link_class.bridged else 1.0, interleaved)
         return cls(buffer_bytes, ranks, ranks_per_node, level, concurrent, np.maximum(sharing, 1.0))
 
 
@@ -107,10 +107,10 @@ class Priced:
 
     time_s: np.ndarray
     half_width: np.ndarray
-    """Of the interval in log time."""
+    """Half-width of the interval in log time."""
     provenance: np.ndarray
     least_s: np.ndarray
-    """What the links' full rates allow: no time, nor any end of an interval, is shorter."""
+    """Shortest time that the links' full rates allow: no time, nor any end of an interval, is shorter."""
 
     @classmethod
     def unknown(cls, n: int) -> "Priced":
@@ -178,8 +178,8 @@ class CollectivePrices:
             link_bytes_per_s[at] = fabric.share_between(int(level), per_node, concurrent)
 
         # No algorithm beats its least volume at the links' full rate.
-        reduces = np.array([level.of.reduces for level in fabric.levels])[groups.level]
-        limited = np.array([level.of.limited for level in fabric.levels])[groups.level]
+        reduces = np.array([level.link_class.reduces for level in fabric.levels])[groups.level]
+        limited = np.array([level.link_class.limited for level in fabric.levels])[groups.level]
         volume = least_volume(asked.kind, groups.ranks, groups.ranks_per_node, reduces)
         least_s = np.where(limited, volume * groups.buffer_bytes / link_bytes_per_s, 0.0)
         time_s = np.maximum(np.exp(prices.log_s) * several, least_s)
@@ -232,13 +232,13 @@ class CollectivePrices:
         return self._tables.get_or_compute((asked, sharing), lambda: make(asked, sharing))
 
     def _bridge_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
-        """Of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
+        """Table of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
         # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
         alone, shared = self._inside(asked, 1.0), self._inside_table(asked, sharing)
         return _Table(RANKS, np.maximum(alone.log_s, shared.log_s), {}, alone.source)
 
     def _inside_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
-        """Of groups inside a node.
+        """Table of groups inside a node.
 
         Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them crosses slower
         hops. Groups whose ranks lie in turn cross the same hops as one group of all their ranks, so they get its
@@ -271,13 +271,13 @@ class CollectivePrices:
         log_s = _over_bytes(np.log(time_s), source)
 
         # a series is told as measured, and in a mesh more ranks have more links
-        each_count_alone = isinstance(source, SeriesKey) or fabric.inside.of.mesh
+        each_count_alone = isinstance(source, SeriesKey) or fabric.inside.link_class.mesh
         if not each_count_alone:
             log_s = rising(log_s, axis=0)
         return _Table(RANKS, log_s, parts[0][1] if parts else {}, source)
 
     def _between_table(self, asked: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
-        """Of groups over several nodes, by their number; one node first, from the table inside it."""
+        """Table of groups over several nodes, by their number; one node first, from the table inside it."""
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, True, level, per_node)
         told_as_measured = isinstance(source, SeriesKey)
@@ -307,7 +307,7 @@ class CollectivePrices:
         # group; the row stands only for what lies between one node and two.
         one_node = log_s[0]
         if per_node > 1:
-            bridged = fabric.inside.of.bridged
+            bridged = fabric.inside.link_class.bridged
             inside = self._inside(asked, concurrent if bridged else 1.0)
             ranks_inside = np.full(len(GRID), per_node)
             one_node = _read(inside, GRID, ranks_inside)
@@ -389,15 +389,15 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Log time at log2 sizes and counts: bilinear, beyond the largest size in proportion to it."""
     # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the lower one.
     place_of_size = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
-    left = np.minimum(place_of_size.astype(np.int64), len(GRID) - 2)
+    below_size = np.minimum(place_of_size.astype(np.int64), len(GRID) - 2)
     log_counts = np.log2(table.count)
     place_of_count = np.interp(np.log2(count), log_counts, np.arange(len(log_counts)))
-    low = np.minimum(place_of_count.astype(np.int64), len(log_counts) - 2)
-    across, up = place_of_size - left, place_of_count - low
+    below_count = np.minimum(place_of_count.astype(np.int64), len(log_counts) - 2)
+    across, up = place_of_size - below_size, place_of_count - below_count
 
     log_s = table.log_s
-    below = log_s[low, left] * (1 - across) + log_s[low, left + 1] * across
-    above = log_s[low + 1, left] * (1 - across) + log_s[low + 1, left + 1] * across
+    below = log_s[below_count, below_size] * (1 - across) + log_s[below_count, below_size + 1] * across
+    above = log_s[below_count + 1, below_size] * (1 - across) + log_s[below_count + 1, below_size + 1] * across
     beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
     return below * (1 - up) + above * up + beyond_grid
 

@@ -116,7 +116,7 @@ def quantiles(rows: CollectiveRows, error: np.ndarray, what: str) -> dict[Scope,
 
 
 def at_most(rows: CollectiveRows, index: np.ndarray) -> np.ndarray:
-    """Of the rows at `index`, at most `PER_SERIES` of each series, evenly."""
+    """Thin the rows at `index` to at most `PER_SERIES` of each series, evenly."""
     chosen = []
     for _, of_series in groups_of(rows.series[index]):
         step = -(-len(of_series) // PER_SERIES)
@@ -133,7 +133,7 @@ class LeftOut:
     error: np.ndarray
     """log(predicted / measured), NaN where not left out."""
     half_width: np.ndarray
-    """Of the interval, from other folds."""
+    """Half-width of the interval, from other folds."""
     simpler: dict[str, np.ndarray]
     """Errors of simpler ways of predicting."""
 
@@ -145,7 +145,7 @@ class Study:
     spread: dict[Scope, float]
     parts: tuple[LeftOut, ...]
     exchanges: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    """Of mixture-of-experts exchanges, by what was left out: errors and half-widths."""
+    """Errors and half-widths of mixture-of-experts exchanges, by what was left out."""
 
 
 def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> Study:

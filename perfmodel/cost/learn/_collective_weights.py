@@ -62,7 +62,7 @@ class ExchangeKey(NamedTuple):
 
 
 class ExchangePlace(NamedTuple):
-    """What a correction of exchanges is filed under; None where it holds for all."""
+    """Key under which a correction of exchanges is filed; None where it holds for all."""
 
     series: ExchangeKey
     ranks: int
@@ -97,7 +97,7 @@ class Scope(NamedTuple):
     """`measured`, `usual` (of a fabric), `links` (of other devices), or a provenance."""
     large: bool
     """Messages of 1 MiB and more (exchanges: of many tokens)."""
-    where: str = ""
+    tier: str = ""
     """`inside` a node or `between` nodes; empty for both."""
     kind: str = ""
     """Kind of collective; empty for all."""
@@ -123,7 +123,7 @@ class CollectiveWeights:
     physics: Mapping[Effect, float]
     """Effects that measurements moved."""
     curves: Mapping[CurveKey, Placements] = field(default_factory=dict)
-    """Of series, their software and element types, fabrics and links."""
+    """Measured corrections of series, of their software and element types, of fabrics and of links."""
     measured_on: Mapping[SeriesKey, tuple[MeasuredPlace, ...]] = field(default_factory=dict)
     spread: Mapping[Scope, float] = field(default_factory=dict)
     """Half-widths of 90 % intervals in log time, from rows left out."""
@@ -142,20 +142,25 @@ class CollectiveWeights:
     def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
         """Keys that a fabric's usual curves may be filed under, most specific first."""
         links = fabric.key(between, level)
-        own = FabricKey(fabric.device, links, kind)
-        return (own,) if between or fabric.inside.link.startswith("unknown") else (own, LinksKey(links, kind))
+        of_device = FabricKey(fabric.device, links, kind)
+        # between nodes a price follows from devices, too; links that nobody knows are not those of other devices
+        if between or fabric.inside.link.startswith("unknown"):
+            return (of_device,)
+        return of_device, LinksKey(links, kind)
 
     @classmethod
     def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
-        """`usual_keys` with those of like parts of the fabric's die behind its device's own."""
-        own, *links = cls.usual_keys(fabric, kind, between, level)
-        shared = (own._replace(device=name) for name in names_of_parts(fabric.device))
-        return tuple(dict.fromkeys((own, *shared, *links)))
+        """Keys to price by, in this order: of the device, of like parts of its die, of its links."""
+        of_device, *of_links = cls.usual_keys(fabric, kind, between, level)
+        of_parts = (of_device._replace(device=name) for name in names_of_parts(fabric.device))
+        return tuple(dict.fromkeys((of_device, *of_parts, *of_links)))
 
     def by_die(self) -> "CollectiveWeights":
-        """With the usual curves of devices under the names of their like parts (`names_of_parts`), which share the mean
-        of what all of them were measured with on such links. What a site fits to its own device (`_merged`) stands
-        before that."""
+        """File the usual curves of devices under the names of their like parts (`names_of_parts`).
+
+        Parts share the mean of what all of them were measured with on such links. What a site fits to its own device
+        (`_merged`) stands before that.
+        """
         alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
         for key, places in _sorted(self.curves).items():
             if isinstance(key, FabricKey):
@@ -166,10 +171,10 @@ class CollectiveWeights:
         shared: dict[CurveKey, Placements] = {}
         for key, curves_by_place in alike.items():
             shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
-        others = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
-        return replace(self, curves={**others, **shared})
+        not_of_fabrics = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
+        return replace(self, curves={**not_of_fabrics, **shared})
 
-    def half_width(self, provenance: str, kind: str, where: str, large: bool, source: CurveKey | None) -> float:
+    def half_width(self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None) -> float:
         """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
         # what the price stands on says more than its provenance
         what = provenance
@@ -184,7 +189,7 @@ class CollectiveWeights:
         if what == "measured" and isinstance(source, SeriesKey):
             scopes.append(Scope(what, large, series=source))
         for known in (what, "analytical") if what == "extrapolated" else (what,):
-            scopes += [Scope(known, large, where, kind), Scope(known, large, where)]
+            scopes += [Scope(known, large, tier, kind), Scope(known, large, tier)]
         for scope in scopes:
             if scope in self.spread:
                 return self.spread[scope]
@@ -243,16 +248,17 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
 
 
 def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:
-    """Of a file; where no site's fit stands in it, by die."""
+    """Weights of a file; where no site's fit stands in it, by die."""
     # JSON knows no tuples: every key is built again from the list that it was written as
     exchanges = [ExchangeKey(*key) for key in meta["moe_series"]]
     places = [ExchangePlace(ExchangeKey(*series), *rest) for series, *rest in meta["moe_curves"]]
+    measured_on = {}
+    for key, measured_places in meta["measured_on"]:
+        measured_on[SeriesKey(*key)] = tuple(MeasuredPlace(*place) for place in measured_places)
     weights = CollectiveWeights(
         physics={Effect(*key): value for key, value in meta["physics"]},
         curves=unstacked([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
-        measured_on={
-            SeriesKey(*key): tuple(MeasuredPlace(*place) for place in places) for key, places in meta["measured_on"]
-        },
+        measured_on=measured_on,
         spread=_widths(meta["spread"]),
         most_ranks=meta["most_ranks"],
         moe=MoeWeights(
@@ -275,8 +281,8 @@ def _curve_key(kind: int, parts: list[Any]) -> CurveKey:
 
 def _widths(pairs: list[Any]) -> dict[Scope, float]:
     return {
-        Scope(what, large, where, kind, SeriesKey(*series) if series else None): width
-        for (what, large, where, kind, series), width in pairs
+        Scope(what, large, tier, kind, SeriesKey(*series) if series else None): width
+        for (what, large, tier, kind, series), width in pairs
     }
 
 

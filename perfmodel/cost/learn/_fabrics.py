@@ -21,7 +21,7 @@ _NODE_OF_FOUR: Final = re.compile(r"slingshot|gh200")
 class Level:
     """One tier of the network."""
 
-    of: LinkClass
+    link_class: LinkClass
     """Generation of links that it is made of."""
     bandwidth: float
     """One-way bytes/s per device when all devices of the tier communicate."""
@@ -35,7 +35,7 @@ class Level:
     @property
     def link(self) -> str:
         """Name of the link class."""
-        return self.of.name
+        return self.link_class.name
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class Fabric:
 
     def carries_lines(self, level: int) -> bool:
         """Whether groups that reach this level may use LL128: all their links carry it, from the devices' own on."""
-        return not self.flat and all(x.of.lines for x in self.levels[: level + 1])
+        return not self.flat and all(x.link_class.lines for x in self.levels[: level + 1])
 
     def latency_shift_s(self, level: int, between: bool) -> float:
         """Stated latency beyond the usual one, of the slowest level crossed."""
         crossed = self.levels[0 if self.flat else 1 : level + 1] if between else self.levels[:1]
-        return max(x.latency_s - x.of.latency_s for x in crossed or self.levels[-1:])
+        return max(x.latency_s - x.link_class.latency_s for x in crossed or self.levels[-1:])
 
 
 def device_name(name: str) -> str:

@@ -51,9 +51,9 @@ def way(
     # believed in, and the parts where both are.
     if FAMILIES[family].gradients is None or kind.pass_ not in (WHOLE, *GRADIENTS):
         return "itself"
-    whole = _believed(plan, query, stacks, replace(kind, pass_=WHOLE))
+    backward = _believed(plan, query, stacks, replace(kind, pass_=WHOLE))
     parts = [_believed(plan, query, stacks, replace(kind, pass_=gradient)) for gradient in GRADIENTS]
-    if whole is None or all(part is not None and part <= whole for part in parts):
+    if backward is None or all(part is not None and part <= backward for part in parts):
         return "sum" if kind.pass_ == WHOLE else "itself"
     return "itself" if kind.pass_ == WHOLE else "share"
 
@@ -72,8 +72,8 @@ def _believed(
 
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
     """The two products that rows of `bwd` stand for: input gradient and weight gradient."""
-    once, other = _rule(rows).split(rows.shape, rows.columns)
-    return rows.changed(once, pass_=GRADIENTS[0]), rows.changed(other, pass_=GRADIENTS[1])
+    of_inputs, of_weights = _rule(rows).split(rows.shape, rows.columns)
+    return rows.changed(of_inputs, pass_=GRADIENTS[0]), rows.changed(of_weights, pass_=GRADIENTS[1])
 
 
 def whole_backward(rows: Rows) -> Rows:
@@ -109,6 +109,10 @@ def scaled(related: Prediction, log_ratio: np.ndarray) -> Prediction:
     )
 
 
-def share_of(whole: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:
-    """`part` of a whole whose two parts would take `a` and `b` by themselves; never itself measured."""
-    return scaled(whole, part.log_time - np.logaddexp(a.log_time, b.log_time))
+def share_of(backward: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:
+    """Return the share of a backward that one part of it takes, never itself measured.
+
+    Args:
+        part, a, b: the part, and the two parts of the backward, each by itself.
+    """
+    return scaled(backward, part.log_time - np.logaddexp(a.log_time, b.log_time))

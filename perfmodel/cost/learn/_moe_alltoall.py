@@ -28,9 +28,9 @@ from perfmodel.ingest.tables import groups_of, hashed, number, relabel, text
 
 MOE_KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
 ALL_MULTIPROCESSORS: Final = 24.0
-"""What a library takes where the table names no number."""
+"""Multiprocessors that a library takes where the table names no number."""
 TOKEN_BYTES: Final = 2.0
-"""Of one element as sent, before quantisation: a scale that the fitted bandwidth absorbs."""
+"""Bytes of one element as sent, before quantisation: a scale that the fitted bandwidth absorbs."""
 
 SMALL_TOKENS: Final = 512
 """Below this an exchange is bound by latency."""
@@ -219,8 +219,8 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
     name = np.array([str(key) for key in rows.keys], object)[rows.series]
     columns = [name, rows.ranks, rows.nodes, rows.hidden, rows.topk, rows.experts]
     result = {}
-    for what, by in (("measured", [*columns, rows.tokens]), ("learned", columns)):
-        fold = hashed(by) % folds
+    for what, together in (("measured", [*columns, rows.tokens]), ("learned", columns)):
+        fold = hashed(together) % folds
         error = np.full(len(rows), np.nan)
         for k in range(folds):
             train, test = rows.take(fold != k), np.flatnonzero(fold == k)
@@ -240,7 +240,7 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
 
 
 def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By what was left out: errors, and half-widths that the other half of the rows teaches."""
+    """Errors, and half-widths that the other half of the rows teaches, by what was left out."""
     titles = {"measured": "shapes", "learned": "routings", "extrapolated": "devices"}
     half = hashed([rows.tokens]) % 2
     result = {}

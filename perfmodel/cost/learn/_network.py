@@ -39,7 +39,7 @@ class Residual(nnx.Module):
             setattr(self, f"table_{index}", nnx.Param(table))
 
     def arrays(self, frozen: Parameters) -> Parameters:
-        """`frozen` with this module's weights in place."""
+        """Put this module's weights into `frozen`."""
         layers: Any = (self.first, self.second, self.third, self.out)
         count = len(frozen.tables)
         return frozen._replace(
@@ -77,7 +77,7 @@ def member(params: Parameters, index: int) -> Parameters:
 
 
 def _network(params: Parameters) -> dict[str, Any]:
-    """What members of an ensemble differ in."""
+    """Fields in which the members of an ensemble differ."""
     return {name: getattr(params, name) for name in (*LAYERED, "stack_embedding")}
 
 
@@ -110,9 +110,9 @@ def save_run(path: Path, run: Run, tree: Any) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def load_run(path: Path, identity: int, like: Any) -> tuple[Run, Any] | None:
-    """A saved run and its arrays in the structure of `like`; `None` if absent, damaged or another run's."""
-    expected = jax.tree.leaves(like)
+def load_run(path: Path, identity: int, template: Any) -> tuple[Run, Any] | None:
+    """A saved run and its arrays in the structure of `template`; `None` if absent, damaged or another run's."""
+    expected = jax.tree.leaves(template)
     try:
         with np.load(path) as file:
             meta = file["meta"]
@@ -122,4 +122,4 @@ def load_run(path: Path, identity: int, like: Any) -> tuple[Run, Any] | None:
     if int(meta[0]) != identity or [a.shape for a in leaves] != [np.shape(a) for a in expected]:
         return None
     run = Run(int(meta[0]), int(meta[1]), float(meta[2]), int(meta[3]))
-    return run, jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(a) for a in leaves])
+    return run, jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(a) for a in leaves])

@@ -53,6 +53,9 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
         return {"name": path.stem, "series": len(weights.series), "set_aside": weights.notes.get("set_aside", {})}
     header = read_header(path)
     stacks, record = header["stacks"], header["record"]
+    rows = 0
+    for stack in stacks:
+        rows += sum(stack["kinds"].values())
     kept_out = []
     for way, key in _KEPT_OUT.items():
         tried = record.get(key, {})
@@ -62,7 +65,7 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
             kept_out.append([way, n, _mean_of(figures, "mean_ape") / 100, _mean_of(figures, "bias") / 100])
     return {
         "name": path.stem,
-        "rows": sum(sum(stack["kinds"].values()) for stack in stacks),
+        "rows": rows,
         "devices": sorted({stack["figures"]["name"] for stack in stacks}),
         "software": sorted({stack["software"] for stack in stacks}),
         "kept_out": kept_out,
@@ -77,7 +80,7 @@ def _mean_of(figures: list[dict[str, Any]], name: str) -> float:
 
 
 def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:
-    """By kind, how many measured kernels of a device its regressors of a family rest on."""
+    """Count the measured kernels of a device that its regressors of a family rest on, by kind."""
     counts: Counter[KernelKind] = Counter()
     for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
         for path in sorted(folder.glob("*.safetensors")):
@@ -89,7 +92,7 @@ def measured_kinds(calibration: Path | str | None, device: str, family: str) -> 
 
 
 def kernel_records() -> dict[str, dict[str, Any]]:
-    """By shipped regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
+    """Return the record of every shipped regressor's making (data, seed, errors), from its file's metadata."""
     paths = sorted(shipped_folder().glob("*.safetensors"))
     kernels = [path for path in paths if any(belongs(path, family) for family in FAMILIES)]
     return {path.stem: read_header(path)["record"] for path in kernels}

@@ -105,8 +105,8 @@ class Regressor:
             case "by bandwidth":
                 return norm_times(asked)
             case "sum":
-                once, other = gradient_products(asked.rows)
-                return added(self._by_plans(asked.instead(once)), self._by_plans(asked.instead(other)))
+                of_inputs, of_weights = gradient_products(asked.rows)
+                return added(self._by_plans(asked.instead(of_inputs)), self._by_plans(asked.instead(of_weights)))
             case "share":
                 backward = whole_backward(asked.rows)
                 # shares as on the most measured part of the die: one may grow where all times fall
@@ -209,7 +209,7 @@ class Regressor:
         return stack.quantises and query.source != stack.source
 
     def _as_timed(self, asked: PriceQuery, direct: bool) -> Prediction:
-        """`_by_plans` with what the sources' rows hold beside their kernel."""
+        """Times of rows, each by its plan, with all that the sources timed beside the kernel."""
         n = len(asked)
         if not n:
             return Prediction.empty(0)

@@ -50,7 +50,7 @@ class Rows:
         return Rows(self.family, shape, *distinct(self.kinds, self.kind[index]))
 
     def changed(self, shape: Mapping[str, np.ndarray], **parts: str) -> "Rows":
-        """With other shape columns, and parts (`dtype`, `op`, `pass_`) of every kind."""
+        """Replace shape columns of all rows, and parts (`dtype`, `op`, `pass_`) of every kind."""
         kinds = [replace(kind, **parts) for kind in self.kinds]
         return Rows(self.family, self.shape | dict(shape), *distinct(kinds, self.kind))
 
@@ -58,7 +58,7 @@ class Rows:
 def distinct(
     kinds: Sequence[KernelKind], index: Int64[np.ndarray, "n"]
 ) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:
-    """Those of `kinds` that `index` names, each once, and their index in turn."""
+    """Drop kinds that no row has and merge equal ones: the kinds left, and the index of every row into them."""
     is_named = np.bincount(index, minlength=len(kinds)) > 0
     place: dict[KernelKind, int] = {}
     moved = np.zeros(len(kinds), np.int64)
@@ -84,7 +84,9 @@ def kinds_of(columns: KindColumns) -> tuple[tuple[KernelKind, ...], Int64[np.nda
 def rows_from_ops(ops: Sequence[KernelOp]) -> Rows:
     """Columns of ops that all belong to one family."""
     family = FAMILIES[ops[0].family]
-    shape = {name: np.asarray([getattr(op, name) for op in ops], np.float64) for name in family.columns}
+    shape = {}
+    for name in family.columns:
+        shape[name] = np.asarray([getattr(op, name) for op in ops], np.float64)
     op_names = np.array([op.op for op in ops], object)
     dtypes = np.array([op.dtype for op in ops], object)
     passes = np.array([op.pass_ for op in ops], object)
@@ -152,7 +154,7 @@ def _finish(
 
 
 def in_16_bits(rows: Rows) -> Rows:
-    """The same kernels on elements of 16 bits."""
+    """Return the kernels on elements of 16 bits."""
     return rows.changed({"element_bytes": np.full(len(rows), 2.0)}, dtype="half")
 
 
@@ -199,24 +201,24 @@ _ONE_PRODUCT = ("dgrad", "wgrad", "bwd_one_gemm", "fwd")
 """Passes that are one product each."""
 
 
-def _pass_cost(asked: str, other: str) -> float:
+def _pass_cost(asked: str, candidate: str) -> float:
     """How badly a pass stands in for another. A gradient of a product is a product as forward is; both gradients
     together, or their addition to others, are not, and a gradient product of which nobody says which (`bwd_one_gemm`)
     was timed on too few shapes to speak for others."""
-    if asked == other:
+    if asked == candidate:
         return 0.0
 
-    # More than another dtype costs (4): such a pass does other work.
+    # More than another dtype costs (4): such a pass does candidate work.
     other_work = 6.0
     if asked in _ONE_PRODUCT:
-        if other == "fwd":
+        if candidate == "fwd":
             return 2.5
-        if other == "bwd_one_gemm":
+        if candidate == "bwd_one_gemm":
             return 3.5
-        return 3.0 if other in _ONE_PRODUCT else other_work
-    if "grad_accum" in (asked, other):
+        return 3.0 if candidate in _ONE_PRODUCT else other_work
+    if "grad_accum" in (asked, candidate):
         return other_work
-    return 3.0 if other == "fwd" or other not in _ONE_PRODUCT else 3.5
+    return 3.0 if candidate == "fwd" or candidate not in _ONE_PRODUCT else 3.5
 
 
 def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
@@ -229,14 +231,14 @@ def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
         return kind
     op_parts = set(kind.op.split("_"))
 
-    def cost(other: KernelKind) -> tuple[float, KernelKind]:
-        value = 4.0 * (other.dtype != kind.dtype) + _pass_cost(kind.pass_, other.pass_)
-        if other.op != kind.op:
-            other_parts = set(other.op.split("_"))
-            value += 2.0 - 1.0 * bool(op_parts & other_parts) - 0.5 * (other.op == "gelu")
+    def cost(candidate: KernelKind) -> tuple[float, KernelKind]:
+        value = 4.0 * (candidate.dtype != kind.dtype) + _pass_cost(kind.pass_, candidate.pass_)
+        if candidate.op != kind.op:
+            other_parts = set(candidate.op.split("_"))
+            value += 2.0 - 1.0 * bool(op_parts & other_parts) - 0.5 * (candidate.op == "gelu")
             value += 1.5 * (("unfused" in op_parts) != ("unfused" in other_parts))
         # the kind itself decides between equals, so that the order of weights files does not
-        return value, other
+        return value, candidate
 
     return min(known, key=cost)
 
@@ -259,9 +261,16 @@ def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:
 def machine_of(figures: Sequence[Figures], index: np.ndarray, dtypes: np.ndarray) -> Machine:
     """Device figures per row: `figures[index[i]]` at dtype class `dtypes[i]`."""
     codes, names = factorise(dtypes)
-    peaks = np.array([[f.peak(name) for name in names] for f in figures])
-    rest = np.array([[f.bandwidth, f.units, f.l2, f.clock] for f in figures])[index]
-    return Machine(peaks[index, codes], rest[:, 0], rest[:, 1], rest[:, 2], rest[:, 3])
+    peaks = np.zeros((len(figures), len(names)))
+    for i, device in enumerate(figures):
+        peaks[i] = [device.peak(name) for name in names]
+    return Machine(
+        peak=peaks[index, codes],
+        bandwidth=np.array([device.bandwidth for device in figures], float)[index],
+        units=np.array([device.units for device in figures], float)[index],
+        l2=np.array([device.l2 for device in figures], float)[index],
+        clock=np.array([device.clock for device in figures], float)[index],
+    )
 
 
 def physics_of(figures: Sequence[Figures], index: np.ndarray, rows: Rows) -> tuple[Physics, Machine]:

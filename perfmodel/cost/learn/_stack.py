@@ -64,27 +64,27 @@ class Figures:
 
     @property
     def nominal(self) -> "Figures":
-        """Those of the device of this name in the catalog; these where there is none."""
+        """Figures of the device of this name in the catalog; these where there is none."""
         return in_catalog(self.name) or self
 
-    def same_kernels(self, other: "Figures") -> bool:
+    def same_kernels(self, figures: "Figures") -> bool:
         """Whether kernels run alike: the same device, or one that differs in memory size only.
 
         Of a device whose figures are changed, as of the one that the catalog has: what was measured on that stays so.
         """
-        return self.name == other.name or self.nominal._of_kernels == other.nominal._of_kernels
+        return self.name == figures.name or self.nominal._of_kernels == figures.nominal._of_kernels
 
     @cached_property
     def _of_kernels(self) -> tuple[Any, ...]:
         return self.architecture, self.bandwidth, self.units, self.l2, self.peaks
 
-    def same_die(self, other: "Figures") -> bool:
+    def same_die(self, figures: "Figures") -> bool:
         """Whether both have the same multiprocessors, if not as many: the same device, or parts of one die."""
-        return self.name == other.name or (self.die != "" and self.die == other.die)
+        return self.name == figures.name or (self.die != "" and self.die == figures.die)
 
-    def same_silicon(self, other: "Figures") -> bool:
+    def same_silicon(self, figures: "Figures") -> bool:
         """Whether the multiprocessors are alike in kind and number; clocks, caches and memory may differ."""
-        return (self.architecture, self.units) == (other.architecture, other.units)
+        return (self.architecture, self.units) == (figures.architecture, figures.units)
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a dtype class; fp32's where the class is not known."""
@@ -110,7 +110,7 @@ def larger_part(name: str) -> Figures | None:
     figures = in_catalog(name)
     if figures is None or not figures.die:
         return None
-    names_of_die = [other for other in devices() if other != "cpu" and device(other).die == figures.die]
+    names_of_die = [part for part in devices() if part != "cpu" and device(part).die == figures.die]
     parts = [Figures.of(device(part)) for part in names_of_die]
     largest = max(parts, key=lambda part: part.units)
     return largest if largest.units > figures.units else None

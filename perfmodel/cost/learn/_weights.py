@@ -110,7 +110,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
-    """What the metadata of a file describe."""
+    """Description that the metadata of a file hold."""
     if metadata.get("format") != FORMAT:
         raise CalibrationError(f"{path}: not a kernel weights file (format {metadata.get('format')!r})")
     if metadata.get("schema_version") != str(SCHEMA_VERSION):
@@ -196,13 +196,13 @@ class WeightFiles:
 
     folder: Path
     digest: str
-    """Of names and contents; empty for the shipped folder, which does not change."""
+    """Checksum of names and contents; empty for the shipped folder, which does not change."""
     content: Mapping[str, bytes] | None = field(compare=False, repr=False)
-    """By file name; None for the shipped folder, whose files are read when they are asked for."""
+    """Bytes by file name; None for the shipped folder, whose files are read when they are asked for."""
 
     @property
     def names(self) -> list[str]:
-        """Of all files, sorted."""
+        """Names of all files, sorted."""
         if self.content is not None:
             return sorted(self.content)
         return sorted(path.name for path in _files(self.folder))
