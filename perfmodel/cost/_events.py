@@ -95,6 +95,7 @@ class KnownTimes:
             work_out: of keys that are not known, each once, gives their times with the keys that they are of, and those
                 of others where it has them.
         """
+        # rare, and simpler than to know which of them will be asked for again
         if len(self._rows) > _MOST_KNOWN:
             self._rows.clear()
         rows = [self._rows.get(key) for key in keys]

@@ -129,6 +129,7 @@ def _follows_the_memory(op: Op, device: Device, provenance: str) -> bool:
 
 def _read_elements(op: Op) -> float:
     """Elements of weights, or of cached keys and values, that an event reads; 0 where it has neither."""
+    # a compressed cache is read once for all heads
     if _is_latent(op):
         return float(op.batch) * op.seq_kv * op.head_dim
     if isinstance(op, Attention):

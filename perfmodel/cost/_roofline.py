@@ -36,6 +36,7 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
     bandwidth (roofline: Williams et al., CACM 52(4), 2009).
     """
     physics, machine = kernel_physics(figures, rows)
+    # tensor units and vector lanes work side by side: the longer of the two counts
     compute = np.maximum(
         physics.quantised_flops / (machine.peak * COMPUTE_SHARE), physics.vector_ops / vector_rate(np, machine)
     )
@@ -87,6 +88,7 @@ def as_measured(device: Device, op: KernelOp) -> KernelOp:
     """
     if op.dtype not in _UNMEASURED:
         return op
+    # 8 bits before 16, as the narrowest type runs most like it
     return replace(op, dtype=next(name for name in ("fp8", "bf16", "fp16", "fp32") if name in device.dtypes))
 
 

@@ -139,6 +139,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units
     fill = xp.minimum(waves / xp.ceil(waves), 1.0)
     features = [
+        # sizes, and how much of the scores the mask leaves
         log2(xp, q),
         log2(xp, kv),
         log2(xp, batch),
@@ -152,20 +153,24 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         flag(xp, window > 0),
         log2(xp, reach),
         log2(xp, kv / q),
+        # waves of query blocks, and of blocks of keys, over the multiprocessors; the filled share of the last
         log2(xp, waves),
         waves / xp.ceil(waves),
         log2(xp, xp.ceil(waves)),
         log2(xp, split),
         split / xp.ceil(split),
         log2(xp, xp.ceil(split)),
+        # waves of heads alone, as decoding kernels have them
         log2(xp, batch * x["kv_heads"] / machine.units),
         log2(xp, batch * heads / machine.units),
         batch * heads / machine.units / xp.ceil(batch * heads / machine.units),
         batch * x["kv_heads"] / machine.units / xp.ceil(batch * x["kv_heads"] / machine.units),
+        # filled share of the tiles
         q / (xp.ceil(q / 128.0) * 128.0),
         q / (xp.ceil(q / 64.0) * 64.0),
         kv / (xp.ceil(kv / 128.0) * 128.0),
         log2(xp, moved_kv * size / machine.l2),
+        # decoding sequences beside a prefill
         log2(xp, 1.0 + side_n),
         log2(xp, 1.0 + side_kv),
         log2(xp, 1.0 + side_n * side_kv),

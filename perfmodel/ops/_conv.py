@@ -99,6 +99,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     # as for products: few tiles and a long k are split over the idle multiprocessors
     quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * both
     features = [
+        # sizes of image, kernel and result
         log2(xp, x["batch"]),
         log2(xp, x["c_in"]),
         log2(xp, x["c_out"]),
@@ -114,6 +115,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         x["stride_w"],
         x["pad_h"],
         x["pad_w"],
+        # the implicit product
         log2(xp, x["groups"]),
         log2(xp, m),
         log2(xp, n),
@@ -121,9 +123,11 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, waves),
         log2(xp, inputs / outputs),
         log2(xp, x["k_h"] * x["k_w"]),
+        # what of its operands the cache can hold
         log2(xp, weights * size / machine.l2),
         log2(xp, (inputs + outputs) * size / machine.l2),
         x["stride_h"] / x["k_h"],
+        # kernels that libraries treat apart: 3 x 3 by Winograd's transform, 1 x 1 as a plain product
         flag(xp, (x["k_h"] == 3) & (x["k_w"] == 3) & (x["stride_h"] == 1)),
         flag(xp, (x["k_h"] == 1) & (x["k_w"] == 1)),
         flag(xp, x["groups"] > 1),
@@ -138,6 +142,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         features += [channels / (d * xp.ceil(channels / d)) for d in (8, 32, 64, 128)]
     features += [divides(xp, m, d) for d in (4, 128)]
     axes = [log2(xp, v) for v in (x["batch"], x["c_in"], x["c_out"], h_out, x["k_h"], waves)]
+    # large tiles have a relative rate above 1, but no product does less than its FLOPs
     return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
 
 

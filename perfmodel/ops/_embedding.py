@@ -56,6 +56,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, vocab),
         log2(xp, moved / machine.l2),
         log2(xp, table / machine.l2),
+        # how often a row of the table is read: rows that come again are in the cache
         log2(xp, tokens / vocab),
         log2(xp, table / moved),
         divides(xp, hidden, 128),

@@ -73,7 +73,9 @@ class Axis:
 
     name: str
     low: float
+    """Log2 of the quantity at the first node."""
     high: float
+    """Log2 of the quantity at the last node."""
     nodes_per_doubling: int
 
 
@@ -84,7 +86,9 @@ class Measurement:
     passes: tuple[str, ...]
     """Passes with a program."""
     jax_program: Callable[[Any, np.random.Generator], Program]
+    """Makes a kernel's JAX program on random inputs."""
     torch_program: Callable[[Any, Tensors], Program]
+    """Makes a kernel's torch program on random tensors."""
     jax_dtypes: tuple[str, ...] = ()
     """Element types beyond fp32, bf16 and fp16."""
     torch_dtypes: tuple[str, ...] = ()
@@ -110,8 +114,11 @@ class Family:
     """One family. Listed in `FAMILIES` (`perfmodel/ops/__init__.py`); all else derives from what stands here."""
 
     op: type[KernelOp]
+    """Events of the family."""
     columns: Mapping[str, ShapeColumn]
+    """Shape columns of its kernels by name, as tables state them."""
     axes: tuple[Axis, ...]
+    """Axes of the tables that a regressor keeps for every stack."""
     physics: Callable[[Any, Any, Machine], Physics]
     """`(xp, shape columns, machine)`: FLOPs rounded up to whole tiles and waves, traffic, and features."""
     known_op: Callable[[str], str]

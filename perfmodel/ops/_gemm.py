@@ -120,6 +120,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, x["batch"]),
         log2(xp, x["groups"]),
         log2(xp, waves),
+        # weights, operands, and all that is moved, relative to the cache
         log2(xp, resident),
         log2(xp, products * (a + b) * size / machine.l2),
         log2(xp, products * (a + b + c) * size / machine.l2),
@@ -134,6 +135,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += [divides(xp, n, d) for d in (2, 8, 16, 64, 128, 256)]
     features += [divides(xp, k, d) for d in (2, 8, 16, 64, 128)]
     features += [xp.mod(m, 128) / 128.0, xp.mod(n, 128) / 128.0]
+    # large tiles have a relative rate above 1, but no product does less than its FLOPs
     axes = [log2(xp, v) for v in (m, n, k, products, resident, waves)]
     return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
 
@@ -189,6 +191,7 @@ def _gradient_products(
     """dX[m, k] = dY[m, n] W'[n, k]; dW'[n, k] = dY'[n, m] X[m, k]."""
     m, n, k, same = shape["m"], shape["n"], shape["k"], _same_shape(kinds)
 
+    # tables of grouped products state the forward's shape for every pass
     def unless_same(name: str, value: np.ndarray) -> np.ndarray:
         return np.where(same, shape[name], value)
 
@@ -243,6 +246,7 @@ def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:
             inputs = (array(*leading, op.m, op.k), array(*leading, op.k, op.n))
             return jax_pass(op, matmul, inputs, {"bwd": (0, 1)})
         case "dgrad":
+            # weights lie as [in, out], so that the input's gradient multiplies by their transpose
             function = lambda a, b: matmul(a, jnp.swapaxes(b, -1, -2))  # noqa: E731
             return Program(
                 jax.jit(function),
@@ -252,6 +256,7 @@ def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:
             a, b = array(*leading, op.k, op.m), array(*leading, op.k, op.n)
             if not op.accumulate:
                 return Program(jax.jit(lambda a, b: matmul(jnp.swapaxes(a, -1, -2), b)), (a, b))
+            # the sum is handed over and returned, so that it is updated in place as a framework does
             product = partial(jnp.matmul, preferred_element_type=jnp.float32)
             function = lambda c, a, b: (c + product(jnp.swapaxes(a, -1, -2), b),)  # noqa: E731
             total = jnp.zeros((*leading, op.m, op.n), jnp.float32)

@@ -75,6 +75,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         x["n_inputs"],
         log2(xp, resident),
         log2(xp, blocks),
+        # filled share of the last wave: of blocks, then of rows
         blocks / xp.ceil(blocks),
         log2(xp, per_unit),
         per_unit / xp.ceil(per_unit),

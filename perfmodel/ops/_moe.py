@@ -114,21 +114,25 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, x["moe_ep"]),
         x["skew"],
         flag(xp, x["skew"] > 0),
+        # rows that the experts get, and how far they fill their tiles
         log2(xp, routed),
         log2(xp, active),
         log2(xp, per_expert),
         routed / padded,
+        # waves of the two products: up with the gate, then down
         log2(xp, waves_up),
         log2(xp, waves_down),
         waves_up / xp.ceil(waves_up),
         waves_down / xp.ceil(waves_down),
         log2(xp, xp.ceil(waves_up)),
         log2(xp, xp.ceil(waves_down)),
+        # what of weights and activations the cache can hold
         log2(xp, weights / machine.l2),
         log2(xp, local * x["hidden"] * inter * size / machine.l2),
         log2(xp, x["tokens"] * x["hidden"] * size / machine.l2),
         log2(xp, x["tokens"] * x["topk"] / x["experts"]),
         log2(xp, x["inter"]),
+        # a skewed routing matters by how many rows an expert has, and how many experts a rank
         x["skew"] * log2(xp, per_expert),
         x["skew"] * log2(xp, x["moe_ep"]),
         x["skew"] * log2(xp, local),

@@ -105,6 +105,7 @@ class KernelOp:
 
 @cache
 def _field_names(kind: type[KernelOp]) -> tuple[str, ...]:
+    # once per family: `fields` builds its answer anew at every call
     return tuple(field.name for field in fields(kind))
 
 

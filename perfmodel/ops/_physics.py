@@ -62,6 +62,7 @@ _TILES: Final = (
 
 def cached_share(working_set: Any, machine: Machine) -> Any:
     """Share of a working set (bytes) still in the last-level cache from the repetition before."""
+    # 1 for a set that fits many times over, 1/2 for one as large as the cache
     return 1.0 / (1.0 + (working_set / machine.l2) ** _CACHE_EDGE)
 
 

@@ -54,6 +54,7 @@ def jax_array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
     """Random array of the element type on the default device."""
     import jax.numpy as jnp
 
+    # random rather than zeros, as the power that a kernel draws, and so its clock, follows from its operands
     values = jnp.asarray(random_values(rng, shape), FP8 if dtype == "fp8" else JAX_DTYPES[dtype])
     return values if values.shape == shape else jnp.resize(values, shape)
 

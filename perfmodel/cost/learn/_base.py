@@ -108,13 +108,9 @@ _FOLLOWS_ISSUE: Final = 0.75
 def term_constants(
     params: Parameters, stacks: Sequence[Stack], groups: Sequence[tuple[int, KernelKind]], terms: Sequence[Term]
 ) -> Parameters:
-    """`params` with the base constants of each term [T] in place of those of the groups [G].
+    """Replace the base constants of groups [G] by those of each term [T].
 
-    A term on its donor's own device keeps the donor's constants. On another device
-    - the launch floor is the mean of the source's floors for the kind: hosts set it, not devices;
-    - an op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it; a smaller
-      share scales so that the time follows clock and multiprocessors instead, which can be compared
-      between devices of one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
+    A term on its donor's own device keeps the donor's constants.
     """
     index = {group: i for i, group in enumerate(groups)}
     groups_of_source: dict[tuple[str, KernelKind], list[int]] = {}
@@ -126,8 +122,14 @@ def term_constants(
         donor = stacks[term.stack]
         if donor.figures == term.figures:
             continue
+
+        # An op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it. A smaller share
+        # scales so that the time follows clock and multiprocessors instead, which can be compared between devices of
+        # one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
         if "unfused" in term.kind.op and donor.figures.vendor == term.figures.vendor:
             log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
+
+        # hosts set the launch floor, not devices: the mean of the source's floors for the kind
         if donor.host_launch:
             log_floor[i] = params.log_floor_s[groups_of_source[donor.source, term.kind]].mean()
     return params._replace(

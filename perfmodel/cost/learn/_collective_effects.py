@@ -153,6 +153,7 @@ def constants(
     at_scale = fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
     return LinkConstants(
+        # latencies of the three protocols, inside a node and between nodes
         launch_s=exp(value("launch", "", kind)),
         hop_inside_s=near_s,
         hop_inside_full_s=near_ratio * near_s,
@@ -161,20 +162,24 @@ def constants(
         hop_between_s=far_s,
         hop_between_full_s=far_ratio * far_s * (exp(value("hop_pair")) if kind in PAIRS else 1.0),
         hop_between_line_s=far_line * far_s,
+        # what the cluster states beyond the latency that such links usually have
         shift_inside_s=fabric.latency_shift_s(level, False),
         shift_between_s=fabric.latency_shift_s(level, True),
         usual_inside_s=near.latency_s,
         usual_between_s=far.latency_s,
         post_s=exp(value("post", between)),
         peer_s=exp(value("peer_s", between)),
+        # effective rates, and the share of them that each protocol reaches
         bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
         bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
         low_latency_share=1 / (1 + exp(-low_latency)),
         line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
+        # how the rates change with ranks and nodes
         peer_exponent=value("peers", inside) if near.mesh or near.bridged else 0.0,
         node_exponent=exp(value("nodes", between)) if at_scale else 0.0,
         neighbour_share=1 / (1 + exp(-value("neighbours"))) if at_scale else 1.0,
         eager_bytes=far.eager_bytes,
+        # trees and reductions in switches, relative to a ring; 0 where the fabric has no such switch
         tree_share=1 / (1 + exp(-value("tree"))),
         switch_share=1 / (1 + exp(-value("switch"))) if near.reduces else 0.0,
         network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,

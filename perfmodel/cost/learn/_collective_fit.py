@@ -57,6 +57,7 @@ def fit_rows(
     start: Mapping[Effect, float] | None = None,
 ) -> CollectiveWeights:
     """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
+    # Physics is to hold for links in general, so it is fitted to what is no host or network at fault.
     healthy = guides(rows, sources)
     physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
     weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
@@ -79,6 +80,7 @@ def fit_all_curves(
 ) -> dict[CurveKey, dict[tuple[float, float], Curve]]:
     """Curves of series, of their software and element types, and of fabrics as usual."""
     rows = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    # curves are what measurements add to physics: their logs are fitted and later multiplied in
     residual = np.log(rows.time_s / np.maximum(physical_time(physics, rows), 1e-9))
     place = (rows.ranks, rows.ranks_per_node, np.log2(rows.buffer_bytes), residual)
     series = fit_curves(_by_series(rows, np.ones(len(rows), bool)), *place)

@@ -66,6 +66,7 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
     """log(predicted / measured) of every row by its own series when its shape was left out, and whether it has one."""
     fold, error = shape_folds(rows), np.full(len(rows), np.nan)
     measured = np.zeros(len(rows), bool)
+    # physics stays: only the curves, which are what a series adds to it, are fitted without the fold
     for k in range(fold.max() + 1):
         test, train = np.flatnonzero(fold == k), rows.take(fold != k)
         if len(train) and len(test):

@@ -162,6 +162,7 @@ class CollectiveWeights:
         (`_merged`) stands before that.
         """
         alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
+        # sorted, as the last digits of a mean depend on the order of what is added
         for key, places in _sorted(self.curves).items():
             if isinstance(key, FabricKey):
                 for name in names_of_parts(key.device):
@@ -229,6 +230,7 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
     """
     from safetensors import SafetensorError
 
+    # who fitted kernels alone is served by the shipped collectives
     if FILE_NAME not in weights.names:
         return collective_weights(weight_files(None))
     path = weights.folder / FILE_NAME

@@ -132,6 +132,7 @@ def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tup
     """log(true / predicted) and predicted log seconds of the samples at `index`."""
     error, log_time = np.zeros(len(index)), np.zeros(len(index))
     queries = tuple(Query(s.figures, s.source, s.software) for s in samples.stacks)
+    # in parts, as the network's inputs take far more memory than the samples
     for start in range(0, len(index), 50_000):
         part = index[start : start + 50_000]
         asked = PriceQuery(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
@@ -145,6 +146,7 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
     """Share inside intervals calibrated on the other half of the kept-out shapes; None without two halves."""
     half = (keys // np.uint64(7)) % np.uint64(2) == 0
     covered = np.zeros(len(error), bool)
+    # intervals of one half of the shapes, judged by the other, both ways: no shape judges itself
     for side in (half, ~half):
         if not side.any() or side.all():
             return None
@@ -163,6 +165,7 @@ def _large(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     size = samples.physics()[0].flops
     large = np.zeros(len(samples), bool)
     pairs, group = groups_of_samples(samples)
+    # of every group by itself: what is large for one device or kind is not for another
     for number in range(len(pairs)):
         of_group = group == number
         if of_group.sum() >= FEWEST_OF_DEVICE:
@@ -189,6 +192,7 @@ def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
         regressor = trials.without(f"{device} out", f"without-{device}", left_out)
         rng = np.random.default_rng(trials.seed)
         index = np.flatnonzero(left_out)
+        # quantiles need no more samples
         index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
         error, _ = log_errors(regressor, samples, index)
 
@@ -204,6 +208,7 @@ def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
 def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.ndarray:
     """Which samples were answered by a near relative (or by a ratio) rather than from far away."""
     kinds = samples.rows.kinds
+    # a plan follows from stack and kind alone: few of them for many samples
     pairs, codes = np.unique(samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True)
     near = []
     for pair in pairs.tolist():

@@ -131,6 +131,7 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
     except CalibrationError:
         return None
     try:
+        # equal files, recipe and seed give equal weights: nothing to fit anew
         same = Recipe.from_dict(record["recipe"]) == recipe
     except (KeyError, TypeError):
         # of a release with other settings
@@ -276,6 +277,7 @@ def fit_calibration(
 
 def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
     """Fit, join with the shipped weights, write; what became of rows and series."""
+    # at a site a series of a forced algorithm counts where nothing else was measured there
     notes = fit_collectives(
         tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
     ).notes
@@ -309,6 +311,7 @@ def fit_collectives(
         raise TableError(f"no usable collective row: {why}")
     for reason, count in odd.items():
         _LOG.info("set aside %d rows: %s", count, reason)
+    # tables of exchanges alone leave the rest as it was
     weights = fit_rows(rows, base, sources) if len(rows) else base or CollectiveWeights(physics={})
     if len(rows):
         measured = {**weights.spread, **(spread or {}), **shape_spread(rows, weights, sources)}

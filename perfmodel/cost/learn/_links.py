@@ -50,6 +50,7 @@ class LinkClass:
         return self.pattern != ""
 
 
+# The first class of a family that matches a name counts, so special names stand before general ones.
 LINK_CLASSES: Final = (
     LinkClass("NVLink1", r"nvlink[- ]?1", 80e9, 2e-6, 1e-6, mesh=True),
     LinkClass(

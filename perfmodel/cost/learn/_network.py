@@ -40,6 +40,7 @@ class Residual(nnx.Module):
 
     def arrays(self, frozen: Parameters) -> Parameters:
         """Put this module's weights into `frozen`."""
+        # base constants and scaling are not trained: they are handed in and handed on
         layers: Any = (self.first, self.second, self.third, self.out)
         count = len(frozen.tables)
         return frozen._replace(
@@ -103,6 +104,7 @@ class Run:
 
 def save_run(path: Path, run: Run, tree: Any) -> None:
     """Write a run and its arrays (a pytree) to `path`."""
+    # the format knows no trees: leaves by number, in the order of the structure
     leaves: Any = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     meta = np.array([run.identity, run.done, run.best_error, run.waited])
     buffer = io.BytesIO()
@@ -113,6 +115,7 @@ def save_run(path: Path, run: Run, tree: Any) -> None:
 def load_run(path: Path, identity: int, template: Any) -> tuple[Run, Any] | None:
     """A saved run and its arrays in the structure of `template`; `None` if absent, damaged or another run's."""
     expected = jax.tree.leaves(template)
+    # whatever is wrong with a checkpoint, the training begins anew
     try:
         with np.load(path) as file:
             meta = file["meta"]

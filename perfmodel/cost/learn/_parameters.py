@@ -31,19 +31,25 @@ class Parameters(NamedTuple):
     log_floor_s: Float[Any, "G"]
     """Log of the host-side launch floor; tiny where kernels were timed without the host."""
     mean: Float[Any, "F"]
+    """Mean of each feature in training."""
     scale: Float[Any, "F"]
+    """Standard deviation of each feature in training; 1 where it never varied."""
     low: Float[Any, "F"]
     """Smallest value of each feature in training; inputs are clipped to it."""
     high: Float[Any, "F"]
+    """Largest value of each feature in training."""
     kernels: tuple[Float[Any, "*M in out"], ...]
     """Weights of the networks of M members, or of one network without that axis."""
     biases: tuple[Float[Any, "*M out"], ...]
+    """Biases of the networks, layer by layer."""
     stack_embedding: Float[Any, "*M S E"]
+    """What the networks learned of every stack as a whole."""
     tables: tuple[Float[Any, "*M S nodes R"], ...]
     """One table per axis: what a stack learned at each node, interpolated between nodes."""
     table_low: Float[Any, "S A"]
-    """Log2 range in which a stack was measured; positions are clipped to it."""
+    """Log2 of the smallest shapes that a stack was measured on; positions are clipped to the range."""
     table_high: Float[Any, "S A"]
+    """Log2 of the largest shapes that a stack was measured on."""
 
 
 class Inputs(NamedTuple):
@@ -74,6 +80,7 @@ def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, g
 
 def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
     """(a^p + b^p)^(1/p) of positive times, without overflow."""
+    # only the ratio is raised to the power, which is at most 1
     large, small = xp.maximum(a, b), xp.minimum(a, b)
     return large * (1.0 + (small / large) ** power) ** (1.0 / power)
 
@@ -90,6 +97,7 @@ def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, 
 
 def standardise(xp: Any, params: Parameters, raw: Any) -> Any:
     """Features clipped to the training range, centred and scaled."""
+    # beyond what it saw a network answers as at the edge: what grows there is the base time, by physics
     clipped = xp.clip(raw, params.low, params.high)
     return xp.clip((clipped - params.mean) / params.scale, -FEATURE_CLIP, FEATURE_CLIP)
 

@@ -100,6 +100,7 @@ class PriceQuery:
     def combinations(self) -> tuple[list[tuple[Query, KernelKind]], np.ndarray]:
         """The distinct pairs of query and kind, and which of them each row has [n]."""
         kinds = self.rows.kinds
+        # a pair as one number, as sorting these is much faster than comparing records
         pairs, pair_of = np.unique(self.query * len(kinds) + self.rows.kind, return_inverse=True)
         return [(self.queries[p // len(kinds)], kinds[p % len(kinds)]) for p in pairs.tolist()], pair_of
 

@@ -60,6 +60,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
         """Inverse of `to_dict`; settings that an older record lacks take their defaults."""
+        # JSON knows no tuples
         settings: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**settings)
 
@@ -120,6 +121,7 @@ class Stages:
             return None
 
         def report(now: int, steps: int, error: float) -> None:
+            # without shapes to stop by the error is NaN, which equals nothing, not even itself
             shown = f", held-out error {100 * error:.2f} %" if error == error else ""
             progress(f"{self._name}: {stage}{shown}", now, steps)
 

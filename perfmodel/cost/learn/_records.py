@@ -59,6 +59,7 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
     kept_out = []
     for way, key in _KEPT_OUT.items():
         tried = record.get(key, {})
+        # one set of figures, or one for each device that was left out
         figures = [tried] if "n" in tried else list(tried.values())
         n = sum(part["n"] for part in figures)
         if n:
@@ -84,6 +85,7 @@ def measured_kinds(calibration: Path | str | None, device: str, family: str) -> 
     counts: Counter[KernelKind] = Counter()
     for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
         for path in sorted(folder.glob("*.safetensors")):
+            # headers alone: arrays take most of a file
             if belongs(path, family):
                 for stack in read_header(path)["stacks"]:
                     if stack["figures"]["name"] == device:

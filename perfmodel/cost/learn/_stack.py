@@ -149,10 +149,10 @@ _GENERATION: Final = {
 def similarity(a: Figures, b: Figures, dtype: str) -> float:
     """How far a measurement on `b` tells about `a`: 1 for equal figures, towards 0 with distance.
 
-    Distance counts doublings between what one multiprocessor computes and what memory gives it,
-    between multiprocessor counts and between caches, plus steps between architectures and a long
-    one between vendors. The weights are those under which devices left out were predicted best.
+    The weights are those under which devices left out were predicted best.
     """
+    # Doublings between what one multiprocessor computes and what memory gives it, between numbers of multiprocessors
+    # and between caches.
     distance = 0.0
     for weight, x, y in (
         (1.0, a.peak(dtype) / a.units, b.peak(dtype) / b.units),
@@ -161,6 +161,8 @@ def similarity(a: Figures, b: Figures, dtype: str) -> float:
         (0.25, a.l2, b.l2),
     ):
         distance += weight * abs(log2(x / y))
+
+    # steps between architectures, a long one between vendors
     if a.vendor != b.vendor:
         distance += 4.0
     elif a.architecture != b.architecture:
@@ -175,6 +177,7 @@ def product(software: str) -> str:
     >>> product("torch2.1.0-cu121")
     'torch'
     """
+    # the version begins at the first digit, with the `v` or the dash before it
     return re.split(r"[-_ ]?v?\d", software, maxsplit=1)[0]
 
 

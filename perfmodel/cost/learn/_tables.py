@@ -123,8 +123,10 @@ def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.nd
     # by the shape's hash, so that a shape is on the same side in every table and every run
     test = held_out(samples, share)
     check = ~test & ((samples.shape_key // np.uint64(10_000)) % np.uint64(100) < 4)
+    # too few to stop by: the training runs to its end
     if check.sum() < 20:
         check = np.zeros(len(samples), bool)
+    # shuffled, as a training looks at the first of them where there are many
     order = np.random.default_rng(0).permutation(np.flatnonzero(check))
     return np.flatnonzero(~test & ~check), order, np.flatnonzero(test)
 

@@ -273,6 +273,7 @@ def percentage_loss(error: Any) -> Any:
     """
     inner = jnp.expm1(jnp.clip(error, -1.0, 1.0))
     outer = jnp.maximum(jnp.abs(error) - 1.0, 0.0)
+    # smooth at 0, where the absolute value has a kink
     return jnp.sqrt(inner * inner + 1e-4) + outer
 
 

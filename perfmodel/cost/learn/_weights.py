@@ -28,7 +28,7 @@ _NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "inter
 
 
 def save_regressor(regressor: Regressor, directory: Path) -> Path:
-    """Write `<name>.safetensors` atomically; networks and tables are stored as float16."""
+    """Write `<name>.safetensors` atomically; tables are stored as float16, all else as float32."""
     arrays: dict[str, np.ndarray] = {"cells": regressor.cells}
     for name, value in regressor.params._asdict().items():
         if name in LAYERED:
@@ -154,6 +154,7 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         values: dict[str, Any] = {}
         for name in Parameters._fields:
             count = len(FAMILIES[family].axes) if name == "tables" else described["layers"]
+            # stored in 16 and 32 bits, computed in 32
             if name in LAYERED:
                 values[name] = tuple(arrays[f"{name}.{i}"].astype(np.float32) for i in range(count))
             else:
@@ -162,6 +163,7 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         cells = arrays["cells"]
     except KeyError as error:
         raise CalibrationError(f"{path}: array {error} is missing; fit the weights again") from None
+    # arrays that do not fit the description would give wrong times instead of an error
     if len(params.log_fixed_s) != len(groups) or params.stack_embedding.shape[-2] != len(stacks):
         raise CalibrationError(f"{path}: arrays and description disagree in size; fit the weights again")
     if not all(np.isfinite(a).all() for name, a in arrays.items() if name != "cells"):
