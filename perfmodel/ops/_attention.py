@@ -245,6 +245,7 @@ def _jax_program(op: Attention, rng: np.random.Generator) -> Program:
     # the last query sees every key
     visible = np.tril(np.ones((op.seq_q, op.seq_kv), bool), op.seq_kv - op.seq_q)
 
+    # scores in fp32, as fused kernels keep them
     def attend(q: Any, k: Any, v: Any) -> Any:
         scores = jnp.einsum("bhgqd,bhkd->bhgqk", q, k, preferred_element_type=jnp.float32) * op.head_dim**-0.5
         if op.causal:
@@ -261,12 +262,16 @@ def _torch_program(op: Attention, make: Tensors) -> Program:
     q = make(op.batch, op.heads, op.seq_q, op.head_dim)
     k = make(op.batch, op.kv_heads, op.seq_kv, op.head_dim)
     v = make(op.batch, op.kv_heads, op.seq_kv, op.head_dim_v or op.head_dim)
+
+    # torch's own causal flag aligns the mask at the first key, so it serves square scores alone; a single query, as in
+    # decoding, sees every key without a mask.
     square = op.seq_q == op.seq_kv
     masked = op.causal and not square and op.seq_q > 1
     attend = partial(
         torch_module().nn.functional.scaled_dot_product_attention,
         attn_mask=causal_lower_right(op.seq_q, op.seq_kv) if masked else None,
         is_causal=op.causal and square,
+        # only where it is needed: older releases of torch do not know it
         **({"enable_gqa": True} if op.heads != op.kv_heads else {}),
     )
     return torch_pass(op, attend, (q, k, v), {"bwd": (0, 1, 2)})

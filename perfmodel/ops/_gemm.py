@@ -271,6 +271,7 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
     leading = tuple(size for size in (op.batch, op.groups) if size > 1)
     match op.pass_:
         case "fwd" | "bwd":
+            # a linear layer has its weight as [out, in]; many products at once are a batched one
             function = torch.matmul if leading else torch.nn.functional.linear
             weight = (*leading, op.k, op.n) if leading else (op.n, op.k)
             return torch_pass(op, function, (make(*leading, op.m, op.k), make(*weight)), {"bwd": (0, 1)})
@@ -280,6 +281,7 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
             a, b = make(*leading, op.k, op.m), make(*leading, op.k, op.n)
             if not op.accumulate:
                 return Program(lambda a, b: torch.matmul(a.mT, b), (a, b))
+            # a product, then an addition to the buffer: two kernels, as torch runs them
             total = torch.zeros((*leading, op.m, op.n), dtype=torch.float32, device=make.device)
             return Program(lambda a, b: total.add_(torch.matmul(a.mT, b)), (a, b))
     raise AssertionError(op.pass_)

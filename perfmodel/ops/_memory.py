@@ -188,6 +188,7 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
     import jax
     import jax.numpy as jnp
 
+    # Norms compute in fp32 whatever the tensors are, as torch's kernels do.
     def layer_norm(x: Any, scale: Any, shift: Any) -> Any:
         wide = x.astype(jnp.float32)
         normal = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(wide.var(-1, keepdims=True) + 1e-5)
@@ -199,10 +200,12 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
 
     def dropped(x: Any, chance: Any) -> Any:
         """Drop elements by a mask, or by a key to draw one."""
+        # divided by the share that is kept, so that the mean stays
         keep_mask = chance if op.pass_ == "bwd" else jax.random.bernoulli(chance, KEPT, x.shape)
         return jnp.where(keep_mask, x / KEPT, 0)
 
     def rope(x: Any, cos: Any, sin: Any) -> Any:
+        # pairs are an element of the first half of a head and one of the second
         first, second = jnp.split(x.reshape(op.rows, -1, _head_size(op)), 2, -1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
 
@@ -237,6 +240,8 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         inputs += (jnp.zeros(op.hidden, jnp.float32),)
     if op.op in ("bias_gelu", "bias_dropout_add"):
         inputs += (jax_array(rng, op.dtype, op.hidden),)
+
+    # What stands behind has no gradient: tables of angles, labels, masks.
     differentiable = len(inputs)
     if op.op == "rope":
         inputs += tuple(jax_array(rng, op.dtype, op.rows, 1, _head_size(op) // 2) for _ in range(2))
@@ -284,6 +289,8 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
         inputs += (torch.zeros_like(inputs[0][0]),)
     if op.op in ("bias_gelu", "bias_dropout_add"):
         inputs += (make(op.hidden),)
+
+    # what stands behind has no gradient: tables of angles and labels; torch draws masks by itself
     differentiable = len(inputs)
     if op.op == "rope":
         inputs += tuple(make(op.rows, 1, _head_size(op) // 2) for _ in range(2))

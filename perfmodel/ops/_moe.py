@@ -50,6 +50,7 @@ def _work(xp: Any, x: Shape) -> MoEWork:
 
 def skew_of(distribution: str) -> float:
     """Exponent of the power law by which tokens choose experts; 0 where balanced."""
+    # the exponent stands at the end of the name: `power_law_1.2`
     _, _, exponent = str(distribution).rpartition("_")
     try:
         return float(exponent)

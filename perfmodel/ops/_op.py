@@ -160,6 +160,7 @@ class Collective:
 
     @property
     def num_nodes(self) -> int:
+        # rounded up: the last node may hold fewer
         return -(-self.num_ranks // self.ranks_per_node)
 
     @property

@@ -218,6 +218,8 @@ class CollectivePrices:
 
     def _unmeasured(self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
         """Provenance of what was not itself measured."""
+        # on a fabric, or links, with measurements; else physics, which holds up to twice the ranks that it was fitted
+        # to
         if table.source:
             return np.full(len(index), "learned", dtype=object)
         fabric, levels = asked.fabric, groups.level[index]
@@ -228,6 +230,7 @@ class CollectivePrices:
         return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
 
     def _inside(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        """Table of groups inside a node, of which so many share a host bridge; remembered."""
         make = self._inside_table if sharing == 1 else self._bridge_table
         return self._tables.get_or_compute((asked, sharing), lambda: make(asked, sharing))
 

@@ -301,6 +301,7 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
     Rates are nccl-tests' bus bandwidths, which do not count a node's ranks: one adapter per node is enough to pass.
     """
     bus = least_volume(kind, rows.ranks, rows.ranks, False) * rows.buffer_bytes
+    # in a mesh each pair has its own link, of which few ranks use few
     nominal = np.full(len(rows), link.bandwidth_bytes_per_s)
     if not link.between_nodes and _is_mesh(link, interconnect):
         nominal *= np.minimum((rows.ranks - 1) / MESH_PEERS, 1.0)
@@ -308,6 +309,7 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
     # Small messages take their latency, which says nothing of the rate: the large ones of a placement judge for all.
     large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
     share = pd.Series(np.where(large, bus / rows.time_s / nominal, np.nan))
+    # the median of a placement under one software, so that a few slow runs do not condemn it
     middle = share.groupby([rows.software.astype(str), rows.ranks, rows.ranks_per_node]).transform("median")
     return np.asarray(middle, np.float64) < FAR_BELOW
 

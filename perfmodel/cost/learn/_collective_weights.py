@@ -218,6 +218,7 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
         "moe_spread": list(_sorted(moe.spread).items()),
         "notes": dict(weights.notes),
     }
+    # the format copies memory as it lies
     contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
     write_bytes(path, sealed_weights(contiguous, {"perfmodel": json.dumps(meta, sort_keys=True)}))
 

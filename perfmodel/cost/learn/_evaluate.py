@@ -58,6 +58,7 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
     error, log_time = log_errors(shapes, samples, test)
     pairs, group = groups_of_samples(samples)
     group = group[test]
+    # by stack and kind, where there are errors enough
     known, family = in_range_intervals(error, log_time, group) if len(test) else ({}, _typical("near"))
     groups = {pairs[code]: quantiles for code, quantiles in known.items()}
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
@@ -185,6 +186,7 @@ def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
     chosen = trials.recipe.devices_out or largest[:MOST_DEVICES]
     errors: dict[str, list[np.ndarray]] = {"near": [], "far": []}
     record: dict[str, Any] = {}
+    # one device alone has no others to be predicted from
     if len(counts) < 2:
         return _typical("near"), _typical("far"), record
     for device in chosen:

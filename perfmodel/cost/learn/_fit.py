@@ -78,6 +78,7 @@ def fit(
     if not wanted:
         raise TableError(f"the tables hold no row of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
     chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in wanted]
+    # kept in the weights, so that a later run knows what they were fitted from
     hashes = table_hashes(tables)
     result = {}
     for recipe in chosen:
@@ -97,6 +98,7 @@ def _rows_of_family(frames: Sequence[pd.DataFrame], family: str) -> int:
 
 def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
     """Rows of a family that say nothing of their kernels, by reason."""
+    # `clean_kernels` names a flaw where a row says nothing of its kernel
     counts: Counter[str] = Counter()
     for frame in frames:
         rows: Any = frame[text(frame, "op_family") == family]

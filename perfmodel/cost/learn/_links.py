@@ -233,6 +233,7 @@ def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
 def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
     """The link inside a node of so many devices: of NVLink 4, four are joined pair by pair (Grace Hoppers, HGX H100
     4-GPU), more by switches, whichever part of the die they are."""
+    # four to a node under a name of their own are a mesh already
     if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
         return link
     is_mesh = devices <= _PAIRED and "switch" not in interconnect

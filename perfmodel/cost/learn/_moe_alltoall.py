@@ -179,6 +179,7 @@ def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
 
 
 def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[ExchangePlace, Placements]:
+    # at every depth, as a row whose very routing was not measured falls back to the next
     residual = np.log(rows.time_s / moe_curves(rows, series))
     once, result = np.ones(len(rows)), {}
     for beside in _PLACES:
@@ -245,6 +246,7 @@ def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dic
     half = hashed([rows.tokens]) % 2
     result = {}
     for what, error in moe_errors(rows, series).items():
+        # widths of one half's rows from the errors of the other, so that none is judged by itself
         width = np.full(len(rows), np.nan)
         for k in (0, 1):
             known = _by_size(rows, np.where(half == k, np.nan, error), what)

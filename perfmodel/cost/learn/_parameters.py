@@ -73,6 +73,7 @@ def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, g
     the compulsory traffic over the reached share of the bandwidth (Williams et al., CACM 2009,
     with Daydream-style fixed cost). Smooth in every figure except where a wave fills.
     """
+    # efficiencies of the stack and kind: shares of the nominal rates
     compute = compute_seconds(xp, physics, machine) / xp.exp(params.log_compute[group])
     memory = memory_seconds(xp, physics, machine) / xp.exp(params.log_memory[group])
     return xp.exp(params.log_fixed_s[group]) + power_join(xp, compute, memory, JOINT_POWER)

@@ -47,6 +47,7 @@ class Figures:
     def of(cls, device: Device) -> "Figures":
         """Figures of a device."""
         peaks = {name: device.flops_per_s(name) for name in PEAK_NAMES}
+        # fp16 and bf16 run alike: one class
         peaks["half"] = peaks.pop("bf16")
         return cls(
             name=device.name,

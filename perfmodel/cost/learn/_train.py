@@ -89,6 +89,7 @@ def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.n
 
 def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) -> Float64[np.ndarray, "n"]:
     """Probability of each of `rows` to be drawn: groups count as rows^0.75 so that small ones are heard."""
+    # probabilities of rows, so that a group's own is its rows to the power of 0.75: each row's to that of -0.25
     group = base.index[rows]
     per_group = np.bincount(group, minlength=len(base.groups)).astype(float)
     per_stack = np.bincount(stack[rows]).astype(float)
@@ -208,6 +209,7 @@ def _step(form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: 
     def loss(state: Any) -> Any:
         return jnp.mean(percentage_loss(_log_times(form, frozen, state, batch) - batch.log_time))
 
+    # the optimiser's step has no rate of its own: the rate changes from step to step, the compiled program does not
     updates, moments = _optimiser(form[2]).update(jax.grad(loss)(state), moments, state)
     return optax.apply_updates(state, jax.tree.map(lambda u: -rate * u, updates)), moments
 
@@ -233,6 +235,7 @@ def train_members(
     checkpoint: Path | None = None,
 ) -> Parameters:
     """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
+    # one after the other by different seeds: they differ in their random start and in the order of their batches
     trained = []
     for i in range(recipe.members):
         params = train(
