@@ -235,7 +235,7 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
             "first_loss": float(curve.loss[0]),
             "last_loss": float(curve.loss[-len(curve.loss) // 10 :].mean()),
             "version_difference": int(curve.version_difference[-1]),
-            "versions_held": int(curve.held.max()),
+            "versions_held": int(curve.versions_held.max()),
         }
         for curve in curves
     ]

@@ -172,9 +172,9 @@ def _fill(arguments: argparse.Namespace, unclaimed: dict[str, Any], name: str, v
 
 def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
     """Flags of a server that are not given."""
-    from perfmodel.serving import serving_words
+    from perfmodel.serving import serving_options
 
-    for word, value in serving_words(file).items():
+    for word, value in serving_options(file).items():
         flag = word.removesuffix("_s")
         if flag not in stated:
             setattr(arguments, flag, value)

@@ -45,9 +45,9 @@ def keys(kind: str) -> list[Key]:
 
         return _keys((NetworkEntry, f.name) for f in fields(NetworkEntry))
     if kind == "serving":
-        from perfmodel.serving import SERVING_KEYS, ServingWords
+        from perfmodel.serving import SERVING_KEYS, ServingOptions
 
-        return _keys((ServingWords, word) for word in SERVING_KEYS)
+        return _keys((ServingOptions, word) for word in SERVING_KEYS)
     if kind == "search":
         from perfmodel.planning.layouts import SEARCH_WORDS
 

@@ -105,7 +105,10 @@ def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> lis
 
 
 def _part(rank: RankRun) -> Hashable:
-    """What a rank holds, its messages in order, and its collectives in any: several groups' are side by side."""
+    """Return what tells ranks apart: parameters, messages in order, and collectives in any order.
+
+    Collectives of several groups run side by side, so their order is of no matter.
+    """
     # The last scouted iteration stands for all that follow.
     last: Any = rank.collectives[rank.collectives.iteration == _SCOUTED - 1]
     calls = list(zip(last.kind, last["ranks"], last.bytes, strict=True))

@@ -66,7 +66,7 @@ class Core:
         self._next, self._copies_per_s = 0, copies_per_s
 
     def copies_per_s(self, copies: int = 500) -> float:
-        """What this core does now."""
+        """Measure the copies per second of processor time that this core makes now."""
         # Processor time, not wall time: other processes on the core do not count as its speed.
         for _ in range(_WARM_UP):
             self._copy()
@@ -122,7 +122,7 @@ class Core:
 
 
 def sleep_until(end_s: float, watch: bool = False) -> None:
-    """Until a moment on `time.perf_counter`.
+    """Sleep until a moment on `time.perf_counter`.
 
     Args:
         end_s: the moment.

@@ -1,5 +1,4 @@
-"""What collectives leave in the buffers, and when: data of real ranks for real, of emulated ones something of the right
-shape.
+"""Contents that collectives leave in the buffers: real data of real ranks, data of the right shape of emulated ones.
 
 Emulated ranks compute nothing. To reductions they add nothing; what they would have gathered or sent is a copy of
 this rank's own, so that sizes that scripts exchange fit; what comes from them alone (a message) is zeros.
@@ -17,7 +16,7 @@ Tensor = Any
 
 
 class Effects:
-    """What the collectives of one group leave in the buffers of one rank."""
+    """Effects of the collectives of one group on the buffers of one rank."""
 
     _group: Any
 

@@ -74,7 +74,7 @@ class Environment:
                 for missing in absent:
                     state = "has ended" if missing in ended else "has not come"
                     reasons.append(f"rank {missing} {state}, its last call was {self._last.get(missing, 'none')}")
-                operation = f"{call}, {_where(channel, meeting.sequence)}"
+                operation = f"{call}, {_place_text(channel, meeting.sequence)}"
                 return f"deadlock: rank {rank} waits in {operation}; {'; '.join(reasons)}"
         return ""
 
@@ -120,7 +120,7 @@ class Environment:
         self, rank: int, channel: str, members: tuple[int, ...], sequence: int, call: str, issued_s: float
     ) -> float:
         """When the last member came to the operation; all must have come to the same one."""
-        operation = _where(channel, sequence)
+        operation = _place_text(channel, sequence)
         with self._changed:
             meeting = self._meetings.setdefault((channel, sequence), _Meeting(members, sequence, since_s=self.clock_s))
             # A real library would hang or mix the data of calls that do not match; here both ranks are named.
@@ -139,11 +139,11 @@ class Environment:
             return meeting.issued_s
 
 
-def _where(channel: str, sequence: int) -> str:
+def _place_text(channel: str, sequence: int) -> str:
     return f"call #{sequence} of group {channel}"
 
 
-class Line:
+class EnvironmentClient:
     """A rank's end of the connection to the environment.
 
     Prices are remembered: a call of the same kind and size in the same group takes as long the next time.
@@ -152,7 +152,7 @@ class Line:
     def __init__(self, address: str, rank: int) -> None:
         self._address, self._rank = address, rank
         self._prices: dict[tuple[str, str, int], tuple[float, float]] = {}
-        self._of_thread = threading.local()
+        self._thread_state = threading.local()
 
     def ask(self, *request: Any) -> Any:
         """One request and its answer, on a connection of the calling thread.
@@ -162,9 +162,9 @@ class Line:
         """
         try:
             # Lanes ask from threads of their own; a shared connection would interleave their messages.
-            connection = getattr(self._of_thread, "connection", None)
+            connection = getattr(self._thread_state, "connection", None)
             if connection is None:
-                connection = self._of_thread.connection = Client(self._address, "AF_UNIX")
+                connection = self._thread_state.connection = Client(self._address, "AF_UNIX")
             connection.send((self._rank, *request))
             verdict, value = connection.recv()
         except (OSError, EOFError) as error:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 # Memory layout of gloo's `Op` preamble, little-endian as it is sent.
 HEADER: Final = struct.Struct("<6Q")
 _, DATA, SEND_READY, RECV_READY = range(4)
-"""What a message is; the first is of gloo's older algorithms, which torch does not call."""
+"""Kinds of messages; the first is of gloo's older algorithms, which torch does not call."""
 KINDS: Final = (
     *("send_recv", "gather", "all_gather", "reduce", "all_reduce", "scatter", "broadcast"),
     *("barrier", "all_to_all"),
@@ -59,7 +59,7 @@ def connects_to(host: str, peer: str) -> bool:
 
 
 def rank_info(host: str, port: int, sequences: range) -> bytes:
-    """What a rank publishes: name of its host, where it listens, and by what number each other rank calls there."""
+    """Return what a rank publishes: its host's name, where it listens, and the number by which each rank calls."""
     # As gloo serialises it: strings with their length before them, then a sequence number for each rank that may
     # call.
     name = b"emulated"

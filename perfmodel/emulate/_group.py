@@ -12,7 +12,7 @@ from perfmodel.emulate._effects import Effects, device_module, on_stream, type_o
 from perfmodel.emulate._lane import EmulatedWork, Lane
 from perfmodel.emulate._orders import Call, EmulationError
 from perfmodel.emulate._rank import Plan, Rank
-from perfmodel.emulate._record import Noted
+from perfmodel.emulate._record import CollectiveNote
 
 Tensor = Any
 """A `torch.Tensor`."""
@@ -41,7 +41,7 @@ class EmulatedGroup(_ProcessGroup):
         self._effects = Effects(place, len(members), exchanging, real)
         self._lanes: dict[str, Lane] = {}
         self._sequence: dict[str, int] = {}
-        rank.line.ask("group", name, members)
+        rank.environment.ask("group", name, members)
         rank.at_end.append(self.shutdown)
 
     def try_out(self) -> None:
@@ -68,7 +68,7 @@ class EmulatedGroup(_ProcessGroup):
     supports_splitting = False
 
     def _set_default_timeout(self, timeout: Any) -> None:
-        """What hangs is the watchdog's to see."""
+        """Ignore timeouts of torch: the watchdog sees what hangs."""
 
     def _start_coalescing(self, device: Any) -> None:
         """Each of them is answered by itself."""
@@ -206,7 +206,10 @@ class EmulatedGroup(_ProcessGroup):
     """Names before torch 2.13."""
 
     def _named(self, op: Any) -> str:
-        """For other real ranks to agree on; to look it up takes as long as the rest of a call."""
+        """Return the name of a reduction, on which real ranks must agree.
+
+        A single real rank has nobody to agree with; looking the name up takes as long as the rest of a call.
+        """
         if len(self._real_members) < 2:
             return ""
         return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
@@ -240,7 +243,7 @@ class EmulatedGroup(_ProcessGroup):
             self._refuse(f"{call.kind} of a sparse tensor")
         begun_s, effect = on_stream(device_module(call.dtype), effect)
         record = rank.record
-        noted = Noted(
+        noted = CollectiveNote(
             self.name_,
             channel,
             self.size(),
@@ -274,7 +277,7 @@ class EmulatedGroup(_ProcessGroup):
             rank.conditions.check_alive(alive, call_name)
             start_s = begun_s(noted.issued_s)
             if len(meets) > 1:
-                start_s = rank.line.meet(line, meets, number, agreed, start_s)
+                start_s = rank.environment.meet(line, meets, number, agreed, start_s)
             # Between real ranks alone the data really travel, which takes its time by itself.
             priced = emulated > 0 or rank.orders.apart
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)

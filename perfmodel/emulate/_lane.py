@@ -13,7 +13,7 @@ import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 from perfmodel.emulate._clock import Core, come_first, fine_timers
 from perfmodel.emulate._orders import Call, EmulationError
 from perfmodel.emulate._rank import Plan
-from perfmodel.emulate._record import Noted
+from perfmodel.emulate._record import CollectiveNote
 
 _PATIENCE_S: Final = 5.0
 _FOREVER: Final = threading.TIMEOUT_MAX
@@ -24,7 +24,7 @@ class EmulatedWork(dist.Work):
 
     def __init__(
         self,
-        noted: Noted,
+        noted: CollectiveNote,
         call: Call,
         plan: Callable[[], Plan],
         effect: Callable[[], None],

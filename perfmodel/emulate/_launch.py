@@ -19,7 +19,7 @@ from perfmodel.emulate._orders import VARIABLE, EmulationError, Orders
 from perfmodel.emulate._prices import Prices
 from perfmodel.emulate._record import record_of
 from perfmodel.emulate._run import EmulatedRun, read_run
-from perfmodel.emulate._wire import PEER, PeerPlace, Peers, peers
+from perfmodel.emulate._wire import PEER, PeerPlace, PeerProcess, peers
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import Host, free_port
 from perfmodel.processes import supervised
@@ -36,7 +36,7 @@ class Emulation:
     """A script, and the world that it is to believe in."""
 
     command: tuple[str, ...]
-    """As from a shell, `("python", "train.py", ...)`."""
+    """Command as from a shell, `("python", "train.py", ...)`."""
     world_size: int
     ranks_per_node: int = 1
     real_ranks: tuple[int, ...] = (0,)
@@ -46,7 +46,7 @@ class Emulation:
     wire: Network | None = None
     """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
     peer: PeerPlace = field(default_factory=PeerPlace)
-    """Where that process runs."""
+    """Place where that process runs."""
     conditions: Mapping[str, object] = field(default_factory=dict)
     """What-if: fields of `Orders`."""
     cores: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
 
 @contextmanager
 def _on_core(core: int | None) -> Iterator[None]:
-    """What is started meanwhile keeps to a core: it inherits this thread's."""
+    """Pin processes started meanwhile to a core: they inherit this thread's."""
     if core is None:
         yield
         return
@@ -198,7 +198,7 @@ def _watch(
     environment: Environment | None,
     work: Path,
     folder: Path,
-    peer_process: Peers | None,
+    peer_process: PeerProcess | None,
 ) -> None:
     """Watch the ranks until all have ended well; raise for the first that has not.
 
@@ -251,7 +251,7 @@ def _errors_of(work: Path, rank: int) -> Path:
 
 
 def _last_line(errors: Path) -> str:
-    """What a rank that was to be quiet said last; empty where all was shown."""
+    """Return the last line of errors of a quiet rank; empty where all was shown."""
     lines = errors.read_text(errors="replace").split("\n")
     return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 

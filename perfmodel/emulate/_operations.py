@@ -29,7 +29,7 @@ class Network:
     bytes_per_s: float = float("inf")
 
 
-class Before(NamedTuple):
+class Predecessors(NamedTuple):
     """Messages that must pass among emulated ranks before one is sent to the real rank."""
 
     steps: int
@@ -38,7 +38,7 @@ class Before(NamedTuple):
     """Messages that leave the same sender first."""
 
 
-def before(kind: str, size: int, place: int, peer: int) -> Before:
+def predecessors(kind: str, size: int, place: int, peer: int) -> Predecessors:
     """Return what precedes a message from `peer` to the real rank at `place` of a group of `size`.
 
     A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves ranks in order.
@@ -46,10 +46,10 @@ def before(kind: str, size: int, place: int, peer: int) -> Before:
     # Ring, exchange, barrier and all-to-all are alike for all ranks: nothing has to happen first among emulated ones.
     ahead = (place - peer) % size
     if kind == "broadcast":
-        return Before(ahead.bit_length() - 1, 0)
+        return Predecessors(ahead.bit_length() - 1, 0)
     if kind == "scatter":
-        return Before(0, place - (peer < place))
-    return Before(0, 0)
+        return Predecessors(0, place - (peer < place))
+    return Predecessors(0, 0)
 
 
 class Message(NamedTuple):
@@ -148,7 +148,7 @@ class Operation:
         return pair
 
     def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> memoryview:
-        """Where the data of the message that is coming from the real rank go."""
+        """Return the buffer for the data of the message that is coming from the real rank."""
         # What is longer than that only needs somewhere to go.
         if nbytes > KEPT_BYTES:
             return scrap
@@ -184,7 +184,7 @@ class Operation:
         data = self._data(peer, number, nbytes, zeros)
         if data is None:
             return NEVER_S
-        ahead, network, links = before(self.kind, self.size, self.place, peer), self._network, self._links
+        ahead, network, links = predecessors(self.kind, self.size, self.place, peer), self._network, self._links
         takes_s = nbytes / network.bytes_per_s
         # All receivers have said by then that they are ready, which takes one latency to the first sender.
         there_s = self.begin_s + (ahead.steps + bool(ahead.steps)) * network.latency_s
@@ -227,7 +227,7 @@ class Operation:
         return peer if self.kind == "all_to_all" else 0
 
     def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | None:
-        """What the real rank has sent itself, of the right size, so that magnitudes are those of training.
+        """Return data that the real rank has sent itself, of the right size, so that magnitudes are those of training.
 
         None while small data that must be its own have not come.
         """

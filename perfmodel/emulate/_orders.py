@@ -59,7 +59,7 @@ class Orders:
     sweep_every: int = 1
     """Iterations for which each of them stays."""
     straggler: float = 1.0
-    """How much longer emulated ranks compute than this one."""
+    """Factor by which emulated ranks compute longer than this one."""
     copies_per_s: float = 0.0
     """Speed of a core where the processor times of collectives were measured, see `_clock.Core`; 0: not known."""
     jitter: float = 0.0
@@ -104,7 +104,7 @@ class Orders:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` wrote."""
+        """Read orders as `to_json` wrote them."""
         listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**listed)
 
@@ -145,7 +145,7 @@ def check_delay(kind: str, delay_s: float) -> None:
 
 
 class EmulationError(PerfModelError, RuntimeError):
-    """What the script asked of the emulated cluster cannot be: names the rank, the call and its number."""
+    """Raised for what the emulated cluster cannot do; names the rank, the call and its number."""
 
 
 class Conditions:
@@ -168,7 +168,7 @@ class Conditions:
         return delay_s
 
     def late_s(self, issued_s: float, emulated: int) -> float:
-        """By how much the last of the emulated members comes after this rank.
+        """Seconds by which the last of the emulated members comes after this rank.
 
         They have computed the same since all were last together, `straggler` times as long and each with a log-normal
         factor of its own: the largest of n of these is where the n-th power of the distribution function is uniform.

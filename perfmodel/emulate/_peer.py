@@ -160,7 +160,7 @@ class Peer:
         return self._selector.select(0)
 
     def _take_turns(self) -> None:
-        """One message of every operation in turn, for as long as there are any."""
+        """Send or grant one message of every operation in turn, for as long as there are any."""
         # Round robin over operations, one message each: NeuronaBox's fairness between streams (section 2.2).
         turn, woken, now_s = self._turn, set[_End](), 0.0
         while turn:
@@ -187,7 +187,7 @@ class Peer:
             self._turn.append(entry)
 
     def _nothing(self, nbytes: int) -> memoryview:
-        """So many zeros."""
+        """Return a view of `nbytes` zeros."""
         if nbytes > len(self._zeros):
             self._zeros = memoryview(bytearray(nbytes))
         return self._zeros
@@ -216,7 +216,7 @@ class Peer:
             self._selector.modify(end.connection.socket, wanted, end)
 
     def _place(self, end: _End, header: Header) -> memoryview:
-        """Where a message's data go."""
+        """Return the buffer for a message's data."""
         return end.group.operations[header.slot].place_for(end.peer, header.nbytes, self._scrap)
 
     def _arrived(self, end: _End, header: Header) -> None:

@@ -1,4 +1,4 @@
-"""What collectives of the emulated cluster take: by the calibrated model, a table, or a function of the user's."""
+"""Times of collectives of the emulated cluster: by the calibrated model, a table, or a function of the user's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -165,7 +165,7 @@ class Prices:
     cluster: Cluster
     seconds: Seconds
     occupancy: PriceTable | None = None
-    """Where the library takes the core of its rank for a part of the time; None where it does not (GPUs)."""
+    """Processor time that the library takes of its rank's core; None where it takes none (GPUs)."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds added to every collective of a kind, one of `_orders.DELAYED`."""
 

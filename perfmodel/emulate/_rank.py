@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from perfmodel.emulate._environment import Line
+from perfmodel.emulate._environment import EnvironmentClient
 from perfmodel.emulate._orders import Call, Conditions, Orders
 from perfmodel.emulate._record import Record
 
@@ -17,7 +17,7 @@ _TRIAL_S: Final = 1e-3
 _TRIAL_CORE_S: Final = 5e-4
 _COLD_FLOATS: Final = 1 << 22
 _COLD_PRODUCTS: Final = 8
-"""What a script does between calls drives a call's code and data out of the core's caches."""
+"""Work before each trial: what a script does between calls drives a call's code and data out of the core's caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class Plan:
     core_s: float
     """Processor time that the collective library takes on this rank."""
     over_s: float = 0.0
-    """What emulating it takes by itself, to be taken off; a call that queues behind another does not show it."""
+    """Seconds of emulating the call itself, to be taken off; a call that queues behind another does not show them."""
     over_core_s: float = 0.0
 
 
 class Rank:
-    """What the groups of a process share; made when the script joins its world."""
+    """State that the groups of a process share; made when the script joins its world."""
 
     def __init__(self, orders: Orders, torch: Any) -> None:
         self.orders = orders
-        self.line = Line(orders.address, orders.rank)
+        self.environment = EnvironmentClient(orders.address, orders.rank)
         self.conditions = Conditions(orders)
         self.record = Record(orders)
         # At the optimizer all gradients have been reduced: all ranks are at one point.
@@ -102,9 +102,9 @@ class Rank:
         """Seconds of a call and of its core, and what of both emulating it takes by itself."""
         if self._trial:
             return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
-        return *self.line.price(group, call), *self._overhead[at_once]
+        return *self.environment.price(group, call), *self._overhead[at_once]
 
     def fail(self, error: Exception) -> None:
         """Tell the environment, which ends the other ranks too."""
         text = str(error)
-        self.line.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")
+        self.environment.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")

@@ -1,4 +1,4 @@
-"""What a real rank notes while it trains: its collectives, its iterations, its processor time and memory."""
+"""Notes of a real rank while it trains: its collectives, its iterations, its processor time and memory."""
 
 import json
 import os
@@ -21,7 +21,7 @@ MARK_COLUMNS: Final = ("name", "wall_s", "thread_s", "process_s")
 
 
 @dataclass(slots=True)
-class Noted:
+class CollectiveNote:
     """One collective; times on the host's monotonic clock, 0 where nothing was noted."""
 
     group: str
@@ -43,7 +43,7 @@ class Noted:
     wait_end_s: float = 0.0
 
 
-COLLECTIVE_COLUMNS: Final = tuple(f.name for f in fields(Noted))
+COLLECTIVE_COLUMNS: Final = tuple(f.name for f in fields(CollectiveNote))
 
 
 def record_of(folder: Path, rank: int) -> Path:
@@ -56,7 +56,7 @@ class Record:
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.collectives: list[Noted] = []
+        self.collectives: list[CollectiveNote] = []
         self.marks: list[tuple[str, float, float, float]] = []
         self.iteration = 0
         self.overhead_s = 0.0
@@ -87,7 +87,7 @@ class Record:
         self._served_s[thread] = self._served_s.get(thread, 0.0) + core_s
 
     def tell(self, text: str) -> None:
-        """Where the rank is, for a watchdog to read."""
+        """Write down where the rank is, for the watchdog to read."""
         os.pwrite(self._handle, text.encode().ljust(200)[:200], 0)
 
     def watch_training(self, torch: Any) -> None:
@@ -176,6 +176,6 @@ def _status_bytes(name: str) -> int | None:
 
 
 def _reset_peak() -> None:
-    """What importing took at most is no part of training (proc(5): clear_refs)."""
+    """Reset the peak: what importing took at most is no part of training (proc(5): clear_refs)."""
     with suppress(OSError):
         _CLEAR_REFS.write_text("5")

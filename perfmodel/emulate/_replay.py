@@ -36,8 +36,8 @@ class Replay:
     """Kind of collective of each class, empty for spans."""
     core_s: Float[np.ndarray, " classes"]
     """Processor time of each collective, spread over its duration; it comes before the thread's own."""
-    told_s: Float[np.ndarray, " classes"]
-    """What the emulation was told that each collective takes; of its duration the calling thread has a part."""
+    stated_s: Float[np.ndarray, " classes"]
+    """Seconds that the prices state for each collective; of its duration the calling thread has a part."""
 
     @cached_property
     def _compiled(self) -> CompiledStructure:
@@ -137,7 +137,7 @@ class _Op(NamedTuple):
     pred: list[int]
     collective: str = ""
     core_s: float = 0.0
-    told_s: float = 0.0
+    stated_s: float = 0.0
 
 
 class _Ops:
@@ -182,7 +182,7 @@ class _Ops:
             free=np.zeros(n, np.int64),
             devices=1 + max(op.stream for op in ops) // N_STREAMS,
         )
-        times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.told_s) for op in ops)])
+        times_s = np.array([(0.0, 0.0, 0.0), *((op.time_s, op.core_s, op.stated_s) for op in ops)])
         return Replay(structure, times_s[:, 0], ("", *(op.collective for op in ops)), times_s[:, 1], times_s[:, 2])
 
 
@@ -221,7 +221,7 @@ class EmulatedCurve:
 
     @property
     def knees_s(self) -> tuple[float, float]:
-        """Where two straight lines that fit best meet: emulated, predicted."""
+        """Delays at which the two straight lines that fit best meet: emulated, predicted."""
         return _knee(self.delays_s, self.emulated_s), _knee(self.delays_s, self.predicted_s)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the real ranks recorded, as tables and as a timeline."""
+"""Records of the real ranks, as tables and as a timeline."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -32,11 +32,11 @@ class RankRun:
     peak_bytes: int
     """Largest resident memory."""
     start_bytes: int
-    """What of it there was when the script joined its world."""
+    """Resident memory when the script joined its world."""
     code_bytes: int = 0
     """Pages of libraries' code that came in since, of which a model's memory knows nothing."""
     overhead_s: float = 0.0
-    """What emulating a call takes by itself, which was taken off; far more than 1 ms on a machine that is busy."""
+    """Seconds of emulating a call itself, which were taken off; far more than 1 ms on a busy machine."""
     parameters: tuple[tuple[int, ...], ...] = ()
     """Shapes of what the first optimizer updates: the part of the model that the rank holds."""
 
@@ -92,7 +92,7 @@ class RankRun:
 
 @dataclass(frozen=True)
 class PeerRun:
-    """What the process that stood for the other ranks did on the wire."""
+    """Work on the wire of the process that stood for the other ranks."""
 
     cpu_s: float
     """Processor time, of which it needs less than the ranks that it stands for."""
@@ -111,7 +111,7 @@ class EmulatedRun:
     """None: no rank was on the wire only."""
 
     def iterations(self) -> "pd.DataFrame":
-        """Of all ranks, see `RankRun.iterations`."""
+        """Iterations of all ranks, see `RankRun.iterations`."""
         import pandas as pd
 
         return pd.concat([rank.iterations() for rank in self.ranks], ignore_index=True)
@@ -165,7 +165,7 @@ def _slowest_s(table: Any) -> Float[np.ndarray, " iterations"]:
 
 
 def read_run(folder: Path) -> EmulatedRun:
-    """What the ranks left in a folder.
+    """Read what the ranks left in a folder.
 
     Raises:
         EmulationError: none did: the script ended without joining its world.

@@ -31,7 +31,7 @@ TIMEOUT: Final = timedelta(minutes=30)
 """Timeout of groups that a script gives none, as torch has it."""
 _END_S: Final = 20.0
 JOIN, CLOCK = "join", "clock"
-"""What may be asked of the process of the emulated ranks."""
+"""Requests to the process of the emulated ranks."""
 _CLOCK_ROUNDS: Final = 20
 _TIMES: Final = ("first_s", "begin_s", "last_s")
 
@@ -95,7 +95,7 @@ def check_first_ranks(dist: Any, orders: Orders) -> None:
 
 @dataclass(frozen=True)
 class Joined:
-    """Where a real rank finds the emulated ranks of a group."""
+    """Addresses at which a real rank finds the emulated ranks of a group."""
 
     host: str
     """This rank's address, from which its library connects."""
@@ -141,7 +141,7 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlace:
-    """Where the process of the emulated ranks runs."""
+    """Place where the process of the emulated ranks runs."""
 
     address: str = "127.0.0.1"
     """IPv4 address at which real ranks reach it."""
@@ -180,14 +180,14 @@ class PeerPlace:
 
 
 @dataclass(eq=False)
-class Peers:
+class PeerProcess:
     """The process that stands for all emulated ranks."""
 
     process: "subprocess.Popen[str]"
     orders: Orders
     """Orders of real ranks, with the address at which it answers."""
     ahead_s: float
-    """By how much its clock is ahead of this host's."""
+    """Seconds by which its clock is ahead of this host's."""
 
     @property
     def ended(self) -> bool:
@@ -214,7 +214,7 @@ class Peers:
 
 
 def clock_ahead_s(orders: Orders) -> float:
-    """By how much the peer's clock is ahead of this one: of several rounds the one that was fastest there and back.
+    """Seconds by which the peer's clock is ahead of this one, by the fastest of several round trips.
 
     A round's error is at most half of what it took (Cristian's algorithm).
 
@@ -275,7 +275,7 @@ def _reply(process: "subprocess.Popen[str]", line: str) -> str:
 
 
 @contextmanager
-def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[Peers]:
+def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerProcess]:
     """The emulated ranks, from their start until what they noted is read.
 
     Raises:
@@ -294,7 +294,7 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[Peers]
                 "error. Another host takes ssh without a password, and perfmodel where its python3 finds it"
             )
         orders = replace(orders, wire=f"{place.address}:{int(port)}")
-        yield Peers(process, orders, clock_ahead_s(orders) if place.other_clock else 0.0)
+        yield PeerProcess(process, orders, clock_ahead_s(orders) if place.other_clock else 0.0)
     finally:
         process.kill()
         process.wait()

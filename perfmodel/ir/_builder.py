@@ -18,7 +18,7 @@ from perfmodel.ir._instruction import (
     Tensor,
     attributes,
 )
-from perfmodel.ir._program import Program, Role, Whole, whole_value
+from perfmodel.ir._program import GlobalTensor, Program, Role, global_tensor
 
 
 class Builder:
@@ -125,10 +125,10 @@ class ModelBuilder(Builder):
     def __init__(self, name: str, dtype: str) -> None:
         super().__init__(name)
         self.dtype = dtype
-        self._inputs: list[Whole] = []
+        self._inputs: list[GlobalTensor] = []
 
     @property
-    def inputs(self) -> tuple[Whole, ...]:
+    def inputs(self) -> tuple[GlobalTensor, ...]:
         """Parameters and data so far."""
         return tuple(self._inputs)
 
@@ -142,11 +142,11 @@ class ModelBuilder(Builder):
 
     def program(self, outputs: Sequence[tuple[str, Role]]) -> Program:
         """The program that returns the given values in the given roles, under their own names."""
-        wholes = tuple(whole_value(value, self.types[value], role) for value, role in outputs)
-        return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), wholes)
+        tensors = tuple(global_tensor(value, self.types[value], role) for value, role in outputs)
+        return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), tensors)
 
     def _input(self, name: str, role: Role, shape: Shape, dtype: str, **axes: int | None) -> str:
         tensor = Tensor(dtype, shape)
         self.parameter(name, tensor)
-        self._inputs.append(whole_value(name, tensor, role, **axes))
+        self._inputs.append(global_tensor(name, tensor, role, **axes))
         return name

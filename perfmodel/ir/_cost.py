@@ -1,4 +1,4 @@
-"""What a program takes, device by device: arithmetic, traffic, communication and live memory."""
+"""Cost of a program, device by device: arithmetic, traffic, communication and live memory."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +15,7 @@ from perfmodel.ops import Collective
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What each device does in one execution."""
+    """Work of each device in one execution."""
 
     flops: Float[np.ndarray, " devices"]
     traffic_bytes: Float[np.ndarray, " devices"]

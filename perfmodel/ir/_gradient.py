@@ -11,7 +11,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ir._builder import Builder
 from perfmodel.ir._function import Function
 from perfmodel.ir._instruction import ProgramError
-from perfmodel.ir._program import Program, Role, Whole
+from perfmodel.ir._program import GlobalTensor, Program, Role
 from perfmodel.ir.ops import OPS
 
 
@@ -192,7 +192,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
     return Program(function, tuple(inputs), tuple(outputs))
 
 
-def _at(weight: Whole, name: str, suffix: str, role: Role) -> Whole:
+def _at(weight: GlobalTensor, name: str, suffix: str, role: Role) -> GlobalTensor:
     """A tensor shaped and spread like a weight, whose values are named after the weight's."""
     pieces = tuple(replace(piece, value=f"{piece.value}{suffix}") for piece in weight.pieces)
     return replace(weight, name=name, role=role, pieces=pieces)

@@ -54,15 +54,15 @@ class Tensor:
         return self.n_elements * ITEM_BYTES[self.dtype]
 
     def with_shape(self, shape: Sequence[int]) -> "Tensor":
-        """The same dtype and device, of another shape and with unknown contents."""
+        """Return a tensor of this dtype and device, of another shape and with unknown contents."""
         return Tensor(self.dtype, tuple(shape), self.device)
 
     def with_size(self, axis: int, size: int) -> "Tensor":
-        """The same dtype and device, of another size along one axis."""
+        """Return a tensor of this dtype and device, of another size along one axis."""
         return self.with_shape([size if i == axis else n for i, n in enumerate(self.shape)])
 
     def on(self, device: int) -> "Tensor":
-        """The same tensor on another device."""
+        """Return this tensor on another device."""
         return replace(self, device=device)
 
 
@@ -91,7 +91,7 @@ Attributes = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Where an instruction belongs: transforms read it, results do not depend on it."""
+    """Place of an instruction in the step. Transforms read it; results do not depend on it."""
 
     phase: Phase = ""
     layer: int = -1

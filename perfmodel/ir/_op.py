@@ -1,4 +1,4 @@
-"""What an op is: one record of rules, so that adding an op is one entry; and what rules of several ops share.
+"""Definition of an op: one record of rules, so that adding an op is one entry; and helpers that rules share.
 
 A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX implementation of
 an op is registered under the same name in `perfmodel.ir.execution`; this package knows no JAX.
@@ -42,13 +42,13 @@ class Partial:
 
 
 Sharding = Replicated | Sharded | Partial
-"""How a tensor is spread over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section 3)."""
+"""Sharding of a tensor over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section 3)."""
 REPLICATED: Final = Replicated()
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a sharding rule is asked: an instruction and how its operands are spread."""
+class ShardingQuery:
+    """The input of a sharding rule: an instruction, and how its operands are spread."""
 
     operands: Tensors
     """Whole operands, as the instruction had them before it was spread."""
@@ -68,14 +68,14 @@ class Question:
         shardings: Sequence[Sharding],
         parts: int,
         sequence_axis: int | None = None,
-    ) -> "Question":
-        """Return the question for an instruction, given the types of its values and the shardings of its operands."""
+    ) -> "ShardingQuery":
+        """Return the query of an instruction, given the types of its values and the shardings of its operands."""
         inputs = tuple([types[name] for name in i.inputs])
         outputs = tuple([types[name] for name in i.outputs])
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
 
-    def settled(self) -> "Question":
-        """Return the question as it stands once partial sums are completed."""
+    def settled(self) -> "ShardingQuery":
+        """Return the query as it stands once partial sums are completed."""
         return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
 
     def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
@@ -93,32 +93,32 @@ class Question:
         spread = self.shardings[operand]
         return spread.axis if isinstance(spread, Sharded) else None
 
-    def replicated(self) -> "Answer":
-        """The answer that every part does the whole work."""
+    def replicated(self) -> "ShardingDecision":
+        """Return the decision that every part does the whole work."""
         return self._all(REPLICATED)
 
-    def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "Answer":
+    def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "ShardingDecision":
         """All operands and results sharded along one axis: the first allowed one that an operand is sharded along."""
         # The first sharded operand decides; whoever is sharded otherwise is converted to it.
         axes = map(self.sharded_axis, range(len(self.operands)))
         axis = next((a for a in axes if a is not None and allowed(a)), None)
         return self.replicated() if axis is None else self._all(Sharded(axis))
 
-    def _all(self, spread: Sharding) -> "Answer":
-        return Answer((spread,) * len(self.operands), (spread,) * len(self.outputs))
+    def _all(self, spread: Sharding) -> "ShardingDecision":
+        return ShardingDecision((spread,) * len(self.operands), (spread,) * len(self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a sharding rule decides."""
+class ShardingDecision:
+    """The result of a sharding rule: how an instruction is spread, and what that asks of its operands."""
 
     inputs: tuple[Sharding, ...]
-    """What each operand is to be converted to; `Partial` only where it is so already."""
+    """Sharding that each operand is to be converted to; `Partial` only where it is so already."""
     outputs: tuple[Sharding, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
     """Attributes that every part has in place of the instruction's own."""
     offset_step: int = 0
-    """What attribute `offset` rises by from one part to the next."""
+    """Step by which attribute `offset` rises from one part to the next."""
 
 
 InferRule = Callable[[Tensors, Values], Tensors]
@@ -127,7 +127,7 @@ WorkRule = Callable[[Tensors, Tensors, Values], tuple[Op, ...]]
 
 
 class Emitter(Protocol):
-    """What a gradient rule writes its instructions with: a `Builder`."""
+    """Interface through which a gradient rule writes instructions: a `Builder`."""
 
     types: dict[str, Tensor]
     """Types of the values so far."""
@@ -148,15 +148,15 @@ Names = tuple[str | None, ...]
 GradientRule = Callable[..., Names]
 """(emitter, instruction, gradient of each output) -> gradients of the operands. Of several outputs some may have none,
 but not all."""
-ShardRule = Callable[[Question], Answer]
-PartialRule = Callable[[Question], Answer | None]
+ShardRule = Callable[[ShardingQuery], ShardingDecision]
+PartialRule = Callable[[ShardingQuery], ShardingDecision | None]
 
 
-def sums_pass(question: Question) -> Answer | None:
+def sums_pass(query: ShardingQuery) -> ShardingDecision | None:
     """Partial rule of linear ops: where all operands are partial sums, so are the results."""
-    if any(spread != Partial("sum") for spread in question.shardings):
+    if any(spread != Partial("sum") for spread in query.shardings):
         return None
-    return Answer(question.shardings, (Partial("sum"),) * len(question.outputs))
+    return ShardingDecision(query.shardings, (Partial("sum"),) * len(query.outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,19 +172,20 @@ class OpDefinition:
     """Value of the only output from known operand values."""
     gradient: GradientRule | None = None
     """Emits the gradients of the operands from those of the outputs; None: the op is constant."""
-    shard: ShardRule = Question.replicated
-    """How to spread the op over the parts of a parallel dimension, given operands without partial sums."""
+    shard: ShardRule = ShardingQuery.replicated
+    """Rule by which the op is spread over the parts of a parallel dimension, given operands without partial sums."""
     partial: PartialRule | None = None
-    """How it takes partial sums as they are; None, or an answer of None: they are completed first."""
+    """Rule by which the op takes partial sums as they are; without it, or if it returns None, they are
+    completed first."""
     collective: bool = False
     """Whether the op runs on several devices at once."""
 
-    def spread(self, question: Question) -> Answer:
-        """What to convert the operands to, and how the results are spread then."""
+    def spread(self, query: ShardingQuery) -> ShardingDecision:
+        """Decide what to convert the operands to, and how the results are spread then."""
         # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller, so that goes
         # first.
-        answer = self.partial(question) if self.partial is not None else None
-        return self.shard(question.settled()) if answer is None else answer
+        decision = self.partial(query) if self.partial is not None else None
+        return self.shard(query.settled()) if decision is None else decision
 
 
 def operands(count: int, inputs: Tensors) -> None:

@@ -19,7 +19,7 @@ from perfmodel.ir._instruction import (
     Tensor,
     attributes,
 )
-from perfmodel.ir._program import ROLES, Piece, Whole
+from perfmodel.ir._program import ROLES, GlobalTensor, Piece
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|//[^\n]*)|(?P<newline>\n)|(?P<value>%[\w.'~-]+)|(?P<function>@(?=[A-Za-z_])[\w.]+)
@@ -64,7 +64,7 @@ _WORDS = {"true": True, "false": False}
 
 @dataclass
 class Annotations:
-    """What the text says of values, to be held against what inference finds."""
+    """Types and devices that the text states for values, to be compared with what inference finds."""
 
     types: list[tuple[int, str, Tensor]] = field(default_factory=list)
     devices: list[tuple[int, str, int]] = field(default_factory=list)
@@ -103,17 +103,17 @@ class Parser:
             self.fail("a function is needed: func @name(%x: fp32[2, 4] @0) { ... return %y }")
         return functions, lines
 
-    def wholes(self, types: Mapping[str, Tensor]) -> tuple[list[Whole], list[Whole]]:
+    def global_tensors(self, types: Mapping[str, Tensor]) -> tuple[list[GlobalTensor], list[GlobalTensor]]:
         """Whole inputs and outputs, which stand below the functions."""
-        sides: dict[str, list[Whole]] = {"input": [], "output": []}
+        sides: dict[str, list[GlobalTensor]] = {"input": [], "output": []}
         while self._peek().kind != "end":
             side = self._token().text
             if side not in sides:
                 self.fail(f"input, output or the end is expected, got {side!r}")
-            sides[side].append(self._whole(types))
+            sides[side].append(self._global_tensor(types))
         return sides["input"], sides["output"]
 
-    def _whole(self, types: Mapping[str, Tensor]) -> Whole:
+    def _global_tensor(self, types: Mapping[str, Tensor]) -> GlobalTensor:
         # Names of whole tensors are quoted: those of imported models have characters that a `%value` cannot have.
         name, word = self._take("string").text[1:-1], self._take("word").text
         if word not in ROLES:
@@ -126,7 +126,7 @@ class Parser:
         pieces = [self._piece(name, tensor, types)]
         while self._accept(","):
             pieces.append(self._piece(name, tensor, types))
-        return Whole(
+        return GlobalTensor(
             name=name,
             role=ROLES[ROLES.index(word)],
             dtype=tensor.dtype,

@@ -20,12 +20,12 @@ class Piece:
 
     value: str
     start: Shape
-    """Where the part begins in the whole, by axis; how far it reaches is the value's shape."""
+    """First element of the part in the tensor, by axis; how far it reaches is the value's shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Whole:
-    """A tensor as the undistributed program knows it, and the values that hold it."""
+class GlobalTensor:
+    """A tensor of the undistributed program, and the values that hold it or pieces of it."""
 
     name: str
     role: Role
@@ -42,11 +42,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class Program:
-    """What transforms take and return: a function, and how its values relate to whole tensors."""
+    """A function and the tensors that its values are pieces of: what transforms take and return."""
 
     function: Function
-    inputs: tuple[Whole, ...]
-    outputs: tuple[Whole, ...]
+    inputs: tuple[GlobalTensor, ...]
+    outputs: tuple[GlobalTensor, ...]
 
     @property
     def types(self) -> Mapping[str, Tensor]:
@@ -57,7 +57,7 @@ class Program:
     def n_devices(self) -> int:
         return self.function.n_devices
 
-    def inputs_of(self, *roles: Role) -> tuple[Whole, ...]:
+    def inputs_of(self, *roles: Role) -> tuple[GlobalTensor, ...]:
         """Inputs that play one of the roles."""
         return tuple(tensor for tensor in self.inputs if tensor.role in roles)
 
@@ -126,10 +126,10 @@ def _region(piece: Piece, shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(start, start + n) for start, n in zip(piece.start, shape, strict=True))
 
 
-def whole_value(value: str, tensor: Tensor, role: Role, **axes: int | None) -> Whole:
+def global_tensor(value: str, tensor: Tensor, role: Role, **axes: int | None) -> GlobalTensor:
     """The whole tensor that one value holds, of the same name."""
     piece = Piece(value, (0,) * tensor.rank)
-    return Whole(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
+    return GlobalTensor(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
 
 
 def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
@@ -140,6 +140,6 @@ def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -
     roles, types = roles or {}, function.types
     return Program(
         function,
-        tuple(whole_value(p.name, types[p.name], roles.get(p.name, "data")) for p in function.parameters),
-        tuple(whole_value(name, types[name], roles.get(name, "output")) for name in dict.fromkeys(function.outputs)),
+        tuple(global_tensor(p.name, types[p.name], roles.get(p.name, "data")) for p in function.parameters),
+        tuple(global_tensor(name, types[name], roles.get(name, "output")) for name in dict.fromkeys(function.outputs)),
     )

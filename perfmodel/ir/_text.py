@@ -23,7 +23,7 @@ from perfmodel.ir._instruction import (
     Tensor,
 )
 from perfmodel.ir._parser import Annotations, Parser
-from perfmodel.ir._program import Program, Whole, undistributed
+from perfmodel.ir._program import GlobalTensor, Program, undistributed
 
 INDENT = "  "
 
@@ -38,7 +38,7 @@ def to_text(program: Program | Function | Module) -> str:
     """
     if isinstance(program, Program):
         sides = [("input", w) for w in program.inputs] + [("output", w) for w in program.outputs]
-        return "\n".join([_function(program.function), *(_whole(side, tensor) for side, tensor in sides), ""])
+        return "\n".join([_function(program.function), *(_global_tensor(side, tensor) for side, tensor in sides), ""])
     if isinstance(program, Module):
         return "\n".join(_function(f) for f in program.functions)
     return _function(program)
@@ -66,7 +66,7 @@ def _function(function: Function) -> str:
     return "\n".join(lines)
 
 
-def _whole(side: str, tensor: Whole) -> str:
+def _global_tensor(side: str, tensor: GlobalTensor) -> str:
     axes = [(axis_name, getattr(tensor, axis_name)) for axis_name in ("batch_axis", "tensor_axis", "expert_axis")]
     pieces = ", ".join(f"%{piece.value} {_literal(piece.start)}" for piece in tensor.pieces)
     stated_axes = _attributes(tuple((name, axis) for name, axis in axes if axis is not None))
@@ -145,7 +145,7 @@ def parse_program(text: str) -> Program:
     """
     parser = Parser(text)
     function = inline(_checked(parser))[0]
-    inputs, outputs = parser.wholes(function.types)
+    inputs, outputs = parser.global_tensors(function.types)
     if not inputs and not outputs:
         return undistributed(function)
     # Every parameter needs a source, or `split` could not feed it.

@@ -80,7 +80,7 @@ class TransformerSize:
     tied: bool = False
     """The table of embeddings is the head too."""
     parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
-    """As in `perfmodel.spec.Transformer`; of dense models."""
+    """Whether attention and feed-forward run side by side, as in `perfmodel.spec.Transformer`; of dense models."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:

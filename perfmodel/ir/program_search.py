@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from perfmodel.display import Report, frame_html
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.ir import ITEM_BYTES, Program, Whole, live_memory
+from perfmodel.ir import ITEM_BYTES, GlobalTensor, Program, live_memory
 from perfmodel.ir.distribute import Degrees, on_one_stream, spread_stages, staged
 from perfmodel.ir.execution import Timer, cluster_timer, program_structure, simulate
 from perfmodel.ops import Op
@@ -23,7 +23,7 @@ from perfmodel.spec import Cluster
 from perfmodel.units import divisors
 
 MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
-"""Of pipelines: 2 to 128 (section 5.1)."""
+"""Numbers of micro-batches of pipelines: 2 to 128 (DistIR, section 5.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Candidate:
     step_time_s: float
     samples_per_s: float
     peak_memory_bytes: float
-    """Of the values that are alive at once on the fullest device."""
+    """Bytes of the values that are alive at once on the fullest device."""
 
     @property
     def dtpk(self) -> str:
@@ -69,7 +69,7 @@ class ProgramSearch:
         return len(self.candidates) + sum(self.rejected.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """In the keys of `perfmodel search`."""
+        """Return plain values under the keys of `perfmodel search`."""
         return {
             "program": self.program,
             "cluster": self.cluster,
@@ -186,14 +186,14 @@ def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedu
 
 
 def _least_bytes(program: Program, schedule: str) -> float:
-    """What is in memory at the start or the end of a program whatever the layout, over all stages.
+    """Bytes that a program needs at its start or end in any layout, summed over all stages.
 
     Parameters and states are there at the start; where all that the program returns is kept, new parameters and their
     gradients at the end (schedules that update on the way return no gradients).
     """
 
-    def n_bytes(wholes: Iterable[Whole]) -> float:
-        return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in wholes))
+    def n_bytes(tensors: Iterable[GlobalTensor]) -> float:
+        return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in tensors))
 
     # Programs return gradients beside new weights; a schedule that updates on the way has none left to return.
     lasting = ("parameter", "state") if get_schedule(schedule).asynchronous else ("parameter", "state", "gradient")
@@ -214,7 +214,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _reason(message: str) -> str:
-    """What kind of thing does not divide, without its numbers."""
+    """Name the kind of thing that does not divide, without its numbers."""
     # Messages name tensors and numbers, which would make every rejection its own reason.
     for word in ("batch", "layers", "schedule"):
         if word in message:

@@ -37,7 +37,7 @@ MEMORY_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingWords:
+class ServingOptions:
     """Keywords of `serve`."""
 
     prompt_tokens: int | None = None
@@ -81,7 +81,7 @@ class ServingWords:
 
 
 class ServingKeywords(TypedDict, total=False):
-    """Fields of `ServingWords`, for editors and type checkers."""
+    """Fields of `ServingOptions`, for editors and type checkers."""
 
     prompt_tokens: int | None
     output_tokens: int | None
@@ -95,17 +95,17 @@ class ServingKeywords(TypedDict, total=False):
     dtype: str
 
 
-SERVING_KEYS: Final = tuple(field.name for field in fields(ServingWords) if field.name != "dtype")
+SERVING_KEYS: Final = tuple(field.name for field in fields(ServingOptions) if field.name != "dtype")
 """Keys of `[serving]` of a job file; the element type of products is the job's."""
 
 
-def serving_words(file: JobFile) -> dict[str, Any]:
+def serving_options(file: JobFile) -> dict[str, Any]:
     """Values of `[serving]` of a job file.
 
     Raises:
         PerfModelError: a word that there is not, or a value that it cannot have; names the file.
     """
-    return checked_fields(ServingWords, file.serving, f"{file.place} [serving]", SERVING_KEYS)
+    return checked_fields(ServingOptions, file.serving, f"{file.place} [serving]", SERVING_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,26 +155,26 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class ServingQuestion:
+class ServingProblem:
     """A model on a cluster, and the requests that it is to serve."""
 
     model: Model
     cluster: Cluster
     layout: str
     """Layout of the job file; empty without one."""
-    words: ServingWords
+    options: ServingOptions
     framework: Framework
     calibration: Path | str | None
 
 
-def serving_question(
+def serving_problem(
     model: Model | JobFile | str,
     cluster: Cluster | str | None,
     keywords: Mapping[str, Any],
     *,
     calibration: Path | str | None,
     framework: Framework | None,
-) -> ServingQuestion:
+) -> ServingProblem:
     """Model, cluster and requests of a server; `keywords` go before a job file.
 
     Keywords that are None or empty are not stated.
@@ -183,36 +183,32 @@ def serving_question(
         UnknownNameError: a name that no catalog has, a word that there is not.
         PerfModelError: no cluster.
     """
-    stated, layout = (
-        {word: value for word, value in keywords.items() if value not in (None, "")},
-        "",
-    )
-    # Keywords come from users too (`serve(..., promt_tokens=1)`), so slips are named here.
-    known = {field.name for field in fields(ServingWords)}
+    stated = {name: value for name, value in keywords.items() if value not in (None, "")}
+    # Keywords come from users too, so slips are named here.
+    known = {field.name for field in fields(ServingOptions)}
     unknown = next((name for name in stated if name not in known), None)
     if unknown:
         raise UnknownNameError("word of a server", unknown, known)
-    named: Any = model
+    model_or_name: Any = model
+    layout = ""
     file = catalog.unfiled(model)
     if file is not None:
-        of_file = serving_words(file)
+        file_options = serving_options(file)
         if "dtype" in file.problem_fields:
-            of_file["dtype"] = file.problem_fields["dtype"]
+            file_options["dtype"] = file.problem_fields["dtype"]
         # What is said directly goes before the file.
-        stated = of_file | stated
-        named, cluster, layout = (
-            file.problem_fields.get("model", ""),
-            cluster or file.problem_fields.get("cluster"),
-            file.layout,
-        )
+        stated = file_options | stated
+        model_or_name = file.problem_fields.get("model", "")
+        cluster = cluster or file.problem_fields.get("cluster")
+        layout = file.layout
     if cluster is None:
         raise PerfModelError(NEEDED)
-    asked = ServingWords(**stated)
-    return ServingQuestion(
-        model=catalog.model(named) if isinstance(named, str) else named,
+    options = ServingOptions(**stated)
+    return ServingProblem(
+        model=catalog.model(model_or_name) if isinstance(model_or_name, str) else model_or_name,
         cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
         layout=layout,
-        words=asked,
-        framework=framework or Framework.from_fields(step_overhead_s=asked.step_overhead_s),
+        options=options,
+        framework=framework or Framework.from_fields(step_overhead_s=options.step_overhead_s),
         calibration=calibration,
     )

@@ -9,7 +9,7 @@ from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import Site, SitePrior
-from perfmodel.serving._request import Requests, ServingKeywords, ServingQuestion, ServingWords, serving_question
+from perfmodel.serving._request import Requests, ServingKeywords, ServingOptions, ServingProblem, serving_problem
 from perfmodel.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
@@ -105,7 +105,7 @@ def serve(
     *,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **words: Unpack[ServingKeywords],
+    **options: Unpack[ServingKeywords],
 ) -> Serving:
     """Predict a server of a decoder-only transformer.
 
@@ -116,7 +116,7 @@ def serve(
             given here. Of a layout, tp, pp, dp, ep and etp count.
         framework: supplies kernel gaps, memory and the time between steps (`step_overhead_s`); a generic server if not
             given.
-        words: fields of `ServingWords`; `prompt_tokens` and `output_tokens` are needed, `batch` is a multiple of dp.
+        options: fields of `ServingOptions`; `prompt_tokens` and `output_tokens` are needed, `batch` divides by dp.
 
     Raises:
         UnknownNameError: a name that no catalog has, a word that there is not.
@@ -124,30 +124,30 @@ def serve(
         PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
     """
     # Without a batch the search starts from one request per replica.
-    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
-    layout = layout or question.layout or "tp=1"
+    problem = serving_problem(model, cluster, options, calibration=calibration, framework=framework)
+    layout = layout or problem.layout or "tp=1"
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
-    batch = question.words.batch
-    server = server_of(question, laid_out, laid_out.dp if batch is None else batch)
-    return largest(server, question.words) if batch is None else served(server)
+    batch = problem.options.batch
+    server = server_of(problem, laid_out, laid_out.dp if batch is None else batch)
+    return largest(server, problem.options) if batch is None else served(server)
 
 
-def server_of(question: ServingQuestion, layout: Layout, batch: int) -> Server:
+def server_of(problem: ServingProblem, layout: Layout, batch: int) -> Server:
     """Return the server of a question with `batch` requests in flight over all replicas, once it has been checked.
 
     Raises:
         LayoutError: a layout that cannot serve the model.
         PerfModelError: a model that generates nothing, or requests that cannot be.
     """
-    requests = question.words.requests(question.cluster, batch)
-    model = _servable(question.model, question.cluster, layout, requests)
-    weights = weight_files(question.calibration)
+    requests = problem.options.requests(problem.cluster, batch)
+    model = _servable(problem.model, problem.cluster, layout, requests)
+    weights = weight_files(problem.calibration)
     return Server(
         model=model,
-        cluster=question.cluster,
+        cluster=problem.cluster,
         layout=layout,
         requests=requests,
-        framework=question.framework,
+        framework=problem.framework,
         kernels=KernelModel.of(weights),
         collectives=CollectiveModel.of(weights),
     )
@@ -246,7 +246,7 @@ def _ends(cost: Cost, site_prior: SitePrior) -> Interval:
     return cost.total_s * low, cost.total_s * high
 
 
-def largest(server: Server, limits: ServingWords) -> Serving:
+def largest(server: Server, limits: ServingOptions) -> Serving:
     """The server with as many requests in flight as fit and keep the `limits`: all that fit, or by bisection,
     as more take longer.
 
@@ -278,7 +278,7 @@ def largest(server: Server, limits: ServingWords) -> Serving:
     return best
 
 
-def _exceeded(serving: Serving, limits: ServingWords) -> str:
+def _exceeded(serving: Serving, limits: ServingOptions) -> str:
     """Why a server does not do, with the remedy; empty if it does."""
     batch, memory = serving.requests.batch, serving.memory
     if not serving.fits:

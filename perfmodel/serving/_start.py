@@ -6,7 +6,7 @@ from typing import Final, Unpack
 
 from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.serving._request import ServingKeywords, ServingQuestion, serving_question
+from perfmodel.serving._request import ServingKeywords, ServingProblem, serving_problem
 from perfmodel.serving._serving import Serving, largest, served, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model
 from perfmodel.units import divisors, duration
@@ -34,7 +34,7 @@ def starting_point(
     *,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **words: Unpack[ServingKeywords],
+    **options: Unpack[ServingKeywords],
 ) -> StartingPoint:
     """A server at a sensible operating point: what is not said of layout and batch is chosen.
 
@@ -42,44 +42,44 @@ def starting_point(
     them. Where no limit is given they are those of an interactive service.
 
     Args:
-        model, cluster, layout, calibration, framework, words: as `serve` takes them.
+        model, cluster, layout, calibration, framework, options: as `serve` takes them.
 
     Raises:
         PerfModelError, LayoutError, UnknownNameError: as `serve`.
     """
-    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
+    problem = serving_problem(model, cluster, options, calibration=calibration, framework=framework)
     chosen: list[str] = []
-    layout = layout or question.layout
+    layout = layout or problem.layout
     if not layout:
-        layout = _smallest(question)
+        layout = _smallest(problem)
         chosen.append(f"layout {layout.label}: the smallest with room for {_ROOM} requests")
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
-    if question.words.batch is not None:
+    if problem.options.batch is not None:
         return StartingPoint(
-            serving=served(server_of(question, laid_out, question.words.batch)),
+            serving=served(server_of(problem, laid_out, problem.options.batch)),
             chosen=tuple(chosen),
         )
 
-    server = server_of(question, laid_out, laid_out.dp)
+    server = server_of(problem, laid_out, laid_out.dp)
     # One limit that is given is taken alone: adding the usual other one might leave nothing.
-    if question.words.ttft_limit_s is not None or question.words.tpot_limit_s is not None:
-        return StartingPoint(serving=largest(server, question.words), chosen=tuple(chosen))
-    usual = replace(question.words, ttft_limit_s=USUAL_TTFT_S, tpot_limit_s=USUAL_TPOT_S)
+    if problem.options.ttft_limit_s is not None or problem.options.tpot_limit_s is not None:
+        return StartingPoint(serving=largest(server, problem.options), chosen=tuple(chosen))
+    usual = replace(problem.options, ttft_limit_s=USUAL_TTFT_S, tpot_limit_s=USUAL_TPOT_S)
     limits = f"{duration(USUAL_TTFT_S)} to the first token and {duration(USUAL_TPOT_S)} for each after it"
     try:
         serving = largest(server, usual)
     except PerfModelError:
         # Long prompts, or a small layout, are slower than that with a single request: then all that fit.
-        serving = largest(server, question.words)
+        serving = largest(server, problem.options)
         chosen.append(f"batch: all that fit, as no batch holds {limits}")
     else:
         chosen.append(f"batch: the most that hold {limits}")
     return StartingPoint(serving=serving, chosen=tuple(chosen))
 
 
-def _smallest(question: ServingQuestion) -> Layout:
+def _smallest(problem: ServingProblem) -> Layout:
     """The fewest devices, by tp inside a node and then pp, that hold the model and some requests."""
-    cluster = question.cluster
+    cluster = problem.cluster
     # Tensor parallelism inside a node, whose links can bear an all-reduce per layer; beyond it pipeline stages.
     node = cluster.devices_per_node
     sizes = [Layout(tp=tp) for tp in divisors(node)]
@@ -87,7 +87,7 @@ def _smallest(question: ServingQuestion) -> Layout:
     fits: Layout | None = None
     for layout in sizes:
         try:
-            serving = served(server_of(question, layout, 1))
+            serving = served(server_of(problem, layout, 1))
         except LayoutError:
             continue
         # Sizes ascend, so the first with room is the smallest; a layout that only just holds the model is second
@@ -98,7 +98,7 @@ def _smallest(question: ServingQuestion) -> Layout:
             fits = layout
     if fits is None:
         raise PerfModelError(
-            f"serve: no layout of {node} devices of {cluster.name} or of some such nodes holds {question.model.name}; "
+            f"serve: no layout of {node} devices of {cluster.name} or of some such nodes holds {problem.model.name}; "
             "give --layout, or narrower weights"
         )
     return fits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from perfmodel.catalog import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.serving._request import ServingKeywords, ServingQuestion, serving_question
+from perfmodel.serving._request import ServingKeywords, ServingProblem, serving_problem
 from perfmodel.serving._serving import Serving, largest, served_with, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import divisors, whole
@@ -66,32 +66,32 @@ def serve_sweep(
     layouts: Sequence[Layout | str] | None = None,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
-    **words: Unpack[ServingKeywords],
+    **options: Unpack[ServingKeywords],
 ) -> ServingSweep:
     """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
     that fit and hold the limits.
 
     Args:
         layouts: layouts to try; by default every tp, pp and dp on `devices`, with experts over tp or dp as well.
-        words: as `serve` takes them, without `batch`, which is swept. All other arguments are those of `serve`.
+        options: as `serve` takes them, without `batch`, which is swept. All other arguments are those of `serve`.
 
     Raises:
         PerfModelError: as `serve`, or if no layout does, or a batch is given.
     """
-    if words.get("batch") is not None:
+    if options.get("batch") is not None:
         raise PerfModelError("serve: a sweep chooses batches itself; leave out --batch (`batch`)")
-    question = serving_question(model, cluster, words, calibration=calibration, framework=framework)
+    problem = serving_problem(model, cluster, options, calibration=calibration, framework=framework)
     if layouts is None:
         whole("serve", {"devices": devices})
-        question.cluster.require(int(devices or 0), "the sweep")
-        layouts = _layouts(question, int(devices or 0))
+        problem.cluster.require(int(devices or 0), "the sweep")
+        layouts = _layouts(problem, int(devices or 0))
     tried = [Layout.parse(layout) if isinstance(layout, str) else layout for layout in layouts]
     servings: list[Serving] = []
     rejected: dict[str, str] = {}
     for layout in tried:
-        server = server_of(question, layout, layout.dp)
+        server = server_of(problem, layout, layout.dp)
         try:
-            most = largest(server, question.words)
+            most = largest(server, problem.options)
         except PerfModelError as error:
             rejected[layout.label] = str(error)
             continue
@@ -105,12 +105,12 @@ def serve_sweep(
     return ServingSweep(tuple(servings), rejected)
 
 
-def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
+def _layouts(problem: ServingProblem, devices: int) -> list[Layout]:
     """All divisions of the devices by tp (inside a node), pp and dp that the model can do; experts sharded as the rest
     is, spread over the ranks of tp, or over those of dp."""
-    experts = isinstance(question.model, Transformer) and question.model.experts
+    experts = isinstance(problem.model, Transformer) and problem.model.experts
     possible = []
-    for tp in divisors(devices, question.cluster.devices_per_node):
+    for tp in divisors(devices, problem.cluster.devices_per_node):
         for pp in divisors(devices // tp):
             dp = devices // tp // pp
             possible.append(Layout(tp=tp, pp=pp, dp=dp))
@@ -119,13 +119,13 @@ def _layouts(question: ServingQuestion, devices: int) -> list[Layout]:
                 possible.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
             if experts and tp == 1 < dp:
                 possible.append(Layout(pp=pp, dp=dp, ep=dp))
-    return [layout for layout in possible if _divides(question, layout)]
+    return [layout for layout in possible if _divides(problem, layout)]
 
 
-def _divides(question: ServingQuestion, layout: Layout) -> bool:
+def _divides(problem: ServingProblem, layout: Layout) -> bool:
     try:
         # Building one small step is the test: whatever does not divide raises.
-        server_of(question, layout, layout.dp).step(1, 0, 1)
+        server_of(problem, layout, layout.dp).step(1, 0, 1)
     except LayoutError:
         return False
     return True

@@ -46,11 +46,11 @@ def test_collectives_leave_what_they_should_and_take_as_long_as_they_should(real
     calls = run.collectives()
     assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
             "send", "recv", "barrier"} == set(calls.kind)  # fmt: skip
-    told_s = PRICE_S + calls.kind.map(lambda kind: delays_s[delayed_as(kind)])
-    assert calls.delay_s.to_numpy() == pytest.approx(told_s.to_numpy())
+    stated_s = PRICE_S + calls.kind.map(lambda kind: delays_s[delayed_as(kind)])
+    assert calls.delay_s.to_numpy() == pytest.approx(stated_s.to_numpy())
     overhead_s = max(rank.overhead_s for rank in run.ranks)
     assert overhead_s < LONG_S
-    assert (calls.end_s - calls.issued_s - told_s).min() > -overhead_s - LATE_S
+    assert (calls.end_s - calls.issued_s - stated_s).min() > -overhead_s - LATE_S
 
 
 def test_every_method_of_a_process_group_is_emulated_or_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.emulate import EmulationError
-from perfmodel.emulate._environment import Environment, Line
+from perfmodel.emulate._environment import Environment, EnvironmentClient
 from perfmodel.emulate._orders import DELAYED, KINDS, Call, Conditions, Orders, delayed_as
 from perfmodel.errors import PerfModelError
 
@@ -25,8 +25,8 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
     made.close()
 
 
-def line(environment: Environment, rank: int) -> Line:
-    return Line(environment._listener.address, rank)  # pyright: ignore[reportArgumentType]
+def line(environment: Environment, rank: int) -> EnvironmentClient:
+    return EnvironmentClient(environment._listener.address, rank)  # pyright: ignore[reportArgumentType]
 
 
 def meet(environment: Environment, calls: dict[int, Call]) -> dict[int, object]:

@@ -10,7 +10,7 @@ import perfmodel as pm
 from perfmodel.catalog import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts._question import SEARCH_WORDS, SearchKeywords
-from perfmodel.serving._request import ServingKeywords, ServingWords
+from perfmodel.serving._request import ServingKeywords, ServingOptions
 from perfmodel.spec import Job, JobKeywords, Layout, LayoutKeywords, StepKeywords
 
 EXPLICIT = {"global_batch", "seq_len", "dtype"}
@@ -64,7 +64,7 @@ def test_no_public_function_takes_whatever_it_is_given() -> None:
 
 
 def test_keywords_of_a_server_are_its_fields() -> None:
-    assert get_type_hints(ServingKeywords) == types(ServingWords)
+    assert get_type_hints(ServingKeywords) == types(ServingOptions)
 
 
 def test_a_layout_in_every_form_is_the_same() -> None:

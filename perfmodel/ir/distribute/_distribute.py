@@ -34,7 +34,7 @@ _WORDS: Final = {"true": True, "false": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """How far to distribute along each dimension.
+    """Degrees of distribution along each dimension.
 
     Raises:
         LayoutError: a degree below one.

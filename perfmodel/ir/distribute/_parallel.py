@@ -8,13 +8,13 @@ from perfmodel.ir import (
     OPS,
     REPLICATED,
     Function,
+    GlobalTensor,
     Instruction,
     Parameter,
     Program,
-    Question,
     Sharded,
     Sharding,
-    Whole,
+    ShardingQuery,
     attributes,
 )
 from perfmodel.ir.distribute._spread import Plan, shard_axis, spread
@@ -90,7 +90,7 @@ def data_parallel(
     # Weights whose optimizer has states (`w.m` is a state of `w`): without a state, stage 1 has nothing to shard.
     stateful = {tensor.name.rpartition(".")[0] for tensor in program.inputs_of("state")}
 
-    def sharded(tensor: Whole) -> dict[str, Sharding]:
+    def sharded(tensor: GlobalTensor) -> dict[str, Sharding]:
         axes = {piece.value: shard_axis(program.types[piece.value], parts) for piece in tensor.pieces}
         return {value: REPLICATED if axis is None else Sharded(axis) for value, axis in axes.items()}
 
@@ -160,8 +160,8 @@ def megatron_axes(program: Program) -> Program:
                 if axis is not None and types[name].shape[axis] > 1:
                     axes[name], spread[name] = axis, Sharded(axis)
         # Asked for one part, so that every axis divides: the axes are wanted before the degree is known.
-        question = Question.of(i, types, [spread[n] for n in i.inputs], 1)
-        spread.update(zip(i.outputs, OPS[i.op].spread(question).outputs, strict=True))
+        query = ShardingQuery.of(i, types, [spread[n] for n in i.inputs], 1)
+        spread.update(zip(i.outputs, OPS[i.op].spread(query).outputs, strict=True))
     return replace(
         program,
         inputs=tuple(

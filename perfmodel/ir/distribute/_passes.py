@@ -18,9 +18,9 @@ from perfmodel.ir import (
     Instruction,
     Partial,
     Program,
-    Question,
     Sharded,
     Sharding,
+    ShardingQuery,
     Tag,
     attributes,
 )
@@ -28,7 +28,7 @@ from perfmodel.schedule import Phase, Schedule, even_split
 
 
 def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], Function]:
-    """How micro-batches share each value, and the function with the attributes that one of them needs.
+    """Find how micro-batches share each value; return that and the function as one micro-batch runs it.
 
     The rules are those of parallel devices, with time in the place of space: a value sharded along an axis
     is cut, a partial one is summed over micro-batches, a replicated one is the same for all. Where a replicated one (a
@@ -53,10 +53,10 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             sharding.update(dict.fromkeys(instruction.outputs, REPLICATED))
             changed.append(instruction)
             continue
-        question = Question.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
-        answer = OPS[instruction.op].spread(question)
+        query = ShardingQuery.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
+        decision = OPS[instruction.op].spread(query)
         inputs: list[str] = []
-        for name, want in zip(instruction.inputs, answer.inputs, strict=True):
+        for name, want in zip(instruction.inputs, decision.inputs, strict=True):
             # Equal cuts are written once per pass and layer; their name is their identity.
             if sharding[name] == REPLICATED and isinstance(want, Sharded):
                 cut = _cut(name, want.axis, types[name].shape[want.axis] // parts, instruction.tag)
@@ -70,8 +70,8 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
                 raise LayoutError(f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}")
             else:
                 inputs.append(name)
-        sharding.update(zip(instruction.outputs, answer.outputs, strict=True))
-        values = attributes(**dict(instruction.attributes) | dict(answer.attributes))
+        sharding.update(zip(instruction.outputs, decision.outputs, strict=True))
+        values = attributes(**dict(instruction.attributes) | dict(decision.attributes))
         changed.append(Instruction(instruction.op, tuple(inputs), instruction.outputs, values, instruction.tag))
     for tensor in program.outputs:
         for piece in tensor.pieces:

@@ -11,6 +11,7 @@ from perfmodel.errors import LayoutError
 from perfmodel.ir import (
     REPLICATED,
     Function,
+    GlobalTensor,
     Instruction,
     Parameter,
     Piece,
@@ -19,7 +20,6 @@ from perfmodel.ir import (
     Sharding,
     Stream,
     Tag,
-    Whole,
     attributes,
 )
 from perfmodel.ir.distribute._passes import (
@@ -135,7 +135,7 @@ class _Pipeline:
             self._update(instruction)
 
         # A schedule that updates on the way has used up its gradients.
-        outputs: list[Whole] = []
+        outputs: list[GlobalTensor] = []
         returned: dict[str, None] = {}
         for tensor in self._program.outputs:
             if self._weights and tensor.role == "gradient":
@@ -148,7 +148,7 @@ class _Pipeline:
         function = Function(self._function.name, tuple(self._parameters), tuple(self._out), tuple(returned))
         return Program(function, inputs, tuple(outputs))
 
-    def _place_inputs(self) -> tuple[Whole, ...]:
+    def _place_inputs(self) -> tuple[GlobalTensor, ...]:
         """A copy of every input on each device that uses it; data comes cut into micro-batches."""
         # A weight used by two stages (tied embeddings) and a stage that two devices have (bidirectional schedules)
         # need copies.
@@ -287,7 +287,7 @@ class _Pipeline:
         return Instruction("send", (value,), (f"{value}.p{device}",), attributes(to=device), tag)
 
     def _total(self, name: str) -> dict[int, str]:
-        """What updates use of a value: summed over devices where several hold partial sums."""
+        """Return a value as updates use it: summed over devices where several hold partial sums."""
         # What is neither summed nor shared exists only if there is a single micro-batch.
         key = (name, -1) if name in self._summed or (name, -1) in self._at else (name, 0)
         holders = self._at[key]

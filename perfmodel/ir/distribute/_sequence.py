@@ -10,16 +10,16 @@ from perfmodel.ir import (
     OPS,
     REPLICATED,
     Function,
+    GlobalTensor,
     Instruction,
     Parameter,
     Partial,
     Piece,
     Program,
-    Question,
     Sharded,
     Sharding,
+    ShardingQuery,
     Tag,
-    Whole,
     attributes,
 )
 
@@ -122,10 +122,10 @@ class _Slicing:
     def _instruction(self, i: Instruction) -> None:
         """Write an instruction once for every slice."""
         spreads = [self._spread[name] for name in i.inputs]
-        answer = OPS[i.op].spread(Question.of(i, self._types, spreads, self._count))
-        operands = [self._part(name, want, i) for name, want in zip(i.inputs, answer.inputs, strict=True)]
-        self._define(i.outputs, answer.outputs)
-        values = attributes(**dict(i.attributes) | dict(answer.attributes))
+        decision = OPS[i.op].spread(ShardingQuery.of(i, self._types, spreads, self._count))
+        operands = [self._part(name, want, i) for name, want in zip(i.inputs, decision.inputs, strict=True)]
+        self._define(i.outputs, decision.outputs)
+        values = attributes(**dict(i.attributes) | dict(decision.attributes))
         for j in self._slices(i.tag):
             made = tuple(self._names[name][j] for name in i.outputs)
             self._write(j, Instruction(i.op, tuple(names[j] for names in operands), made, values, i.tag))
@@ -191,7 +191,7 @@ class _Slicing:
             self._write(j, Instruction("accumulate", (sofar, part), (total,), (), tag))
 
     def _whole(self, name: str, tag: Tag) -> str:
-        """What an update uses: sums are whole after the last slice, parts are joined."""
+        """Return a value as an update uses it: sums are complete after the last slice, parts are joined."""
         spread = self._spread[name]
         if isinstance(spread, Sharded):
             joined = Instruction("concat", tuple(self._names[name]), (name,), attributes(axis=spread.axis), tag)
@@ -207,7 +207,7 @@ class _Slicing:
         body = self._forward if instruction.tag.phase == "forward" else self._backward
         body[j].append(replace(instruction, tag=replace(instruction.tag, micro_batch=j)))
 
-    def _pieces(self, tensor: Whole) -> Whole:
+    def _pieces(self, tensor: GlobalTensor) -> GlobalTensor:
         pieces: list[Piece] = []
         for piece in tensor.pieces:
             pieces += self._placed(piece)

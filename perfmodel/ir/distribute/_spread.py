@@ -1,10 +1,10 @@
 """Spreading a program over the parts of one parallel dimension.
 
-Every device becomes `parts` devices. Each instruction is asked how it can be spread, given how its operands
-are (its op's sharding rule), and what it asks for is brought about by collectives. Data, tensor (Megatron-LM)
-and expert parallelism and ZeRO are nothing but different shardings of the inputs, and as they go from
-programs to programs they compose. From one sharding to another it takes one collective (GSPMD, Xu et al. 2021, section
-4.2).
+Every device becomes `parts` devices. The sharding rule of each instruction's op says how the instruction can be spread,
+given how its operands are; collectives bring the operands into the form that it wants. Data parallelism, tensor
+parallelism (Megatron-LM), expert parallelism and ZeRO differ in nothing but the shardings of their inputs. They
+compose, since they go from programs to programs. From one sharding to another it takes one collective (GSPMD, Xu et
+al. 2021, section 4.2).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ from perfmodel.ir import (
     OPS,
     REPLICATED,
     UNTAGGED,
-    Answer,
     Attributes,
     Function,
+    GlobalTensor,
     Instruction,
     Parameter,
     Partial,
     Piece,
     Program,
-    Question,
     Replicated,
     Sharded,
     Sharding,
+    ShardingDecision,
+    ShardingQuery,
     Stream,
     Tag,
     Tensor,
-    Whole,
     attributes,
 )
 
@@ -41,7 +41,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one parallel dimension does."""
+    """Plan of one parallel dimension."""
 
     parts: int
     suffix: str
@@ -92,7 +92,7 @@ class _Spreading:
         self._sharding: dict[str, Sharding] = {}
         self._names: dict[str, Names] = {}
         self._converted: dict[tuple[Any, ...], Names] = {}
-        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._decisions: dict[tuple[Any, ...], ShardingDecision] = {}
         self._attributes: dict[tuple[Attributes, Attributes, int, int], tuple[Attributes, ...]] = {}
         self._out: list[Instruction] = []
 
@@ -150,17 +150,17 @@ class _Spreading:
         return names
 
     def _instruction(self, instruction: Instruction) -> None:
-        answer = self._answer(instruction)
+        decision = self._decision(instruction)
         # The rule says how it wants its operands; converting them is where all communication of a dimension comes
         # from.
         operands = [
             self._convert(name, sharding, instruction.tag)
-            for name, sharding in zip(instruction.inputs, answer.inputs, strict=True)
+            for name, sharding in zip(instruction.inputs, decision.inputs, strict=True)
         ]
-        outputs = [self._define(*pair) for pair in zip(instruction.outputs, answer.outputs, strict=True)]
+        outputs = [self._define(*pair) for pair in zip(instruction.outputs, decision.outputs, strict=True)]
         # An instruction without operands has to be told where it runs.
         device = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
-        key = (instruction.attributes, answer.attributes, answer.offset_step, device)
+        key = (instruction.attributes, decision.attributes, decision.offset_step, device)
         # Layers repeat the same attributes; each distinct set is rewritten for the parts once.
         by_part = self._attributes.get(key)
         if by_part is None:
@@ -195,7 +195,7 @@ class _Spreading:
 
         return tuple((name, moved(value) if name in ("to", "device") else value) for name, value in values)
 
-    def _answer(self, instruction: Instruction) -> Answer:
+    def _decision(self, instruction: Instruction) -> ShardingDecision:
         plan, tag = self._plan, instruction.tag
         shardings = [self._sharding[name] for name in instruction.inputs]
         update = tag.phase == "update"
@@ -207,14 +207,14 @@ class _Spreading:
             if scatters and isinstance(shardings[k], Partial):
                 axis = shard_axis(self._types[name], plan.parts)
                 shardings[k] = shardings[k] if axis is None else Sharded(axis)
-        # Layers ask the same question again and again; equal types are one object.
+        # Layers repeat the same query; equal types are one object, so `id` serves as a key.
         operands = tuple([id(self._types[name]) for name in instruction.inputs])
         key = (instruction.op, instruction.attributes, operands, tuple(shardings))
-        answer = self._answers.get(key)
-        if answer is None:
-            question = Question.of(instruction, self._types, shardings, plan.parts, plan.sequence_axis)
-            answer = self._answers[key] = OPS[instruction.op].spread(question)
-        return answer
+        decision = self._decisions.get(key)
+        if decision is None:
+            query = ShardingQuery.of(instruction, self._types, shardings, plan.parts, plan.sequence_axis)
+            decision = self._decisions[key] = OPS[instruction.op].spread(query)
+        return decision
 
     def _convert(self, name: str, target: Sharding, tag: Tag) -> Names:
         """The parts of a value, spread as `target` says."""
@@ -243,7 +243,7 @@ class _Spreading:
         target = self._plan.outputs.get(name, REPLICATED if isinstance(current, Partial) else current)
         return self._convert(name, target, replace(UNTAGGED, phase="update")), target
 
-    def _pieces(self, tensor: Whole, spreads: Mapping[str, tuple[Names, Sharding]]) -> Whole:
+    def _pieces(self, tensor: GlobalTensor, spreads: Mapping[str, tuple[Names, Sharding]]) -> GlobalTensor:
         pieces: list[Piece] = []
         for piece in tensor.pieces:
             names, sharding = spreads[piece.value]

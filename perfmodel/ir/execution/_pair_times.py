@@ -39,7 +39,7 @@ class Messages(NamedTuple):
 
 
 def messages(kind: str, ranks: int) -> Messages:
-    """What each rank sends by gloo's algorithms, one message after another, where operands have S bytes.
+    """Messages that each rank sends by gloo's algorithms, one after another, where operands have S bytes.
 
     - all_reduce: a ring, 2 (n - 1) messages of S / n;
     - all_gather: a ring, n - 1 messages of S;
@@ -99,7 +99,7 @@ class Curve:
 
     @property
     def credit_s(self) -> float:
-        """What a call gains by the pause before it: the median over the larger half of the sizes."""
+        """Seconds that a call gains by the pause before it: the median over the larger half of the sizes."""
         # A token bucket fills while the link is idle and then lets a burst through: a fixed number of seconds per
         # call, clearest at the larger sizes. Noise may make it negative.
         half = len(self.bytes) // 2

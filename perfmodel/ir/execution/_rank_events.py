@@ -57,7 +57,7 @@ RankEvent = Kernel | Transfer
 _CARRIED_BY: Final = dict.fromkeys(("broadcast", "reduce", "reduce_scatter", "scatter"), "all_reduce") | {
     "gather": "all_gather"
 }
-"""How ranks on CPUs carry out the other collectives."""
+"""Collective by which ranks on CPUs carry out each of the others."""
 
 
 def rank_events(function: Function, cluster: Cluster) -> list[RankEvent]:

@@ -48,7 +48,7 @@ class Run:
 
 
 Backend = Literal["jax", "torch"]
-"""Whose kernels compute and whose collectives move the data."""
+"""Library whose kernels compute and whose collectives move the data."""
 
 
 def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()) -> RankGroup:
@@ -123,7 +123,7 @@ def run(
 
 
 def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]], float]:
-    """What the ranks noted, and the share of the processor time that others took meanwhile."""
+    """Run once; return the ranks' notes, and the share of the processor time that others took meanwhile."""
     meter = machine_meter()
     # Processor time of this process and its ranks is ours; whatever else the machine spent meanwhile disturbed the
     # run.
@@ -134,7 +134,7 @@ def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]
 
 
 def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]:
-    """What each rank of a program runs, with its share of the inputs."""
+    """Code of each rank of a program, with its share of the inputs."""
     function, types = program.function, program.types
     arguments = program.split(inputs)
     # Outputs identify an instruction: every value is assigned once. Process groups must be made by all ranks in one
@@ -163,7 +163,7 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
 
 
 def _clock_offsets(group: RankGroup) -> Float[np.ndarray, " ranks"]:
-    """How far each rank's clock is ahead of rank 0's.
+    """Seconds by which each rank's clock is ahead of rank 0's.
 
     A round asks all ranks at once, so that answers lie within the round's own duration of one another; the
     shortest round counts. An offset that it cannot tell from none is none (one host, one clock).

@@ -19,7 +19,7 @@ from perfmodel.program import N_STREAMS, Edges, Kind, Stream, Structure, binary_
 from perfmodel.spec import Cluster
 
 Event = tuple[Kind, tuple[Op, ...]]
-"""What a class stands for: its kind, and the kernels or collectives that run one after another."""
+"""Event of a class: its kind, and the kernels or collectives that run one after another."""
 
 _STREAM: Final = {name: int(Stream[name.upper()]) for name in STREAMS}
 _JOIN: Final = -1
@@ -94,7 +94,7 @@ class _Nodes:
         self._events, self._groups, self._first = events, groups, first
 
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
-        """Who waits for whom, as node numbers; the last node is the end of the program."""
+        """Edges from each node to those that wait for it, as node numbers; the last node is the end of the program."""
         entry, n = self.entry, len(self.device)
         # A stable sort by stream keeps program order inside each stream, so neighbours are consecutive work of one
         # stream.

@@ -200,7 +200,7 @@ class Emitter:
             names = self.builder.emit("split", (ref.name,), hints, (("axis", axis), ("parts", n)))
         return [Ref(name, ref.layer) for name in names]
 
-    def whole(self, ref: Ref, array: Array) -> Ref:
+    def materialised(self, ref: Ref, array: Array) -> Ref:
         """The value in its full shape, where it was only broadcast."""
         if self.shape(ref) == array.shape:
             return ref

@@ -40,7 +40,7 @@ class Graph:
         self.values: dict[str, Any] = {}
         """Item of each value of the foreign graph, or a list of items."""
         self.missing: dict[str, tuple[str, str, int]] = {}
-        """By op: why it could not be mapped, the first node, and how many there are."""
+        """Ops that could not be mapped: why, the first node, and how many nodes there are."""
         self._batch = 0
         self._stacks: list[str] = []
         self._products = 0
@@ -300,7 +300,7 @@ class _Chain:
 def _chain(
     split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: frozenset[str], program: Program
 ) -> _Chain | None:
-    """What leads from a product with a weight to a split of its last axis and to nothing else."""
+    """Return the chain from a product with a weight to a split of its last axis, if it leads to nothing else."""
     types = program.types
     if split.op != "split" or split.attribute("axis") != types[split.inputs[0]].rank - 1:
         return None

@@ -58,7 +58,7 @@ class Array:
     """Element type and shape of a value."""
 
     dtype: str
-    """As the kernel tables name it; `fp32` for types that they lack (integers move like it)."""
+    """Name in the kernel tables; `fp32` for types that they lack (integers move like it)."""
     shape: tuple[int, ...]
     item_bytes: float
 
@@ -138,7 +138,7 @@ class Rows(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of all rows."""
+        """FLOPs of all rows."""
         return sum(row.count * row.flops for row in (*self.kernels, *self.unmapped))
 
 
@@ -193,7 +193,7 @@ def _live(region: Region) -> list[Node]:
 
 
 class _Origins:
-    """Where values come from, through views: the tensor that is read, and the node that computed it."""
+    """Origins of values through views: the tensor that is read, and the node that computed it."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._maker: dict[Value, Node] = {}

@@ -107,7 +107,7 @@ def called(i: Instruction, attribute: str, computations: Mapping[str, Computatio
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What instructions are, in a module of these computations."""
+    """Rules that turn instructions into nodes, in a module of these computations."""
 
     computations: Mapping[str, Computation]
     widened: bool

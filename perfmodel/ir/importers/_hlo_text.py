@@ -23,7 +23,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: Mapping[str, str]
     literal: str = ""
-    """What stands between the parentheses, of parameters and constants."""
+    """Text between the parentheses of parameters and constants."""
 
     def axes(self, attribute: str) -> tuple[int, ...]:
         """An attribute such as `{0,1}` as numbers; empty where it is absent."""
@@ -134,7 +134,7 @@ def _split_type(text: str) -> tuple[Type, str]:
 
 
 def _until_closed(text: str) -> tuple[str, str]:
-    """Up to the parenthesis that closes the one before `text`, and what follows it."""
+    """Split a text at the parenthesis that closes the one before it."""
     for i, _, depth in _unquoted(text):
         if depth < 0:
             return text[:i], text[i + 1 :]

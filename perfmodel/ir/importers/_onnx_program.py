@@ -23,7 +23,7 @@ _TAKE_WEIGHTS = frozenset(
 )
 """Operators whose operands, beside activations, are weights."""
 _FOLDED = frozenset({op.partition(".")[0] for op in FOREIGN_OPS} | {"val", "cos", "sin", "arange", "full"})
-"""What names of folded values begin with: the op of ATen that made them, or `val`."""
+"""Beginnings of names of folded values: the op of ATen that made them, or `val`."""
 
 
 def onnx_program(

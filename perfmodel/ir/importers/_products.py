@@ -140,7 +140,7 @@ class Channels(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How the forward's kernel moves over its image, each by height and width."""
+    """Movement of the forward's kernel over its image, each by height and width."""
 
     image: Pair
     kernel: Pair

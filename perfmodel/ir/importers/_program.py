@@ -80,7 +80,7 @@ def trace_program(
     for item, var in zip(items, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
             raise PerfModelError(f"{title}: an output does not depend on weights or data; return what does")
-        results.append((emitter.whole(item, array_of(var)).name, "loss" if differentiable else "output"))
+        results.append((emitter.materialised(item, array_of(var)).name, "loss" if differentiable else "output"))
     emitter.settle_layers()
     return model.program(results)
 
@@ -157,7 +157,7 @@ class _Walk:
         x = items[0]
         if len(set(sizes)) > 1 or not isinstance(x, Ref):
             raise CannotMapError("parts of different sizes")
-        return list(self.emitter.parts(self.emitter.whole(x, array_of(eqn.invars[0])), axis, len(sizes)))
+        return list(self.emitter.parts(self.emitter.materialised(x, array_of(eqn.invars[0])), axis, len(sizes)))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Every iteration in turn; what is scanned over is split, what is collected joined."""
@@ -184,7 +184,7 @@ class _Walk:
             return [Known(part) for part in item.array]
         if not isinstance(item, Ref):
             raise CannotMapError("the IR computes no integers")
-        x = self.emitter.whole(item, array_of(atom))
+        x = self.emitter.materialised(item, array_of(atom))
         # Weights stacked along the scanned axis are those of one layer each.
         parts = self.emitter.parts(x, 0, n)
         layers = range(n) if item.layer < 0 else [item.layer] * n
@@ -200,7 +200,7 @@ class _Walk:
         # Iterations stand along a new first axis.
         part_array = Array(array_of(var).dtype, shape[1:], 4)
         rows = [
-            self.emitter.reshape(self.emitter.whole(part, part_array), (1, *shape[1:]))
+            self.emitter.reshape(self.emitter.materialised(part, part_array), (1, *shape[1:]))
             if isinstance(part, Ref)
             else self.emitter.constant(part.array[None], part_array.dtype)  # pyright: ignore[reportAttributeAccessIssue]
             for part in parts
@@ -209,7 +209,7 @@ class _Walk:
 
 
 def _environment(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Item]) -> dict[Any, Item]:
-    """What is known of a jaxpr's variables before its first equation."""
+    """Items of a jaxpr's variables before its first equation."""
     values: dict[Any, Item] = {v: Known.of(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
     return values | dict(zip(jaxpr.invars, inputs, strict=True))
 

@@ -188,7 +188,7 @@ def _reshape(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: 
     if have != full:
         stored_sizes = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
         if stored_sizes is None or [f for f in full if f != 1] != [n for n in out.shape if n != 1]:
-            return d.reshape(d.whole(x, arrays[0]), out.shape)
+            return d.reshape(d.materialised(x, arrays[0]), out.shape)
         rest = iter(stored_sizes)
         return d.reshape(x, [1 if n == 1 else next(rest) for n in out.shape])
     return d.reshape(x, out.shape)
@@ -221,14 +221,14 @@ def _reduce_max(d: Emitter, parameters: Parameters, items: Sequence[Item], array
     x = _first(items)
     if tuple(parameters["axes"]) != (len(arrays[0].shape) - 1,):
         raise CannotMapError("a maximum along another axis than the last")
-    top = d.op("row_max", d.whole(x, arrays[0]))
+    top = d.op("row_max", d.materialised(x, arrays[0]))
     return replace(d.reshape(top, out.shape), unstopped=True)
 
 
 def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
     (contract_a, contract_b), (batch_a, batch_b) = parameters["dimension_numbers"]
-    a, b = (d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True))
+    a, b = (d.materialised(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True))
     # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k, n).
     rows = [i for i in range(len(arrays[0].shape)) if i not in (*contract_a, *batch_a)]
     columns = [i for i in range(len(arrays[1].shape)) if i not in (*contract_b, *batch_b)]
@@ -268,12 +268,12 @@ def _gather(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: S
         return d.op("embedding", x, d.reshape(ids, out.shape[:-1]))
     batched = tuple(getattr(numbers, "operand_batching_dims", ()))
     if prod(sizes) == 1 and batched == tuple(range(rank - 1)) and tuple(numbers.start_index_map) == (rank - 1,):
-        return d.reshape(d.op("pick", d.whole(x, arrays[0]), d.reshape(ids, shape[:-1])), out.shape)
+        return d.reshape(d.op("pick", d.materialised(x, arrays[0]), d.reshape(ids, shape[:-1])), out.shape)
     raise CannotMapError("a gather of neither whole rows nor one element per row")
 
 
 def _concatenate(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
-    refs = [d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True)]
+    refs = [d.materialised(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True)]
     return d.op("concat", *refs, axis=parameters["dimension"])
 
 

@@ -22,13 +22,13 @@ class KernelRow:
     """Equal kernels of one device."""
 
     op: KernelOp
-    """What the kernel is timed as."""
+    """Kernel as which it is timed."""
     flops: float
     """FLOPs of one execution, exactly (`op.flops` may round)."""
     bytes: float
     """Read and written by one execution."""
     source: str
-    """What the imported program calls it; a fused chain is named by its ops."""
+    """Name in the imported program; a fused chain is named by its ops."""
     count: float = 1.0
     """Executions."""
 

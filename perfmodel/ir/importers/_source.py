@@ -26,7 +26,7 @@ SOURCES: Final = "program.ir, a catalog model, FILE.onnx, FILE.pt2, or FILE.py:F
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """What a source leaves open."""
+    """Settings that a source leaves open."""
 
     batch: int | None = None
     """Samples, of a catalog model."""
@@ -41,7 +41,7 @@ class SourceSettings:
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values of inputs that shapes or masks depend on."""
     pad_vocab: int = 1
-    """What vocabularies are padded to a multiple of."""
+    """Multiple to which vocabularies are padded."""
 
 
 def read_program(source: str, settings: SourceSettings | None = None) -> Program:
@@ -135,7 +135,7 @@ def input_value(text: str) -> tuple[str, Any]:
 
 
 def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
-    """What a function of a Python file returns: a model and the tuple of its arguments.
+    """Call a function of a Python file; return the model and the tuple of arguments that it gives.
 
     Raises:
         PerfModelError: no such file or function, another result, or whatever the file raised, with the line.
@@ -162,7 +162,7 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
-    """What a call of the user's file returns.
+    """Call into the user's file; return what the call returns.
 
     Raises:
         PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.

@@ -1,4 +1,4 @@
-"""What an importer returns: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
+"""Result of an importer: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -113,7 +113,7 @@ class OpTable:
     kernels: tuple[KernelRow, ...]
     collectives: tuple[CollectiveRow, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
-    """What no kernel or collective stands for: named, never dropped."""
+    """Operations that no kernel or collective stands for: named, never dropped."""
     n_devices: int = 1
     """Ranks that the program runs on."""
     memory_bytes: float | None = None

@@ -183,7 +183,9 @@ def accuracy_curve(
     )
     # The last update of each epoch.
     time_s = update_times(name, stages, per_step, epochs * steps, passes)[steps - 1 :: steps]
-    return AccuracyCurve(name, time_s, np.array([_accuracy(learned, run.kept[k]) for k in sorted(run.kept)]))
+    return AccuracyCurve(
+        name, time_s, np.array([_accuracy(learned, run.weights_after[k]) for k in sorted(run.weights_after)])
+    )
 
 
 def _accuracy(task: Task, params: Sequence[Params]) -> float:
@@ -193,7 +195,7 @@ def _accuracy(task: Task, params: Sequence[Params]) -> float:
 
 @dataclass(frozen=True)
 class TimeToAccuracy:
-    """What several seeds of one schedule took to reach a target accuracy; least and most of those that did."""
+    """Epochs and time to a target accuracy, over several seeds of a schedule: least and most of those that reach it."""
 
     schedule: str
     reached: int

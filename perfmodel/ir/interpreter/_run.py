@@ -31,9 +31,9 @@ class ScheduleRun:
     """Mean gradient over all micro-batches, one entry per layer; zero where weights were updated on the way."""
     params: list[Params]
     """Weights of every layer after the run."""
-    held: Int[np.ndarray, " devices"]
+    versions_held: Int[np.ndarray, " devices"]
     """Most weight versions that each device held at once."""
-    kept: dict[int, list[Params]] = field(default_factory=dict)
+    weights_after: dict[int, list[Params]] = field(default_factory=dict)
     """Weights of every layer after some updates, by number of the update."""
 
 
@@ -108,7 +108,7 @@ class _Machine:
     ) -> None:
         self.schedule, self.model, self.rate, self.per_update = schedule, model, rate, per_update
         self.keep_every = keep_every
-        self.kept: dict[int, dict[int, Params]] = {}
+        self.weights_after: dict[int, dict[int, Params]] = {}
         self.layers = model.stages(schedule.n_stages)
         self.used = weight_versions(schedule, policy).used
         self.weights: dict[tuple[int, int], dict[int, list[Params]]] = {}
@@ -121,7 +121,7 @@ class _Machine:
         self.mail: dict[tuple[Phase, int, int], Array] = {}
         """Activations and gradients on their way to (stage, micro-batch)."""
         self.losses = np.zeros(schedule.micro_batches)
-        self.held = np.ones(schedule.devices, np.int64)
+        self.versions_held = np.ones(schedule.devices, np.int64)
         # Last instruction that uses each version on each device; after it the version can go.
         self.last_use: dict[tuple[int, int], int] = {}
         for i, (device, version) in enumerate(zip(schedule.device.tolist(), self.used.tolist(), strict=True)):
@@ -228,7 +228,7 @@ class _Machine:
             versions[newest] = jax.tree.map(updated, versions[newest - 1], gradient)
             if self.keep_every and newest % self.keep_every == 0:
                 layers = self.layers[int(self.schedule.stage[device, chunk])]
-                self.kept.setdefault(newest, {}).update(zip(layers, versions[newest], strict=True))
+                self.weights_after.setdefault(newest, {}).update(zip(layers, versions[newest], strict=True))
 
     def _forget(self, device: int, index: int) -> None:
         """Drop versions that no later instruction uses, but for the newest; count what was held meanwhile."""
@@ -236,7 +236,7 @@ class _Machine:
             versions = self.weights[device, chunk]
             # While this instruction ran, the version that it made was not there.
             new_versions = int(self.schedule.updates[index])
-            self.held[device] = max(self.held[device], len(versions) - new_versions)
+            self.versions_held[device] = max(self.versions_held[device], len(versions) - new_versions)
             for version in [v for v in versions if v < self.newest[device]]:
                 if self.last_use.get((device, version), -1) <= index:
                     del versions[version]
@@ -262,6 +262,6 @@ class _Machine:
         mean = jax.tree.map(lambda g: g / micro_batches, by_layer)
         order = range(len(self.model.layers))
         weights_after = {}
-        for update, layer_weights in self.kept.items():
+        for update, layer_weights in self.weights_after.items():
             weights_after[update] = [layer_weights[i] for i in order]
-        return ScheduleRun(self.losses, mean, [params[i] for i in order], self.held, weights_after)
+        return ScheduleRun(self.losses, mean, [params[i] for i in order], self.versions_held, weights_after)

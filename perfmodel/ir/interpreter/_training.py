@@ -31,7 +31,7 @@ class TrainingCurve:
     """Mean loss over the micro-batches of the update, as its forward passes saw it."""
     version_difference: Int[np.ndarray, " updates"]
     """Version difference of the update, the largest over the devices (1: no staleness)."""
-    held: Int[np.ndarray, " devices"]
+    versions_held: Int[np.ndarray, " devices"]
     """Most weight versions held at once."""
 
     def to_frame(self) -> "pd.DataFrame":
@@ -94,7 +94,7 @@ def train(
         if keep_every and (step + 1) % keep_every == 0:
             weights_after[step + 1] = params
     losses = np.concatenate([run.losses for run in runs])
-    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held, weights_after)
+    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].versions_held, weights_after)
 
 
 def training_curve(
@@ -127,10 +127,10 @@ def training_curve(
     time_s = update_times(name, stages, per_step, steps, passes)
     loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
     if not scheduler.asynchronous:
-        return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
+        return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.versions_held)
     stream = scheduler(stages, per_step, 1, steps)
     difference = weight_versions(stream, scheduler.weights).difference.max(axis=0)
-    return TrainingCurve(name, time_s, loss, difference, run.held)
+    return TrainingCurve(name, time_s, loss, difference, run.versions_held)
 
 
 def _whole_steps(micro_batches: int, per_step: int) -> int:
@@ -166,8 +166,11 @@ def update_times(name: str, stages: int, per_step: int, steps: int, passes: Pass
 def as_mini_batches(
     name: str, per_step: int, inputs: np.ndarray, targets: np.ndarray, passes: PassTimes
 ) -> tuple[int, np.ndarray, np.ndarray, PassTimes]:
-    """The same mini-batches for a schedule that updates after every micro-batch (PipeDream): each becomes one, which
-    takes as long as its micro-batches do. Other schedules keep what they are given."""
+    """Regroup micro-batches for a schedule that updates after every one of them (PipeDream).
+
+    Each mini-batch becomes one micro-batch, which takes as long as its micro-batches did. Other schedules keep what
+    they are given.
+    """
     scheduler = get_schedule(name)
     # Asked on a small case (two steps of two micro-batches): does this schedule update after every micro-batch?
     if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from perfmodel.ir._instruction import RuleError, Tensor
 from perfmodel.ir._op import (
-    Answer,
     InferRule,
     OpDefinition,
-    Question,
+    ShardingDecision,
+    ShardingQuery,
     Tensors,
     Values,
     WorkRule,
@@ -134,15 +134,15 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Values) -> Tensor:
     return _scaled(split, axis_of(attributes, "concat_axis", tensor.rank), n, 1)
 
 
-def _shard_collective(question: Question) -> Answer:
+def _shard_collective(query: ShardingQuery) -> ShardingDecision:
     """Slices of all operands alike go through, unless cut along the op's own axis."""
     # A slice along the axis that the collective itself cuts or joins would reorder elements.
-    own_axes = {question.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
-    return question.alike(lambda axis: axis not in own_axes)
+    own_axes = {query.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
+    return query.alike(lambda axis: axis not in own_axes)
 
 
-def _sums_pass(question: Question) -> Answer | None:
-    return sums_pass(question) if question.attributes.get("op", "sum") == "sum" else None
+def _sums_pass(query: ShardingQuery) -> ShardingDecision | None:
+    return sums_pass(query) if query.attributes.get("op", "sum") == "sum" else None
 
 
 def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:

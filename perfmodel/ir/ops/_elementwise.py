@@ -8,7 +8,6 @@ import numpy as np
 from perfmodel.ir._instruction import INTEGER_DTYPES, Instruction, RuleError, Shape, Tensor
 from perfmodel.ir._op import (
     REPLICATED,
-    Answer,
     Emitter,
     FoldRule,
     GradientRule,
@@ -17,9 +16,10 @@ from perfmodel.ir._op import (
     OpDefinition,
     Partial,
     PartialRule,
-    Question,
     Sharded,
     Sharding,
+    ShardingDecision,
+    ShardingQuery,
     Tensors,
     Values,
     memory_bound,
@@ -71,17 +71,17 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
     return infer_gradient
 
 
-def shard_elementwise(question: Question) -> Answer:
+def shard_elementwise(query: ShardingQuery) -> ShardingDecision:
     """Slice all operands alike, where they are not broadcast."""
     # The first operand that is sharded, along an axis that it does not broadcast, decides the axis of the result.
     # Axes are counted from the right, as broadcasting aligns them.
-    out = question.outputs[0]
-    for tensor, spread in zip(question.operands, question.shardings, strict=True):
+    out = query.outputs[0]
+    for tensor, spread in zip(query.operands, query.shardings, strict=True):
         if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:
             axis = spread.axis + out.rank - tensor.rank
-            inputs = tuple(_aligned(t, axis, out) for t in question.operands)
-            return Answer(inputs, (Sharded(axis),) * len(question.outputs))
-    return question.replicated()
+            inputs = tuple(_aligned(t, axis, out) for t in query.operands)
+            return ShardingDecision(inputs, (Sharded(axis),) * len(query.outputs))
+    return query.replicated()
 
 
 def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
@@ -97,12 +97,12 @@ def _linear_in(*places: int) -> PartialRule:
     Where the other operand broadcasts the sum, completing it first moves less.
     """
 
-    def rule(question: Question) -> Answer | None:
+    def rule(query: ShardingQuery) -> ShardingDecision | None:
         for place in places:
-            summed, factor = question.shardings[place], question.shardings[1 - place]
-            as_large = question.operands[place].shape == question.outputs[0].shape
+            summed, factor = query.shardings[place], query.shardings[1 - place]
+            as_large = query.operands[place].shape == query.outputs[0].shape
             if summed == Partial("sum") and factor == REPLICATED and as_large:
-                return Answer(question.shardings, (Partial("sum"),))
+                return ShardingDecision(query.shardings, (Partial("sum"),))
         return None
 
     return rule
@@ -206,16 +206,16 @@ def _sum_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (b.op("broadcast_like", dy, x),)
 
 
-def _shard_sum(question: Question) -> Answer:
-    axes, axis = question.attributes["axes"], question.sharded_axis(0)
+def _shard_sum(query: ShardingQuery) -> ShardingDecision:
+    axes, axis = query.attributes["axes"], query.sharded_axis(0)
     if axis is None:
-        return question.replicated()
+        return query.replicated()
     # A sum over the sharded axis is left partial: its parts' sums add up to it.
     if axis in axes:
-        return Answer((Sharded(axis),), (Partial("sum"),))
+        return ShardingDecision((Sharded(axis),), (Partial("sum"),))
     # Axes that the sum removes move the sharded one to the left.
-    shift = 0 if question.attributes.get("keep") else sum(a < axis for a in axes)
-    return Answer((Sharded(axis),), (Sharded(axis - shift),))
+    shift = 0 if query.attributes.get("keep") else sum(a < axis for a in axes)
+    return ShardingDecision((Sharded(axis),), (Sharded(axis - shift),))
 
 
 def _broadcast_like(inputs: Tensors, attributes: Values) -> Tensors:
@@ -226,11 +226,11 @@ def _broadcast_like(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape(template.shape),)
 
 
-def _lends_shape(question: Question) -> Answer | None:
+def _lends_shape(query: ShardingQuery) -> ShardingDecision | None:
     """`like` only lends its shape, so that a partial one serves as it is."""
     # Only its shape matters, so its values need not be completed.
-    template = question.shardings[1]
-    return Answer((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
+    template = query.shardings[1]
+    return ShardingDecision((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
 
 
 def _pointwise(

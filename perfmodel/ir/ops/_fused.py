@@ -10,13 +10,13 @@ from dataclasses import replace
 from perfmodel.ir._instruction import Instruction, RuleError
 from perfmodel.ir._op import (
     REPLICATED,
-    Answer,
     Emitter,
     Names,
     OpDefinition,
     Partial,
-    Question,
     Sharded,
+    ShardingDecision,
+    ShardingQuery,
     Tensors,
     Values,
     WorkRule,
@@ -53,28 +53,28 @@ def _layer_norm_grad(inputs: Tensors, attributes: Values) -> Tensors:
     return x, gain, gain
 
 
-def _row_axis(question: Question, *candidates: int) -> int | None:
+def _row_axis(query: ShardingQuery, *candidates: int) -> int | None:
     """An axis other than the last along which one of the operands is sharded."""
     # Mean and variance are taken along the last axis, which therefore cannot be sharded; rows are independent.
-    rank = question.operands[0].rank
-    axes = [question.sharded_axis(i) for i in candidates]
+    rank = query.operands[0].rank
+    axes = [query.sharded_axis(i) for i in candidates]
     return next((a for a in axes if a is not None and a < rank - 1), None)
 
 
-def _shard_layer_norm(question: Question) -> Answer:
-    axis = _row_axis(question, 0)
+def _shard_layer_norm(query: ShardingQuery) -> ShardingDecision:
+    axis = _row_axis(query, 0)
     if axis is None:
-        return question.replicated()
-    return Answer((Sharded(axis), REPLICATED, REPLICATED), (Sharded(axis),))
+        return query.replicated()
+    return ShardingDecision((Sharded(axis), REPLICATED, REPLICATED), (Sharded(axis),))
 
 
-def _shard_layer_norm_grad(question: Question) -> Answer:
-    axis = _row_axis(question, 0, 2)
+def _shard_layer_norm_grad(query: ShardingQuery) -> ShardingDecision:
+    axis = _row_axis(query, 0, 2)
     if axis is None:
-        return question.replicated()
+        return query.replicated()
     # Gain and bias are shared by all rows, so each part has a partial sum of their gradients.
     rows = Sharded(axis)
-    return Answer((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
+    return ShardingDecision((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
 
 
 def _softmax(inputs: Tensors, attributes: Values) -> Tensors:
@@ -88,10 +88,10 @@ def _softmax_grad(inputs: Tensors, attributes: Values) -> Tensors:
     return inputs[:1]
 
 
-def _shard_rows(question: Question) -> Answer:
+def _shard_rows(query: ShardingQuery) -> ShardingDecision:
     # Each row of a softmax needs its own maximum and sum; a sharded last axis is gathered first.
-    last = question.operands[0].rank - 1
-    return question.alike(lambda axis: axis < last)
+    last = query.operands[0].rank - 1
+    return query.alike(lambda axis: axis < last)
 
 
 def _attention(inputs: Tensors, attributes: Values) -> Tensors:
@@ -113,18 +113,18 @@ def _attention_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return b.emit("attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes)
 
 
-def _shard_attention(question: Question) -> Answer:
+def _shard_attention(query: ShardingQuery) -> ShardingDecision:
     """Spread attention by sequences, or by heads."""
-    axes = [question.sharded_axis(i) for i in range(len(question.operands))]
-    heads = question.attributes["heads"]
+    axes = [query.sharded_axis(i) for i in range(len(query.operands))]
+    heads = query.attributes["heads"]
     # A slice of the width that cuts through a head would split a dot product.
-    if 2 in axes and heads % question.parts == 0:
-        spread, change = Sharded(2), (("heads", heads // question.parts),)
+    if 2 in axes and heads % query.parts == 0:
+        spread, change = Sharded(2), (("heads", heads // query.parts),)
     elif 0 in axes:
         spread, change = Sharded(0), ()
     else:
-        return question.replicated()
-    return Answer((spread,) * len(axes), (spread,) * len(question.outputs), change)
+        return query.replicated()
+    return ShardingDecision((spread,) * len(axes), (spread,) * len(query.outputs), change)
 
 
 def _attention_work(backward: bool) -> WorkRule:
@@ -224,6 +224,6 @@ FUSED = table(
     # `sgd` streams weight and gradient in and the weight out; `adam` streams weight, gradient and two moments in and
     # weight and moments out.
     # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
-    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=Question.alike),
-    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=Question.alike),
+    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=ShardingQuery.alike),
+    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=ShardingQuery.alike),
 )

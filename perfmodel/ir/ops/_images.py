@@ -5,14 +5,14 @@ from typing import Any
 from perfmodel.ir._instruction import Instruction, RuleError
 from perfmodel.ir._op import (
     REPLICATED,
-    Answer,
     Emitter,
     Names,
     OpDefinition,
     Partial,
-    Question,
     Sharded,
     Sharding,
+    ShardingDecision,
+    ShardingQuery,
     ShardRule,
     Tensors,
     Values,
@@ -127,12 +127,12 @@ def _shard_conv2d(*roles: str) -> ShardRule:
     axis_of = {"x": {"sample": 0, "in": 1}, "w": {"out": 0, "in": 1}, "y": {"sample": 0, "out": 1}}
     *inputs, made = roles
 
-    def shard(question: Question) -> Answer:
+    def shard(query: ShardingQuery) -> ShardingDecision:
         for k, role in enumerate(inputs):
-            axis = question.sharded_axis(k)
+            axis = query.sharded_axis(k)
             shared = next((name for name, at in axis_of[role].items() if at == axis), None)
             # Channels of several groups do not mix, so that a slice of them is no convolution of the same kind.
-            if shared is None or (shared != "sample" and question.attributes["groups"] > 1):
+            if shared is None or (shared != "sample" and query.attributes["groups"] > 1):
                 continue
 
             def along(role: str, shared: str = shared) -> Sharding:
@@ -140,8 +140,8 @@ def _shard_conv2d(*roles: str) -> ShardRule:
                 return REPLICATED if at is None else Sharded(at)
 
             out = along(made) if shared in axis_of[made] else Partial("sum")
-            return Answer(tuple(map(along, inputs)), (out,))
-        return question.replicated()
+            return ShardingDecision(tuple(map(along, inputs)), (out,))
+        return query.replicated()
 
     return shard
 
@@ -154,10 +154,10 @@ def _pool2d(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)
 
 
-def _shard_pool2d(question: Question) -> Answer:
+def _shard_pool2d(query: ShardingQuery) -> ShardingDecision:
     """Spread a pooling by samples or channels."""
     # Windows overlap along height and width; samples and channels are independent.
-    return question.alike(lambda axis: axis < 2)
+    return query.alike(lambda axis: axis < 2)
 
 
 IMAGES = table(

@@ -5,14 +5,14 @@ from math import prod
 from perfmodel.ir._instruction import Instruction, RuleError
 from perfmodel.ir._op import (
     REPLICATED,
-    Answer,
     Emitter,
     Names,
     OpDefinition,
     Partial,
-    Question,
     Sharded,
     Sharding,
+    ShardingDecision,
+    ShardingQuery,
     Tensors,
     Values,
     kernel_dtype,
@@ -81,7 +81,7 @@ def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape([x.shape[-1], dy.shape[-1]]),)
 
 
-def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> Answer:
+def shard_labels(query: ShardingQuery, labels: tuple[Labels, Labels, Labels]) -> ShardingDecision:
     """Spread a product along one label.
 
     Where operands are sharded along different labels, one of the output goes before one that is summed over
@@ -90,27 +90,27 @@ def shard_labels(question: Question, labels: tuple[Labels, Labels, Labels]) -> A
     labels_a, labels_b, out = labels
     choices = []
     for index, names in enumerate((labels_a, labels_b)):
-        axis = question.sharded_axis(index)
+        axis = query.sharded_axis(index)
         if axis is not None:
             choices.append((names[axis] in out, index, names[axis]))
     if not choices:
-        return question.replicated()
+        return query.replicated()
     # Tuples compare by (in the result, second operand): `max` picks the preferred choice.
     label = max(choices)[2]
 
     def along(names: Labels) -> Sharding:
         return Sharded(names.index(label)) if label in names else REPLICATED
 
-    return Answer((along(labels_a), along(labels_b)), (along(out) if label in out else Partial("sum"),))
+    return ShardingDecision((along(labels_a), along(labels_b)), (along(out) if label in out else Partial("sum"),))
 
 
-def _shard_matmul(question: Question) -> Answer:
-    return shard_labels(question, _labels(question.operands, question.attributes))
+def _shard_matmul(query: ShardingQuery) -> ShardingDecision:
+    return shard_labels(query, _labels(query.operands, query.attributes))
 
 
-def _shard_weight_grad(question: Question) -> Answer:
-    lead = tuple(map(str, range(question.operands[0].rank - 1)))
-    return shard_labels(question, ((*lead, "m"), (*lead, "n"), ("m", "n")))
+def _shard_weight_grad(query: ShardingQuery) -> ShardingDecision:
+    lead = tuple(map(str, range(query.operands[0].rank - 1)))
+    return shard_labels(query, ((*lead, "m"), (*lead, "n"), ("m", "n")))
 
 
 def _matmul_work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:

@@ -7,7 +7,6 @@ import numpy as np
 
 from perfmodel.ir._instruction import Instruction, RuleError, Shape, Tensor, shape_of_constant
 from perfmodel.ir._op import (
-    Answer,
     Emitter,
     FoldRule,
     GradientRule,
@@ -15,8 +14,9 @@ from perfmodel.ir._op import (
     Names,
     OpDefinition,
     PartialRule,
-    Question,
     Sharded,
+    ShardingDecision,
+    ShardingQuery,
     Tensors,
     Values,
     WorkRule,
@@ -78,22 +78,22 @@ def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (dx, *((None,) * (len(i.inputs) - 1)))
 
 
-def _shard_reshape(question: Question) -> Answer:
+def _shard_reshape(query: ShardingQuery) -> ShardingDecision:
     """The outermost factor of a group of merged or split axes stays sharded."""
-    axis = question.sharded_axis(0)
-    x, *dynamic = question.operands
+    axis = query.sharded_axis(0)
+    x, *dynamic = query.operands
     if axis is None or dynamic:
-        return question.replicated()
+        return query.replicated()
     # Reshaping keeps the order of elements. Slices of the sharded axis stay slices only if the same elements stand
     # before it and its outermost factor divides, as when heads and head size are merged or split.
-    new, parts = question.outputs[0].shape, question.parts
+    new, parts = query.outputs[0].shape, query.parts
     before = prod(x.shape[:axis])
     # The sharded axis is found again where as many elements stand before it.
     for out, n in enumerate(new):
         if prod(new[:out]) == before and n % parts == 0 and n > 1:
             change = (("shape", (*new[:out], n // parts, *new[out + 1 :])),)
-            return Answer((Sharded(axis),), (Sharded(out),), change)
-    return question.replicated()
+            return ShardingDecision((Sharded(axis),), (Sharded(out),), change)
+    return query.replicated()
 
 
 def _transpose(inputs: Tensors, attributes: Values) -> Tensors:
@@ -110,11 +110,11 @@ def _transpose_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (b.op("transpose", dy, permutation=order),)
 
 
-def _shard_transpose(question: Question) -> Answer:
-    axis = question.sharded_axis(0)
+def _shard_transpose(query: ShardingQuery) -> ShardingDecision:
+    axis = query.sharded_axis(0)
     if axis is None:
-        return question.replicated()
-    return Answer((Sharded(axis),), (Sharded(question.attributes["permutation"].index(axis)),))
+        return query.replicated()
+    return ShardingDecision((Sharded(axis),), (Sharded(query.attributes["permutation"].index(axis)),))
 
 
 def _split(inputs: Tensors, attributes: Values) -> Tensors:
@@ -196,15 +196,15 @@ def _pad_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (b.op("slice", dy, axis=axis, start=start, stop=start + b.types[x].shape[axis]),)
 
 
-def _zeros_pass(question: Question) -> Answer | None:
+def _zeros_pass(query: ShardingQuery) -> ShardingDecision | None:
     """Partial sums may be padded by zeros; other values would be added up too."""
-    return None if question.attributes.get("value", 0) else sums_pass(question)
+    return None if query.attributes.get("value", 0) else sums_pass(query)
 
 
-def _shard_beside_axis(question: Question) -> Answer:
+def _shard_beside_axis(query: ShardingQuery) -> ShardingDecision:
     """Any sharding but along the op's own axis."""
-    own_axis = axis_of(question.attributes, "axis", question.operands[0].rank)
-    return question.alike(lambda axis: axis != own_axis)
+    own_axis = axis_of(query.attributes, "axis", query.operands[0].rank)
+    return query.alike(lambda axis: axis != own_axis)
 
 
 def _take(inputs: Tensors, attributes: Values) -> Tensors:

@@ -14,15 +14,15 @@ from math import prod
 from perfmodel.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.ir._op import (
     REPLICATED,
-    Answer,
     Emitter,
     GradientRule,
     InferRule,
     Names,
     OpDefinition,
     Partial,
-    Question,
     Sharded,
+    ShardingDecision,
+    ShardingQuery,
     Tensors,
     Values,
     WorkRule,
@@ -75,44 +75,44 @@ def _first_grad(forward: InferRule) -> InferRule:
     return infer
 
 
-def _shard_embedding(question: Question) -> Answer:
-    by_row, by_token = question.sharded_axis(0), question.sharded_axis(1)
-    rows = question.operands[0]
+def _shard_embedding(query: ShardingQuery) -> ShardingDecision:
+    by_row, by_token = query.sharded_axis(0), query.sharded_axis(1)
+    rows = query.operands[0]
     # Each part looks up the rows that it has, and gives zeros for the others.
     if by_row == 0:
-        local = rows.shape[0] // question.parts
-        return Answer((Sharded(0), REPLICATED), (Partial("sum"),), offset_step=local)
+        local = rows.shape[0] // query.parts
+        return ShardingDecision((Sharded(0), REPLICATED), (Partial("sum"),), offset_step=local)
     # A table sharded by columns gives every token a slice of its embedding.
     if by_row == 1:
-        return Answer((Sharded(1), REPLICATED), (Sharded(question.outputs[0].rank - 1),))
+        return ShardingDecision((Sharded(1), REPLICATED), (Sharded(query.outputs[0].rank - 1),))
     if by_token is not None:
-        return Answer((REPLICATED, Sharded(by_token)), (Sharded(by_token),))
-    return question.replicated()
+        return ShardingDecision((REPLICATED, Sharded(by_token)), (Sharded(by_token),))
+    return query.replicated()
 
 
-def _gradients_pass(question: Question) -> Answer | None:
+def _gradients_pass(query: ShardingQuery) -> ShardingDecision | None:
     """A gradient of a table is linear in what reaches its rows."""
     # Partial gradients of the looked-up rows may be scattered into the table before they are summed.
-    table, ids, dy = question.shardings
+    table, ids, dy = query.shardings
     if (table, ids, dy) != (REPLICATED, REPLICATED, Partial("sum")):
         return None
-    return Answer(question.shardings, (Partial("sum"),))
+    return ShardingDecision(query.shardings, (Partial("sum"),))
 
 
-def _shard_embedding_grad(question: Question) -> Answer:
-    rows, _, dy = question.operands
-    by_row, by_token, by_gradient = map(question.sharded_axis, range(3))
+def _shard_embedding_grad(query: ShardingQuery) -> ShardingDecision:
+    rows, _, dy = query.operands
+    by_row, by_token, by_gradient = map(query.sharded_axis, range(3))
     if by_row == 0:
-        local = rows.shape[0] // question.parts
-        return Answer((Sharded(0), REPLICATED, REPLICATED), (Sharded(0),), offset_step=local)
+        local = rows.shape[0] // query.parts
+        return ShardingDecision((Sharded(0), REPLICATED, REPLICATED), (Sharded(0),), offset_step=local)
     # Columns are independent, so a gradient sharded along the hidden axis gives a table sharded by columns.
     if by_row == 1 or by_gradient == dy.rank - 1:
-        return Answer((Sharded(1), REPLICATED, Sharded(dy.rank - 1)), (Sharded(1),))
+        return ShardingDecision((Sharded(1), REPLICATED, Sharded(dy.rank - 1)), (Sharded(1),))
     # Each part has seen some tokens only: its gradient of the table is a partial sum.
     axis = by_token if by_token is not None else by_gradient
     if axis is not None:
-        return Answer((REPLICATED, Sharded(axis), Sharded(axis)), (Partial("sum"),))
-    return question.replicated()
+        return ShardingDecision((REPLICATED, Sharded(axis), Sharded(axis)), (Partial("sum"),))
+    return query.replicated()
 
 
 def _row_max(inputs: Tensors, attributes: Values) -> Tensors:
@@ -122,14 +122,14 @@ def _row_max(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape((*x.shape[:-1], 1)),)
 
 
-def _shard_row_max(question: Question) -> Answer:
-    axis = question.sharded_axis(0)
+def _shard_row_max(query: ShardingQuery) -> ShardingDecision:
+    axis = query.sharded_axis(0)
     if axis is None:
-        return question.replicated()
+        return query.replicated()
     # Parts that have slices of a row know its maximum among theirs: a partial maximum, completed by an all-reduce.
-    if axis == question.operands[0].rank - 1:
-        return Answer((Sharded(axis),), (Partial("max"),))
-    return Answer((Sharded(axis),), (Sharded(axis),))
+    if axis == query.operands[0].rank - 1:
+        return ShardingDecision((Sharded(axis),), (Partial("max"),))
+    return ShardingDecision((Sharded(axis),), (Sharded(axis),))
 
 
 def _pick(inputs: Tensors, attributes: Values) -> Tensors:
@@ -141,20 +141,20 @@ def _pick(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape((*labels.shape, 1)),)
 
 
-def _shard_pick(question: Question) -> Answer:
-    x = question.operands[0]
+def _shard_pick(query: ShardingQuery) -> ShardingDecision:
+    x = query.operands[0]
     # Serves `pick` (labels) and `pick_grad` (labels and gradient).
-    further = len(question.operands) - 1
-    axis = next((a for a in map(question.sharded_axis, range(further + 1)) if a is not None), None)
+    further = len(query.operands) - 1
+    axis = next((a for a in map(query.sharded_axis, range(further + 1)) if a is not None), None)
     if axis is None:
-        return question.replicated()
+        return query.replicated()
     if axis < x.rank - 1:
-        return Answer((Sharded(axis),) * (further + 1), (Sharded(axis),))
+        return ShardingDecision((Sharded(axis),) * (further + 1), (Sharded(axis),))
     # Vocabulary-parallel loss: the part that has the label's entry gives it, the others give zeros. The gradient has
     # the sharding of the row.
-    local = x.shape[-1] // question.parts
+    local = x.shape[-1] // query.parts
     out = Partial("sum") if further == 1 else Sharded(axis)
-    return Answer((Sharded(axis), *((REPLICATED,) * further)), (out,), offset_step=local)
+    return ShardingDecision((Sharded(axis), *((REPLICATED,) * further)), (out,), offset_step=local)
 
 
 def _embedding_work(backward: bool) -> WorkRule:
@@ -179,9 +179,9 @@ def _argmax(inputs: Tensors, attributes: Values) -> Tensors:
     return (Tensor("int32", x.shape[:-1], x.device),)
 
 
-def _shard_argmax(question: Question) -> Answer:
-    last = question.operands[0].rank - 1
-    return question.alike(lambda axis: axis < last)
+def _shard_argmax(query: ShardingQuery) -> ShardingDecision:
+    last = query.operands[0].rank - 1
+    return query.alike(lambda axis: axis < last)
 
 
 def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
@@ -194,17 +194,17 @@ def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
     return (x.with_shape((experts, capacity, x.shape[-1])),)
 
 
-def _shard_dispatch(question: Question) -> Answer:
+def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
     # Parts fill a share of every expert's buffer with their own tokens, so sharded tokens become a sharded capacity;
     # an all-to-all then brings whole buffers to the experts' devices.
-    tokens = [a for a in map(question.sharded_axis, (0, 1)) if a is not None and a < question.operands[1].rank]
-    capacity = question.attributes["capacity"]
+    tokens = [a for a in map(query.sharded_axis, (0, 1)) if a is not None and a < query.operands[1].rank]
+    capacity = query.attributes["capacity"]
     if not tokens:
-        return question.replicated()
-    if capacity % question.parts:
-        raise RuleError(f"capacity {capacity} does not divide over {question.parts} parts")
+        return query.replicated()
+    if capacity % query.parts:
+        raise RuleError(f"capacity {capacity} does not divide over {query.parts} parts")
     spread = Sharded(tokens[0])
-    return Answer((spread, spread), (Sharded(1),), (("capacity", capacity // question.parts),))
+    return ShardingDecision((spread, spread), (Sharded(1),), (("capacity", capacity // query.parts),))
 
 
 def _collect(inputs: Tensors, attributes: Values) -> Tensors:
@@ -221,12 +221,12 @@ def _collect_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return b.op("dispatch", dy, i.inputs[1], experts=experts, capacity=capacity), None
 
 
-def _shard_collect(question: Question) -> Answer:
+def _shard_collect(query: ShardingQuery) -> ShardingDecision:
     # The way back: tokens find their results in the share of the capacity that they filled themselves.
-    axis = question.sharded_axis(1)
+    axis = query.sharded_axis(1)
     if axis is None:
-        return question.replicated()
-    return Answer((Sharded(1), Sharded(axis)), (Sharded(axis),))
+        return query.replicated()
+    return ShardingDecision((Sharded(1), Sharded(axis)), (Sharded(axis),))
 
 
 TOKENS = table(

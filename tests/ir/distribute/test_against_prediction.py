@@ -48,7 +48,7 @@ from prediction_cases import (
 )
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import Program, Whole
+from perfmodel.ir import GlobalTensor, Program
 from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.distribute._passes import default_stages
 from perfmodel.ir.execution import program_structure, simulate
@@ -311,7 +311,7 @@ def test_model_states_take_the_same_bytes(layout: Layout, blocks: Blocks) -> Non
     problem, layout_batch = composed(layout, model=with_blocks(blocks))
     memory, program = bundle_memory(problem, layout_batch), distributed(layout, blocks)
 
-    def held(role: str, values: Sequence[Whole]) -> list[int]:
+    def held(role: str, values: Sequence[GlobalTensor]) -> list[int]:
         total = [0] * program.n_devices
         for tensor in {p.value: program.types[p.value] for w in values if w.role == role for p in w.pieces}.values():
             total[tensor.device] += tensor.n_bytes

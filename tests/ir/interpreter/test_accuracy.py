@@ -57,9 +57,9 @@ def test_kept_weights_are_those_of_a_shorter_run() -> None:
     for name in ("pipedream-2bw", "nf1b", "gpipe"):
         words = {"stages": 2, "per_step": 2, "learning_rate": 0.1}
         whole = train(name, model, model.initial(1), inputs, targets, keep_every=3, **words)
-        assert sorted(whole.kept) == [3, 6]
+        assert sorted(whole.weights_after) == [3, 6]
         half = train(name, model, model.initial(1), inputs[:6], targets[:6], **words)
-        for kept, last in ((whole.kept[6], whole.params), (whole.kept[3], half.params)):
+        for kept, last in ((whole.weights_after[6], whole.params), (whole.weights_after[3], half.params)):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), kept, last)
 
 

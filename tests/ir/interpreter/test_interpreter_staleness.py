@@ -78,7 +78,7 @@ def test_pipedream_stashes_the_version_of_the_forward(p: int) -> None:
         return max(0, i - (p - 1 - stage))
 
     assert_same(run, *plain_training(model, p, x, y, 1, version, version))
-    assert run.held.tolist() == list(range(p, 0, -1))
+    assert run.versions_held.tolist() == list(range(p, 0, -1))
 
 
 @pytest.mark.parametrize("p", [2, 4])
@@ -104,7 +104,7 @@ def test_2bw_is_one_update_late(p: int, m: int) -> None:
         return max(0, i // m - 1)
 
     assert_same(run, *plain_training(model, p, x, y, m, version, version))
-    assert run.held.tolist() == [2] * p
+    assert run.versions_held.tolist() == [2] * p
 
 
 @pytest.mark.parametrize(("p", "n"), [(2, 2), (4, 2), (4, 4), (3, 3)])
@@ -180,7 +180,7 @@ def test_held_versions_are_those_that_the_analysis_counts() -> None:
         x, y = _data(schedule.micro_batches)
         model = mlp_model(4, 3)
         run = run_schedule(schedule, model, model.initial(0), x, y, policy=scheduler.weights, learning_rate=RATE)
-        np.testing.assert_array_equal(run.held, weight_versions(schedule, scheduler.weights).stored)
+        np.testing.assert_array_equal(run.versions_held, weight_versions(schedule, scheduler.weights).stored)
 
 
 def test_training_needs_one_whole_step() -> None:

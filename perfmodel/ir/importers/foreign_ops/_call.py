@@ -14,7 +14,7 @@ from perfmodel.ir.importers._program_rules import mapped
 
 _ABSENT: Final = object()
 LOWEST: Final = {"fp64": -1.7e308, "fp32": -3.4e38, "bf16": -3.3e38, "fp16": -65504.0}
-"""What stands for minus infinity in masks: times 0 it is 0."""
+"""Finite stand-in for minus infinity in masks: times 0 it is 0."""
 
 
 @dataclass(frozen=True)
@@ -148,5 +148,5 @@ def axes_of(values: Any, rank: int) -> tuple[int, ...]:
 
 
 def spelled(*names: str, rule: Rule) -> dict[str, Rule]:
-    """One rule under several names."""
+    """Return a table with one rule under several names."""
     return dict.fromkeys(names, rule)

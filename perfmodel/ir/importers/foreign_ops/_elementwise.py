@@ -14,7 +14,7 @@ from perfmodel.ir.importers.foreign_ops._call import Call, Rule, graph_dtype, pr
 
 
 def _like(name: str) -> Rule:
-    """As the JAX primitive that takes the same operands."""
+    """Return the rule of an op that a JAX primitive of the same operands does."""
 
     def rule(c: Call) -> Item:
         items = [c.item(k) for k in range(len(c.args)) if c.args[k] is not None]
@@ -71,7 +71,7 @@ def _same(c: Call) -> Item:
 
 
 def _cast(c: Call) -> Item:
-    """To the element type that the reader says; all integers are int32, and a check stays what it is."""
+    """Cast to the element type that the reader states; all integers are int32, and a check stays what it is."""
     x = c.item(0)
     return c.d.cast(x, graph_dtype(c.attributes["to_dtype"])) if isinstance(x, Ref) else x
 
@@ -108,7 +108,7 @@ _NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
         "gt": ("valid", False),
     }
 )
-"""What a comparison of an index with a negative number says, and whether it says so of 0 too: indices are in range."""
+"""Outcome of comparing an index with a negative number, and whether it is the same for 0: indices are in range."""
 
 
 def _compared(name: str) -> Rule:

@@ -116,7 +116,7 @@ def _global_mean(c: Call) -> Ref:
 
 
 def _adaptive_mean(c: Call) -> Ref:
-    """To one element by a mean over all; to others by windows where the image divides."""
+    """Pool to one element by a mean over all, to more by windows where the image divides."""
     x, out = c.ref(0), _pair(c.value("", 1))
     shape = c.shape(x)[2:]
     if out == (1, 1):
@@ -130,7 +130,7 @@ def _adaptive_mean(c: Call) -> Ref:
 
 
 def _adaptive_mean_of_lines(c: Call) -> Ref:
-    """To one element by a mean over all."""
+    """Pool to one element by a mean over all."""
     x, out = c.ref(0), int(np.asarray(c.value("", 1)).reshape(()))
     if out != 1:
         raise CannotMapError(f"windows of different sizes to {out}")
@@ -183,7 +183,7 @@ def _batch_norm(c: Call, training: int = 5, epsilon: int = 7) -> Item:
 
 
 def _first_of_three(rule: Rule) -> Rule:
-    """Of a norm that also returns statistics, which a program has no use for."""
+    """Return the rule of a norm that also returns statistics, which a program has no use for."""
     return lambda c: [rule(c), None, None]
 
 

@@ -13,7 +13,7 @@ from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, Rule, axes_of
 from perfmodel.ir.models import surprise
 
 _HIDDEN: Final = -1e9
-"""What is below this takes all weight from a score."""
+"""Bound below which an additive mask takes all weight from a score."""
 
 
 def _matmul(c: Call) -> Ref:
@@ -139,7 +139,7 @@ def _attention(c: Call) -> Ref:
 
 
 def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
-    """What is left of a mask where it is known to hide nothing, or just what comes later."""
+    """Drop a mask that is known to hide nothing, or nothing but later positions (then attention is causal)."""
     if not isinstance(mask, Known):
         return mask, causal
     # Masks come as booleans or as large negative numbers to be added.
