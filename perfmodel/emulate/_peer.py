@@ -264,6 +264,7 @@ class Peer:
 
     def _forget(self, group: _Group) -> None:
         """Forget the oldest operation of a group, of which the log keeps a row."""
+        # Operations of a group begin in order, so the first is the oldest.
         operation = group.operations.pop(next(iter(group.operations)))
         row = (
             group.rank,

@@ -46,6 +46,7 @@ class Builder:
     @contextmanager
     def tagged(self, **changes: Any) -> Iterator[None]:
         """Change these fields of the tag for the instructions inside the block."""
+        # Blocks nest: a layer inside a phase changes its own field and puts the rest back.
         before = self.tag
         self.tag = replace(before, **changes)
         try:
@@ -81,6 +82,7 @@ class Builder:
 
     def _output_types(self, instruction: Instruction) -> tuple[Tensor, ...]:
         op, outputs = instruction.op, instruction.outputs
+        # The checks of `infer`, made at the moment of writing: a finished builder is a valid function.
         missing = next((name for name in instruction.inputs if name not in self.types), None)
         if missing is not None:
             raise self._error(missing, f"is used by {op} before it is defined")
@@ -146,6 +148,7 @@ class ModelBuilder(Builder):
         return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), tensors)
 
     def _input(self, name: str, role: Role, shape: Shape, dtype: str, **axes: int | None) -> str:
+        # Programs begin on device 0; transforms move and slice.
         tensor = Tensor(dtype, shape)
         self.parameter(name, tensor)
         self._inputs.append(global_tensor(name, tensor, role, **axes))

@@ -128,6 +128,7 @@ def _region(piece: Piece, shape: Shape) -> tuple[slice, ...]:
 
 def global_tensor(value: str, tensor: Tensor, role: Role, **axes: int | None) -> GlobalTensor:
     """The whole tensor that one value holds, of the same name."""
+    # Before any transform a tensor is one piece that begins at its origin.
     piece = Piece(value, (0,) * tensor.rank)
     return GlobalTensor(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
 
@@ -137,6 +138,7 @@ def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -
 
     Such a program can be executed, simulated and lowered; most transforms need the roles.
     """
+    # Text without roles still runs: execution and simulation need none.
     roles, types = roles or {}, function.types
     return Program(
         function,

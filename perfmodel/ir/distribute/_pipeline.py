@@ -178,6 +178,7 @@ class _Pipeline:
             self._parameters.append(Parameter(copy, tensor))
             self._at[name, -1][device] = copy
             return [Piece(copy, (0,) * tensor.rank)]
+        # A parameter per micro-batch: data arrive cut, as a data loader would give them.
         size = tensor.shape[spread.axis] // self._count
         pieces = [Piece(f"{copy}.m{k}", _start(tensor.rank, spread.axis, k * size)) for k in range(self._count)]
         for k, piece in enumerate(pieces):
@@ -196,6 +197,7 @@ class _Pipeline:
                         devices[name][device] = None
         # An update runs where its weight is, and takes the weight's states along.
         for instruction in self._passes.update:
+            # Inputs of an update that no pass uses (moments) have no device of their own yet.
             devices_of_update: dict[int, None] = {}
             for name in instruction.inputs:
                 devices_of_update |= devices.get(name, {})
@@ -321,6 +323,7 @@ class _Pipeline:
             return [Piece(value, piece.start) for value in self._total(piece.value).values()]
         axis, count = spread.axis, self._count
         size = self._program.types[piece.value].shape[axis] // count
+        # Slices of a returned value are pieces of one tensor, in the order of micro-batches.
         slices = []
         for k in range(count):
             offset = _start(len(piece.start), axis, k * size)

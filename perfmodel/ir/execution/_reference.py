@@ -41,6 +41,7 @@ def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
 
 def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returned values by name from the values of all parameters."""
+    # JAX computes in 32 bits unless told otherwise, and what it is told holds for the whole process: hence only here.
     with double_precision() if is_double(function.types.values()) else nullcontext():
         values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
 
@@ -110,6 +111,7 @@ def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int
 
     Rounding inside a deep program grows on its way to the outputs as that of its inputs does.
     """
+    # A program is right if its outputs differ from the reference by no more than these inputs make them differ.
     rng = np.random.default_rng(seed)
     arrays = dict(inputs)
     for tensor in program.inputs:

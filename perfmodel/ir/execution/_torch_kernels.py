@@ -26,12 +26,14 @@ def torch_kernel(instruction: Instruction, outputs: Outputs, device: Any) -> Cal
     """The kernel of an instruction; takes and returns tensors on a device."""
     import torch  # pyright: ignore[reportMissingImports]
 
+    # Constants are placed once, not in every run, as a script would keep them.
     kernel, attributes = TORCH_KERNELS[instruction.op], dict(instruction.attributes)
     if instruction.op == "constant":
         value = torch.tensor(attributes["value"], dtype=torch_dtype(outputs[0]), device=device)
         return lambda: (value,)
 
     def run(*tensors: Any) -> tuple[Any, ...]:
+        # Programs carry their own gradients; autograd's bookkeeping would cost time in every kernel.
         with torch.no_grad():
             result = kernel(torch, *tensors, a=attributes, out=outputs)
         return result if isinstance(result, tuple) else (result,)
@@ -74,6 +76,7 @@ def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
 
     causal, seq = bool(a.get("causal")), parts[-1].shape[1]
     q, k, v = _heads(parts[0] if len(parts) == 1 else t.cat(parts, 1), a)
+    # Queries of a slice are the last positions of the keys: the causal mask is aligned at the lower right.
     masked = causal and len(parts) > 1  # `is_causal` would let the first query see the first key alone
     context = t.nn.functional.scaled_dot_product_attention(
         q[:, :, -seq:],
@@ -99,6 +102,7 @@ def _convolution_grad(name: str) -> Callable[..., Any]:
     """torch's own gradient of a convolution, of its input or its weight."""
 
     def kernel(t: Any, first: Any, dy: Any, a: Values, out: Outputs) -> Any:
+        # torch takes the size of what it is to give: of the input it cannot be known from the output.
         grad = getattr(t.nn.grad, name)
         operands = (out[0].shape, first, dy) if name == "conv2d_input" else (first, out[0].shape, dy)
         return grad(*operands, a["stride"], a["padding"], 1, a["groups"])

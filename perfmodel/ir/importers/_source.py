@@ -92,6 +92,8 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
 
 
 def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
+    # A JAX function states no tensor axes, so they are found from the data flow; readers of graphs do that
+    # themselves.
     model, args = made
     # A file that made a PyTorch module has imported torch; nobody else need.
     torch = sys.modules.get("torch")
@@ -110,6 +112,7 @@ def _exported(path: str) -> Any:
 
 
 def _in_mode(program: Program, mode: Mode | None) -> Program:
+    # Program text may be a training step already.
     loss = any(output.role == "loss" for output in program.outputs)
     # A loss is made a training step unless inference is asked for.
     if program.trains or mode == "inference" or (mode is None and not loss):

@@ -156,6 +156,7 @@ def accuracy_curve(
     Raises:
         PerfModelError: mini-batches that do not divide, or are larger than the data.
     """
+    # Examples are laid out as [micro-batch of all epochs, example], the form that schedules index.
     if mini_batch % micro_batches:
         raise PerfModelError(f"mini-batch {mini_batch} does not divide into {micro_batches} micro-batches")
     # All schedules see the same examples in the same order, so curves differ by weight versions and time alone.
@@ -189,6 +190,7 @@ def accuracy_curve(
 
 
 def _accuracy(task: Task, params: Sequence[Params]) -> float:
+    # Tests see the newest weights of every layer, as a checkpoint would hold them.
     outputs = task.model.output(params, jnp.asarray(task.test_inputs))
     return float(task.is_right(np.asarray(outputs)).mean())
 

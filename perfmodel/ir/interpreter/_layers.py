@@ -61,6 +61,7 @@ class LayeredModel:
         """
         if n > len(self.layers):
             raise PerfModelError(f"{len(self.layers)} layers cannot fill {n} stages; use a deeper model")
+        # Rounding down spreads the remainder over the stages.
         bounds = [len(self.layers) * i // n for i in range(n + 1)]
         return [range(a, b) for a, b in pairwise(bounds)]
 

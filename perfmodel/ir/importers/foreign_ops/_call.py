@@ -62,6 +62,7 @@ class Call:
     @property
     def dtype(self) -> str:
         """Element type of the operands that are values of the program."""
+        # Lists of operands (of a concatenation) count too.
         kinds = []
         for arg in self.args:
             for item in arg if isinstance(arg, list) else [arg]:
@@ -75,6 +76,8 @@ class Call:
 
     def value(self, name: str, position: int, default: Any = _ABSENT) -> Any:
         """A plain value: ONNX's attribute of a name, or the known operand at a position."""
+        # One name serves ONNX's attributes of old operator sets and its inputs of new ones, where axes and the like
+        # moved.
         if name in self.attributes:
             return self.attributes[name]
         operand = self.args[position] if 0 <= position < len(self.args) else None
@@ -136,6 +139,7 @@ def promoted(c: Call, items: Sequence[Item]) -> tuple[Item, ...]:
     floats = dtypes - set(INTEGER_DTYPES)
     if len(dtypes) < 2 or not floats:
         return tuple(items)
+    # The IR wants one dtype per op, so casts are written out.
     widest = max(floats, key=lambda dtype: ITEM_BYTES[dtype])
     if len({dtype for dtype in floats if ITEM_BYTES[dtype] == ITEM_BYTES[widest]}) > 1:
         widest = "fp32"  # neither of fp16 and bf16 holds the other

@@ -27,6 +27,7 @@ def _weighted(name: str) -> Rule:
     """a + alpha b."""
 
     def rule(c: Call) -> Item:
+        # ATen's `add` and `sub` scale their second operand; ONNX's have no third, so alpha is 1.
         b, alpha = c.item(1), c.value("alpha", 2, 1)
         if alpha != 1:
             b = Known(b.array * alpha) if isinstance(b, Known) else c.scaled(c.as_ref(b), alpha)

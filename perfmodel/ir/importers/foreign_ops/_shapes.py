@@ -78,6 +78,7 @@ def _expand(c: Call) -> Ref:
 
 def _concat(c: Call) -> Ref:
     """ONNX: any number of inputs; ATen: a list, then the axis. Empty parts (caches before the first token) go."""
+    # Key-value caches of exported decoders begin empty.
     parts, axis = (c.args[0], c.value("", 1, 0)) if isinstance(c.args[0], list) else (c.args, c.attributes["axis"])
     refs = [c.as_ref(p) for p in parts if not (isinstance(p, Known) and p.array.size == 0)]
     (axis,) = axes_of(axis, len(c.shape(refs[0])))
@@ -151,6 +152,7 @@ def _index(c: Call) -> Ref:
 
 
 def _indexed(c: Call, x: Ref, axes: Sequence[int], places: Sequence[Item | None]) -> Ref:
+    # Only known places: what is taken by data would have a shape that is not known either.
     known = [places[axis] for axis in axes]
     arrays = [place.array for place in known if isinstance(place, Known)]
     if len(arrays) < len(known):
@@ -381,6 +383,7 @@ def _gather(c: Call) -> Ref:
     """Rows of a table, or known elements of any axis."""
     x, ids = c.ref(0), c.item(1)
     axis = int(c.value("axis", -1, 0)) % len(c.shape(x))
+    # Picking one element, as the first token of a classifier, is a slice and not a look-up.
     if isinstance(ids, Known) and ids.array.size == 1:
         return _one(c, x, axis, int(ids.array.reshape(())), ids.array.shape)
     if axis == 0 and len(c.shape(x)) == 2:
@@ -392,6 +395,7 @@ def _gather(c: Call) -> Ref:
 
 def _rows(c: Call, table: Ref, ids: Item, padding: int = -1) -> Ref:
     """Rows of a table, of which the one of the padding is not trained (ATen)."""
+    # torch counts a missing padding as -1.
     untrained = {"padding": padding} if padding >= 0 else {}
     if not isinstance(ids, Known):
         return c.op("embedding", table, c.ref(1), **untrained)
