@@ -145,6 +145,15 @@ def _relayed(
     return times.at_least(relayed, collectives.times(cluster, inside))
 
 
+def _contention(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
+    """Factor by which crowded links slow groups over several nodes (`NetworkLevel.contention`)."""
+    factors = []
+    for op in ops:
+        exponent = cluster.levels[op.level].contention
+        factors.append(op.num_nodes**exponent if op.num_nodes > 1 else 1.0)
+    return np.array(factors)
+
+
 def _of_ranks(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
     """Time that collectives wait for the ranks of their rings between nodes (`NetworkLevel.rank_latency_s`)."""
     waits_s = []
@@ -175,7 +184,6 @@ def event_times(
 
         # What the cluster states beyond its links, in this order: contention that grows with the nodes of a group, the
         # wait for each rank of a ring, and a lower bound by what is sent on inside nodes.
-        slowdown = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
-        times = collectives.times(cluster, sent).scaled(np.array(slowdown)).plus(_of_ranks(cluster, sent))
+        times = collectives.times(cluster, sent).scaled(_contention(cluster, sent)).plus(_of_ranks(cluster, sent))
         parts.append((at_collectives, _relayed(cluster, sent, times, collectives)))
     return EventTimes.together(len(ops), parts)

@@ -338,7 +338,8 @@ class KernelModel:
         known_flops_per_s = figures.reached_share * figures.peak(dtype)
 
         def log_gain() -> float:
-            large = [Gemm(dtype="bf16" if dtype == "half" else dtype, m=size, n=size, k=size) for size in _LARGE]
+            element_type = "bf16" if dtype == "half" else dtype
+            large = [Gemm(dtype=element_type, m=size, n=size, k=size) for size in _LARGE]
             # without the share, or the question would ask itself
             plain = query._replace(figures=replace(figures, reached_share=None))
             seconds = np.exp(self._predict_ops(plain, large).log_time)

@@ -72,7 +72,9 @@ def fit_rows(
 
 def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
     """Whether each row tells of links in general, bool[n]."""
-    return ~(rows.starting(sources.unhealthy) & rows.between) & ~rows.starting(sources.as_timed) & ~rows.slow
+    on_unhealthy_network = rows.starting(sources.unhealthy) & rows.between
+    timed_with_more = rows.starting(sources.as_timed)
+    return ~on_unhealthy_network & ~timed_with_more & ~rows.slow
 
 
 def fit_all_curves(

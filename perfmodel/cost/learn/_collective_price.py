@@ -94,10 +94,13 @@ class Groups:
             ranks_per_node = np.clip(ranks_per_node, 1, ranks)
             level = np.where(ranks > ranks_per_node, np.maximum(level, min(1, last)), 0)
         concurrent = np.maximum(concurrent, 1.0)
-        if not fabric.inside.link_class.bridged:
-            interleaved = 1.0
-        # groups that leave a node share its bridge with all that leave it beside them
-        sharing = np.where(ranks > ranks_per_node, concurrent if fabric.inside.link_class.bridged else 1.0, interleaved)
+
+        # Groups that leave a node share its bridge with all that leave it beside them. Behind a switch, or with links
+        # between pairs, groups do not slow one another.
+        bridged = fabric.inside.link_class.bridged
+        sharing_inside = interleaved if bridged else 1.0
+        sharing_between = concurrent if bridged else 1.0
+        sharing = np.where(ranks > ranks_per_node, sharing_between, sharing_inside)
         return cls(buffer_bytes, ranks, ranks_per_node, level, concurrent, np.maximum(sharing, 1.0))
 
 

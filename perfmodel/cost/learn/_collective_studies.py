@@ -71,7 +71,8 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
         test, train = np.flatnonzero(fold == k), rows.take(fold != k)
         if len(train) and len(test):
             curves = fit_all_curves(train, weights.physics, sources)
-            priced = predict_collective_rows(CollectivePrices(replace(weights, curves=curves)), rows.take(test))
+            prices = CollectivePrices(replace(weights, curves=curves))
+            priced = predict_collective_rows(prices, rows.take(test))
             error[test] = np.log(priced.time_s / rows.time_s[test])
             measured[test] = priced.provenance == "measured"
     return error, measured
@@ -286,7 +287,8 @@ def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeight
         tier = "between" if rows.between[at] else "inside"
         large = bool(rows.buffer_bytes[at] >= 1 << LARGE)
         source = {"measured": rows.keys[rows.series[at]], "links": LinksKey("", "")}.get(name)
-        half[at] = known.half_width("learned" if name == "links" else name, str(rows.kind[at]), tier, large, source)
+        provenance = "learned" if name == "links" else name
+        half[at] = known.half_width(provenance, str(rows.kind[at]), tier, large, source)
     return half
 
 

@@ -225,7 +225,10 @@ def _by_own_forward(request: KernelRequest) -> Plan | None:
     if not ratio:
         return None
     forward = make_plan(request.stacks, figures, request.forward.kind, request.source, request.software)
-    return forward and Plan("ratio" if forward.mode == "direct" else forward.mode, (*forward.terms, *ratio))
+    if forward is None:
+        return None
+    mode = "ratio" if forward.mode == "direct" else forward.mode
+    return Plan(mode, (*forward.terms, *ratio))
 
 
 def _through_forward(request: KernelRequest) -> Plan | None:
@@ -240,7 +243,11 @@ def _through_forward(request: KernelRequest) -> Plan | None:
 def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
     """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
     kind, forward, stacks = request.kind, request.forward.kind, request.stacks
-    donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
+    donors = []
+    for i, stack in enumerate(stacks):
+        rows, rows_of_forward = stack.kinds.get(kind, 0), stack.kinds.get(forward, 0)
+        if min(rows, rows_of_forward) >= FEW_ROWS:
+            donors.append(i)
     if not donors:
         return ()
     donor = max(donors, key=request.likeness)
@@ -299,7 +306,10 @@ def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
     reference, donor = ratio.terms[:2]
     if reference.kind.op == request.kind.op:
         return None
-    alike = {i for i, s in enumerate(stacks) if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)}
+    alike = set()
+    for i, stack in enumerate(stacks):
+        if stack.figures.same_silicon(figures) and not stack.figures.same_kernels(figures):
+            alike.add(i)
     siblings = _related(request, among=alike)
     if siblings is None:
         return None

@@ -95,6 +95,8 @@ def measured_kinds(calibration: Path | str | None, device: str, family: str) -> 
 
 def kernel_records() -> dict[str, dict[str, Any]]:
     """Return the record of every shipped regressor's making (data, seed, errors), from its file's metadata."""
-    paths = sorted(shipped_folder().glob("*.safetensors"))
-    kernels = [path for path in paths if any(belongs(path, family) for family in FAMILIES)]
-    return {path.stem: read_header(path)["record"] for path in kernels}
+    records = {}
+    for path in sorted(shipped_folder().glob("*.safetensors")):
+        if any(belongs(path, family) for family in FAMILIES):
+            records[path.stem] = read_header(path)["record"]
+    return records

@@ -33,7 +33,8 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
     for name, value in regressor.params._asdict().items():
         if name in LAYERED:
             for i, array in enumerate(value):
-                arrays[f"{name}.{i}"] = np.ascontiguousarray(array, np.float16 if name == "tables" else np.float32)
+                precision = np.float16 if name == "tables" else np.float32
+                arrays[f"{name}.{i}"] = np.ascontiguousarray(array, precision)
         else:
             arrays[name] = np.ascontiguousarray(value, np.float32)
     described = {
