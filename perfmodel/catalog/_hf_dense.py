@@ -23,9 +23,10 @@ class Opt(Stack):
     dropout: Share = 0.1
 
     def fields(self) -> Fields:
-        # Positions and norms are GPT-2's, the defaults of `Transformer`.
+        # Norms are GPT-2's, the defaults of `Transformer`, and positions but for two rows before the first.
         return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
             "activation": activation(self.activation_function),
+            "position_offset": 2,
             "tied_embeddings": self.tie_word_embeddings,
             "bias": self.enable_bias,
             "dropout": self.dropout > 0,

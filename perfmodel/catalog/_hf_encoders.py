@@ -1,10 +1,12 @@
 """Hugging Face configurations of encoders (BERT and what follows it) and of encoder-decoders (T5, BART, Whisper)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perfmodel.catalog._hf_layers import mixer_words
 from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Share, Stack, activation, plain_sizes
 from perfmodel.errors import PerfModelError
+from perfmodel.spec import Spectrogram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,10 @@ class T5:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder:
-    """BART, mBART, Pegasus, Marian and their like: an encoder and a decoder with biases and layer norms."""
+    """Pegasus, Blenderbot, Marian and their like: an encoder and a decoder with biases and layer norms.
+    Positions are sines, which are not trained."""
+
+    POSITIONS: ClassVar[str] = "none"
 
     d_model: Count
     encoder_layers: Layers
@@ -151,6 +156,7 @@ class EncoderDecoder:
             sizes
             | {
                 "decoder_layers": self.decoder_layers,
+                "positions": self.POSITIONS,
                 "activation": activation(self.activation_function),
                 "tied_embeddings": self.tie_word_embeddings,
                 "dropout": self.dropout > 0,
@@ -160,8 +166,24 @@ class EncoderDecoder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bart(EncoderDecoder):
+    """BART: tables of positions begin with two rows that no token has (transformers models/bart/modeling_bart.py
+    `BartLearnedPositionalEmbedding`); embeddings are normalised, and layers end with their norms."""
+
+    POSITIONS: ClassVar[str] = "learned"
+
+    def fields(self) -> Fields:
+        return super().fields() | {"position_offset": 2, "embedding_norm": True, "final_norm": False}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Whisper(EncoderDecoder):
-    """Whisper: the encoder is given frames of sound, which two convolutions make of a spectrum."""
+    """Whisper: the encoder is given frames of sound, which two convolutions make of a spectrum. Keys have no bias.
+    Positions are tables on both sides; the encoder's holds sines."""
+
+    POSITIONS: ClassVar[str] = "learned"
+
+    num_mel_bins: Count = 80
 
     max_source_positions: Count = 1500
     max_target_positions: Count = 448
@@ -169,3 +191,9 @@ class Whisper(EncoderDecoder):
 
     def lengths(self) -> Fields:
         return {"seq_len": self.max_source_positions, "decoder_seq_len": self.max_target_positions}
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "spectrogram": Spectrogram(channels=self.num_mel_bins),
+            "unbiased_projections": ("key",),
+        }

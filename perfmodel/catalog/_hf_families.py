@@ -27,7 +27,7 @@ from perfmodel.catalog._hf_dense import (
     StableLm,
     Starcoder2,
 )
-from perfmodel.catalog._hf_encoders import T5, Bert, Electra, EncoderDecoder, ModernBert, Roberta, Whisper
+from perfmodel.catalog._hf_encoders import T5, Bart, Bert, Electra, EncoderDecoder, ModernBert, Roberta, Whisper
 from perfmodel.catalog._hf_experts import Arctic, Dbrx, DeepSeek, GptOss, Llama4, LlamaWithExperts, Qwen2Moe, Qwen3Moe
 from perfmodel.catalog._hf_gpt import Bloom, Gpt2, GptBigCode, GptJ, GptNeo, Mpt
 from perfmodel.catalog._hf_hybrids import (
@@ -56,7 +56,7 @@ class Family(Protocol):
 FAMILIES: Mapping[str, type[Family]] = {
     "arctic": Arctic,
     "bamba": Bamba,
-    "bart": EncoderDecoder,
+    "bart": Bart,
     "bert": Bert,
     "bloom": Bloom,
     "chatglm": ChatGlm,
@@ -100,6 +100,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "nemotron_h": NemotronH,
     "olmo2": Olmo2,
     "opt": Opt,
+    "pegasus": EncoderDecoder,
     "phi": Phi,
     "phi3": Llama,
     "qwen": FirstQwen,

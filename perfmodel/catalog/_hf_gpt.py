@@ -66,8 +66,7 @@ class GptBigCode(Gpt2):
 
 @dataclass(frozen=True, kw_only=True)
 class GptNeo:
-    """GPT-Neo: every second layer attends in a window. Biases of queries, keys and values are counted, though it has
-    none."""
+    """GPT-Neo: every second layer attends in a window. Of attention only the output has a bias."""
 
     hidden_size: Count
     num_layers: Layers
@@ -95,6 +94,7 @@ class GptNeo:
         )
         return sizes | {
             "activation": activation(self.activation_function),
+            "unbiased_projections": ("query", "key", "value"),
             "window": self.window_size,
             "mixers": mixer_words(layers),
             "dropout": self.resid_dropout > 0,
@@ -116,7 +116,11 @@ class Bloom(Stack):
 
     def fields(self) -> Fields:
         # BLOOM has no key for its inner size: it is always four hidden sizes.
-        return self.sizes(None, self.seq_length) | {"positions": "alibi", "dropout": self.hidden_dropout > 0}
+        return self.sizes(None, self.seq_length) | {
+            "positions": "alibi",
+            "embedding_norm": True,
+            "dropout": self.hidden_dropout > 0,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ _QK_NORM_OF_ALL_HEADS: Final = {"qk_norm": True, "qk_norm_of_all_heads": True}
 _NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
 _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
-_NO_TABLE: Final = {"positions": "none"}
+_LEARNED: Final = {"positions": "learned"}
 _RELATIVE_TERMS: Final = "scores between tokens and distances (disentangled attention) are left out"
 _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
 _INDEXER: Final = "the indexer that chooses which keys a query sees is left out; attention is counted over all keys"
@@ -84,7 +84,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "qwen3_vl": Relative(family="qwen3"),
     "gpt-sw3": Relative(family="gpt2"),
     "codegen": Relative(family="gptj"),
-    "openai-gpt": Relative(family="gpt2", aliases={"afn": "activation_function"}),
+    "openai-gpt": Relative(family="gpt2", aliases={"afn": "activation_function"}, fields={"final_norm": False}),
     "persimmon": Relative(
         family="gpt_neox",
         defaults={"use_parallel_residual": False, "hidden_act": "relu2"},
@@ -151,13 +151,12 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "xlm-roberta": Relative(family="roberta"),
     "xlm-roberta-xl": Relative(family="roberta"),
     # --- encoder-decoders with BART's layers ---
-    "blenderbot": Relative(family="bart"),
-    "blenderbot-small": Relative(family="bart"),
-    "m2m_100": Relative(family="bart", fields=_NO_TABLE),
-    "marian": Relative(family="bart", fields=_NO_TABLE),
-    "mbart": Relative(family="bart"),
+    "blenderbot": Relative(family="pegasus", fields=_LEARNED),
+    "blenderbot-small": Relative(family="pegasus", fields=_LEARNED | {"embedding_norm": True, "final_norm": False}),
+    "m2m_100": Relative(family="pegasus"),
+    "marian": Relative(family="pegasus", fields={"final_norm": False}),
+    "mbart": Relative(family="bart", fields={"final_norm": True}),
     "mvp": Relative(family="bart"),
-    "pegasus": Relative(family="bart", fields=_NO_TABLE),
     "plbart": Relative(family="bart"),
     "umt5": Relative(family="t5"),
     "longt5": Relative(family="t5"),

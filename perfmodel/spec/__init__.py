@@ -45,7 +45,17 @@ from perfmodel.spec._notation import (
     written,
     written_values,
 )
-from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan, ShortConv
+from perfmodel.spec._parts import (
+    AdaLN,
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Mamba,
+    Patches,
+    SelectiveScan,
+    ShortConv,
+    Spectrogram,
+)
 from perfmodel.spec._problem import Problem
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec._stage_partition import partition_by_cost

@@ -6,7 +6,17 @@ from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches, SelectiveScan, ShortConv
+from perfmodel.spec._parts import (
+    AdaLN,
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Mamba,
+    Patches,
+    SelectiveScan,
+    ShortConv,
+    Spectrogram,
+)
 from perfmodel.units import whole
 
 MOST_LAYERS: Final = 10**5
@@ -29,6 +39,7 @@ _SIZES_OR_NONE: Final = (
     "full_attention_every",
     "token_types",
     "mtp_layers",
+    "position_offset",
 )
 
 
@@ -91,14 +102,22 @@ class Transformer(Stated):
     """Layer norms have a shift; None: as `bias` says."""
     norm_parameters: bool = True
     """Norms have parameters; those of OLMo 1 have none (arXiv 2402.00838, section 2.1)."""
+    embedding_norm: bool = False
+    """Embeddings are normalised before the first layer (BLOOM, BART)."""
+    final_norm: bool = True
+    """What the last layer gives is normalised; not so in GPT-1, nor where layers themselves end with a norm (BART)."""
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
     """How positions are told: a table, rotations of queries and keys, or biases of scores."""
+    position_offset: int = 0
+    """Rows of the table of positions before that of the first token (OPT, BART: 2)."""
     tied_embeddings: bool = True
     """The vocabulary projection has the weights of the token embedding."""
     bias: bool = True
     """Biases in all linear layers and layer norms."""
     qkv_bias: bool = False
     """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
+    unbiased_projections: tuple[Literal["query", "key", "value"], ...] = ()
+    """Projections of attention that have no bias even where `bias` is on (Whisper's keys)."""
     qk_norm: bool = False
     """Queries and keys are normalised, each head by itself (Qwen3)."""
     qk_norm_of_all_heads: bool = False
@@ -148,6 +167,8 @@ class Transformer(Stated):
     """All such modules have the same weights (Nemotron 3, arXiv 2604.12374)."""
     patches: Patches | None = None
     """What the input is cut into, in place of words; `vocab` is then the classes of the head, 0 for none."""
+    spectrogram: Spectrogram | None = None
+    """What the encoder is given, in place of words; those are the decoder's alone."""
     adaln: AdaLN | None = None
     left_out: str = ""
     """What the model has that these figures do not count, in words for its user: a vision tower, an indexer."""
@@ -197,6 +218,9 @@ class Transformer(Stated):
             raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
         if self.patches and (self.causal or self.mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
+
+        if self.spectrogram and not self.decoder_layers:
+            raise PerfModelError(f"{owner}: spectrogram needs decoder_layers, which words are the input of")
 
         # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
         sequential = ("experts", "mixers", "latent_attention", "decoder_layers", "mtp_layers", "adaln")

@@ -212,6 +212,22 @@ class Patches(Stated):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spectrogram(Stated):
+    """What an encoder of speech is given in place of words (Whisper, arXiv 2212.04356, section 2.2): a spectrum per
+    instant, of which two convolutions over time make tokens, the second of them fewer."""
+
+    channels: int
+    """Frequencies of a spectrum."""
+    kernel: int = 3
+    """Instants that each convolution sees."""
+    stride: int = 2
+    """Instants that become one token."""
+
+    def __post_init__(self) -> None:
+        whole("spectrogram", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdaLN(Stated):
     """Conditioning by scale, shift and gate of every sub-layer, made of time step and class.
 

@@ -54,15 +54,16 @@ def self_attention(
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     projections = _projections(model, local)
     _, width = projections[0]
+    projection = column_linear(
+        local,
+        width,
+        local.hidden,
+        bias=model.bias or model.qkv_bias,
+        kept_output=_kept_share(local),
+        shares_input=local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
+    )
     return [
-        column_linear(
-            local,
-            width,
-            local.hidden,
-            bias=model.bias or model.qkv_bias,
-            kept_output=_kept_share(local),
-            shares_input=local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
-        ),
+        replace(projection, params=projection.params - unbiased_outputs(model, heads=heads, kv_heads=kv)),
         *adapters(local, projections, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
@@ -80,6 +81,12 @@ def self_attention(
         *attention_gate(model, local, heads * d),
         *_output(model, local, heads * d, reduced=reduced),
     ]
+
+
+def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
+    """Outputs of the projections that have no bias where the others have one (`Transformer.unbiased_projections`)."""
+    heads_of_projection = {"query": heads, "key": kv_heads, "value": kv_heads}
+    return model.head_dim * sum(heads_of_projection[name] for name in model.unbiased_projections)
 
 
 def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterModule, int]]:
@@ -107,17 +114,21 @@ def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> l
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
     # Queries of the decoder, then keys and values of the encoder's output.
+    queries = column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0)
+    keys_and_values = column_linear(
+        local,
+        2 * kv * d,
+        local.hidden,
+        bias=model.bias,
+        tokens=memory_tokens,
+        kept_input=False,
+        kept_output=1.0,
+    )
+    unbiased_queries = unbiased_outputs(model, heads=heads, kv_heads=0)
+    unbiased_keys_and_values = unbiased_outputs(model, heads=0, kv_heads=kv)
     return [
-        column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0),
-        column_linear(
-            local,
-            2 * kv * d,
-            local.hidden,
-            bias=model.bias,
-            tokens=memory_tokens,
-            kept_input=False,
-            kept_output=1.0,
-        ),
+        replace(queries, params=queries.params - unbiased_queries),
+        replace(keys_and_values, params=keys_and_values.params - unbiased_keys_and_values),
         _attention_core(
             model,
             local,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.ops import Embedding
-from perfmodel.spec import Patches, Transformer
+from perfmodel.spec import Patches, Spectrogram, Transformer
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear
 from perfmodel.workload._local import ShardSizes, masked_tokens
@@ -15,26 +15,42 @@ T5_RELATIVE_BUCKETS = 32
 """Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head each."""
 
 
-def embedding_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
-    """Token, position and segment embeddings with their dropout.
+def position_rows(model: Transformer, *, decoder: bool = False) -> int:
+    """Rows of the table of learned positions: of the only stack or of an encoder, or of the decoder behind it."""
+    longest = max(model.seq_len, model.longest_seq_len)
+    if decoder and model.decoder_seq_len:
+        longest = model.decoder_seq_len
+    return longest + model.position_offset
+
+
+def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = False) -> list[Piece]:
+    """Token, position and segment embeddings with their norm and dropout.
 
     Each rank looks up its part of the vocabulary for all tokens; the sum over ranks is reduced
     (scattered along the sequence with sequence parallelism).
 
     Args:
-        owner: False where the table belongs to another block (T5's decoder input).
+        decoder: whether this is the input of a decoder behind an encoder. The table of tokens is the encoder's
+            where that reads words too (T5).
     """
     if model.patches:
         return _patch_pieces(model, local, model.patches)
-    pieces = [token_lookup(local, params=local.vocab * local.hidden if owner else 0)]
+    if model.spectrogram and not decoder:
+        pieces = _spectrogram_pieces(local, model.spectrogram)
+    else:
+        has_table = not decoder or model.spectrogram is not None
+        pieces = [token_lookup(local, params=local.vocab * local.hidden if has_table else 0)]
 
     # A table of learned positions has a row for every position that the model, or the job, may have.
     if model.positions == "learned":
-        pieces += _table(local, max(model.seq_len, model.longest_seq_len, local.seq_len))
+        job_rows = local.seq_len + model.position_offset
+        pieces += _table(local, max(position_rows(model, decoder=decoder), job_rows))
     if model.positions == "relative":
         pieces.append(Piece(params=T5_RELATIVE_BUCKETS * local.heads))
     if model.token_types:
         pieces += _table(local, model.token_types)
+    if model.embedding_norm:
+        pieces.append(norm(model, local))
     if model.dropout:
         mask = float(local.norm_tokens * local.hidden)
         pieces.append(
@@ -60,9 +76,9 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     """
     # In 16 bits also where the layers' products are narrower.
     local = local.unquantised
+    pieces = [norm(model, local)] if model.final_norm else []
     if model.patches:
-        return [norm(model, local), *_patch_head(model, local, model.patches)]
-    pieces = [norm(model, local)]
+        return [*pieces, *_patch_head(model, local, model.patches)]
     if local.job.head != "vocabulary":
         return [*pieces, *_label_head(local)]
     local = _seen_by_head(model, local)
@@ -117,6 +133,32 @@ def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> li
             replace(_lookup(local, images, classes), params=classes * h),
         ]
     return pieces
+
+
+def _spectrogram_pieces(local: ShardSizes, spectrogram: Spectrogram) -> list[Piece]:
+    """Two convolutions over time as products of what they see, each with GELU (transformers
+    models/whisper/modeling_whisper.py `WhisperEncoder`)."""
+    # The first keeps the length, the second leaves one token of `stride` instants. Spectra need no gradient.
+    h, kernel, rows = local.hidden, spectrogram.kernel, local.norm_tokens
+    instants = rows * spectrogram.stride
+    first = linear(local.precision, instants, h, kernel * spectrogram.channels, bias=h)
+    second = linear(local.precision, rows, h, kernel * h, bias=h)
+
+    def gelu(tokens: int) -> Piece:
+        return pointwise(local.precision, [("gelu", 1)], tokens, h, saved_bytes=float(tokens * h * local.act_bytes))
+
+    return [replace(first, backward_input=()), gelu(instants), second, gelu(rows)]
+
+
+def spectrogram_weights(hidden: int, spectrogram: Spectrogram) -> int:
+    """Elements of the weights of both convolutions."""
+    return spectrogram.kernel * (spectrogram.channels + hidden) * hidden
+
+
+def spectrogram_products(hidden: int, spectrogram: Spectrogram) -> int:
+    """Multiplications per token of both convolutions."""
+    # The first is applied to all the instants that become one token.
+    return spectrogram.kernel * (spectrogram.stride * spectrogram.channels + hidden) * hidden
 
 
 def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:

@@ -14,7 +14,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
 from perfmodel.workload._attention import attention_weights
-from perfmodel.workload._embedding_head import LABELS
+from perfmodel.workload._embedding_head import LABELS, spectrogram_products
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._recurrent import (
@@ -174,6 +174,10 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
     elif model.pooler_and_mlm_head:
         head += 2.0 * batch * (seen * h * h + (h * h + 2 * h) * model.pooler)
+
+    # Convolutions of an encoder of speech count with the head, as projections of patches do.
+    if model.spectrogram:
+        head += 2.0 * batch * s * spectrogram_products(h, model.spectrogram)
 
     # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
     frozen = 0.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Patches, Transformer
-from perfmodel.workload._attention import attention_weights
-from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
+from perfmodel.workload._attention import attention_weights, unbiased_outputs
+from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights
 from perfmodel.workload._flops import ffn_weights
 from perfmodel.workload._pointwise import norm_params
 from perfmodel.workload._recurrent import (
@@ -102,13 +102,17 @@ def _(model: Transformer) -> Parameters:
     if model.patches:
         embedding, head = _patches(model, model.patches)
     if model.positions == "learned":
-        embedding += max(model.seq_len, model.longest_seq_len) * h
+        embedding += position_rows(model) * h
+        embedding += position_rows(model, decoder=True) * h if model.decoder_layers else 0
+    if model.spectrogram:
+        # Both convolutions have biases.
+        embedding += spectrogram_weights(h, model.spectrogram) + 2 * h
     stacks = 2 if model.decoder_layers else 1
     if model.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
 
-    # A final norm for each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
-    norms = norm_params(model, h) * stacks
+    # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
+    norms = norm_params(model, h) * stacks * (model.final_norm + model.embedding_norm)
     if model.pooler_and_mlm_head:
         head += h * h + h + v
         head += h * h + h + 2 * h + 2 if model.pooler else 0
@@ -197,6 +201,7 @@ def _attention(model: Transformer) -> tuple[int, int]:
     normed = 0
     if model.qk_norm:
         normed = ((a + kv) if model.qk_norm_of_all_heads else 2) * d
+    biases -= unbiased_outputs(model, heads=a, kv_heads=kv)
     return attention_weights(model) + biases + sinks, norm_params(model, normed)
 
 

@@ -229,9 +229,10 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
 def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardSizes | None = None) -> BlockOps:
     """The input block; T5's decoder input also normalises the output of `encoder` and passes it on."""
-    pieces = embedding_pieces(model, local, owner=encoder is None)
+    pieces = embedding_pieces(model, local, decoder=encoder is not None)
     if encoder:
-        pieces = [norm(model, encoder), Piece(saved_bytes=encoder.norm_bytes), *pieces]
+        encoder_norm = [norm(model, encoder)] if model.final_norm else []
+        pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
 
     # A frozen table has no gradient, though the layers after it have.
@@ -246,7 +247,7 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
         workspace_bytes=local.hidden_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
-        tied_params=local.vocab * local.hidden if encoder else 0,
+        tied_params=local.vocab * local.hidden if encoder and not model.spectrogram else 0,
     )
     return replace(block, frozen_params=block.params) if frozen else block
 

@@ -95,6 +95,17 @@ DBRX = {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "v
 ARCTIC = {"model_type": "arctic", "hidden_size": 7168, "intermediate_size": 4864, "num_hidden_layers": 35,
           "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 32_000, "num_local_experts": 128,
           "num_experts_per_tok": 2, "moe_layer_frequency": 1, "max_position_embeddings": 4096}  # fmt: skip
+BART_BASE = {"model_type": "bart", "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "vocab_size": 50_265,
+             "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}  # fmt: skip
+BART_LARGE = BART_BASE | {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
+                          "encoder_ffn_dim": 4096}  # fmt: skip
+WHISPER_TINY = {"model_type": "whisper", "d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "num_mel_bins": 80,
+                "encoder_attention_heads": 6, "encoder_ffn_dim": 1536, "vocab_size": 51_865}  # fmt: skip
+WHISPER_LARGE_V3 = WHISPER_TINY | {"d_model": 1280, "encoder_layers": 32, "decoder_layers": 32, "num_mel_bins": 128,
+                                   "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+                                   "vocab_size": 51_866}  # fmt: skip
+GPT_NEO_1B = {"model_type": "gpt_neo", "hidden_size": 2048, "num_layers": 24, "num_heads": 16,
+              "vocab_size": 50_257}  # fmt: skip
 
 PUBLISHED = {
     "llama-2-7b": (LLAMA2_7B, 6_738_415_616, 0),
@@ -108,9 +119,15 @@ PUBLISHED = {
     "gpt2": (GPT2, 124_439_808, 0),
     "gpt-neox-20b": (NEOX, 20_554_567_680, 0),
     "gpt-j-6b": (GPTJ, 6_050_882_784, 700_000),  # biases of feed-forward and head
-    "opt-125m": (OPT, 125_239_296, 2 * 768),  # two unused positions
-    "bloom-560m": (BLOOM, 559_214_592, 2 * 1024),  # norm after the embedding
+    "opt-125m": (OPT, 125_239_296, 0),
+    "bloom-560m": (BLOOM, 559_214_592, 0),
     "bert-base": (BERT, 110_106_428, 0),
+    "bart-base": (BART_BASE, 139_420_416, 0),
+    "bart-large": (BART_LARGE, 406_291_456, 0),
+    "mbart-large-cc25": (BART_LARGE | {"model_type": "mbart", "vocab_size": 250_027}, 610_851_840, 0),
+    "whisper-tiny": (WHISPER_TINY, 37_760_640, 0),
+    "whisper-large-v3": (WHISPER_LARGE_V3, 1_543_490_560, 0),
+    "gpt-neo-1.3b": (GPT_NEO_1B, 1_315_575_808, 0),
     "t5-small": (T5, 60_506_624, 0),
     "mpt-7b": (MPT, 6_649_286_656, 0),
     "falcon-7b": (FALCON, 6_921_720_704, 0),
@@ -134,26 +151,17 @@ FAMILY_COUNTS = json.loads((Path(__file__).parent / "huggingface_parameters.json
 NOT_COUNTED = {
     "afmoe": 7 * 64,  # biases that balance experts, which are not trained
     "apertus": 8 * 2,  # parameters of the activation
-    "bart": 1026 * 1024 + 2 * 1024,  # one of its two tables of positions, and norms after the embeddings
     "bitnet": 8 * (2560 + 6912),  # norms inside attention and feed-forward
-    "blenderbot": 128 * 2560,  # one of its two tables of positions
     "deberta-v2": 2 * 768,  # the norm of its distances
     "falcon_h1": -8 * (4096 + 1024),  # one norm for attention and mixer; no norm inside the mixer
-    "gpt_neo": -8 * 3 * 2048,  # queries, keys and values have no biases
-    "marian": 2 * 1024 * 1024 - 4 * 1024,  # positions, which are not trained; no norm behind its last layers
-    "mbart": 1026 * 1024 + 2 * 1024 + 4 * 1024,
+    "marian": 2 * 1024 * 1024,  # positions, which are not trained
     "modernbert": -768,  # the first layer has no norm
     "mpnet": 32 * 12,  # relative positions
-    "openai-gpt": -2 * 768,  # no norm behind the last layer
     "pegasus": 2 * 1024 * 1024,  # positions, which are not trained
-    "plbart": 1026 * 768 + 2 * 768,
-    "whisper": 698_112,  # two convolutions of the input, the decoder's positions
     "bert": -(768 * 768 + 768 + 2 * 768 + 2),  # its masked-LM class has no pooler
-    "bloom": 2 * 64,  # norm after the embedding
     "codegen": 214_240,  # biases of feed-forward and head, as of GPT-J
     "gptj": 214_240,
     "ernie4_5_moe": 7 * 64,  # biases that balance experts, which are not trained
-    "opt": 2 * 768,  # two unused positions
     "phi": 51_200,  # bias of the head
     "umt5": (2 * 8 - 2) * 32 * 6,  # relative positions of its own in every layer
 }
@@ -194,6 +202,29 @@ def test_ranks_hold_what_a_family_has(family):
     whole = sum(matmul_flops(block.forward) * n for block, n in blocks(net, job, Shard()))
     half = sum(matmul_flops(block.forward) * n for block, n in blocks(net, job, Shard(tp=2)))
     assert half < 0.6 * whole
+
+
+@pytest.mark.parametrize("family", ["bart", "bloom", "gpt_neo", "mbart", "openai-gpt", "opt", "pegasus", "whisper"])
+def test_blocks_are_those_of_the_counted_parameters_and_products(family):
+    """Whatever a family has beside its layers: offsets of positions, norms at the ends, convolutions of sound."""
+    # Rows that ranks of tensor parallelism pad the vocabulary with are no parameters of the model.
+    # An operation counts a sliding window as a full rectangle, hence none.
+    net = replace(from_config(FAMILY_COUNTS[family]["config"]), vocab=1024, window=0, mixers="")
+    job = Job(global_batch=1, seq_len=net.seq_len)
+    layers = blocks(net, job, Shard())
+    assert sum(block.params * n for block, n in layers) == parameters(net).total
+    products = sum(matmul_flops(block.forward) * n for block, n in layers)
+    assert products == pytest.approx(step_flops(net, job).total_causal / 3, rel=1e-9)
+
+
+def test_a_spectrogram_is_read_by_an_encoder_alone():
+    net = from_config(WHISPER_TINY)
+    with pytest.raises(PerfModelError, match="spectrogram needs decoder_layers"):
+        replace(net, decoder_layers=0)
+    # Words are the decoder's input: its block has their table, which the encoder's has not.
+    encoder, _, decoder, *_ = (block for block, _ in blocks(net, Job(global_batch=1, seq_len=1500), Shard()))
+    assert encoder.params < net.vocab * net.hidden <= decoder.params
+    assert decoder.tied_params == 0
 
 
 def test_embeddings_narrower_than_layers_are_refused():
