@@ -59,7 +59,7 @@ class _Group:
     links: Links
     operations: dict[int, Operation] = field(default_factory=dict)
     """Operations by slot, the newest last."""
-    ends: "dict[int, _End]" = field(default_factory=dict)
+    ends: "dict[int, _Endpoint]" = field(default_factory=dict)
     """Connections' ends by place of the emulated rank."""
 
     @property
@@ -71,13 +71,13 @@ class _Group:
 class _Entry(NamedTuple):
     """A pair of an operation that may have something to send or to receive."""
 
-    end: "_End"
+    end: "_Endpoint"
     operation: Operation
     pair: Pair
 
 
 @dataclass(eq=False, slots=True)
-class _End:
+class _Endpoint:
     """A connection, and the emulated rank and group that it stands for."""
 
     connection: Connection
@@ -94,9 +94,9 @@ class Peer:
         self._selector: Any = selectors.DefaultSelector()
         address = orders.wire.rpartition(":")[0]
         self._listener = socket.create_server((address, 0), backlog=1024)
-        self._joins = socket.create_server((address, 0), backlog=64)
+        self._join_listener = socket.create_server((address, 0), backlog=64)
         self._calls = Calls()
-        for listener, act in ((self._listener, self._accept), (self._joins, self._join)):
+        for listener, act in ((self._listener, self._accept), (self._join_listener, self._join)):
             self._selector.register(listener, selectors.EVENT_READ, act)
         self._expected: dict[int, tuple[_Group, int]] = {}
         self._bases: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -105,8 +105,8 @@ class Peer:
         self._groups: list[_Group] = []
         # What may act now stands in a queue, what is due later in a heap: NeuronaBox polls its operations in turn
         # (section 2.2), here only those with something to do.
-        self._turn: deque[_Entry] = deque()
-        self._later: list[tuple[float, int, _Entry]] = []
+        self._runnable: deque[_Entry] = deque()
+        self._due: list[tuple[float, int, _Entry]] = []
         self._numbers = count()
         self._scrap = memoryview(bytearray(_SCRAP_BYTES))
         self._zeros = memoryview(b"")
@@ -116,7 +116,7 @@ class Peer:
     @property
     def port(self) -> int:
         """Port at which real ranks say which groups they form."""
-        return self._joins.getsockname()[1]
+        return self._join_listener.getsockname()[1]
 
     def serve(self) -> None:
         """Serve the real ranks until standard input closes.
@@ -130,69 +130,69 @@ class Peer:
         self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         while not self._ended:
             # First everything that has come, then everything that is due, then messages in turn.
-            for key, events in self._look():
-                if isinstance(key.data, _End):
+            for key, events in self._next_events():
+                if isinstance(key.data, _Endpoint):
                     self._exchange(key.data, events)
                 else:
                     key.data()
             now_s = time.perf_counter()
-            while self._later and self._later[0][0] <= now_s:
-                self._in_turn(heappop(self._later)[2])
+            while self._due and self._due[0][0] <= now_s:
+                self._enqueue(heappop(self._due)[2])
             self._take_turns()
 
     def log(self) -> list[dict[str, Any]]:
         """Every operation that there was."""
         for group in self._groups:
             while group.operations:
-                self._forget(group)
+                self._log_oldest(group)
         return self._log
 
     def _end(self) -> None:
         self._ended = not os.read(sys.stdin.fileno(), 1)
 
-    def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
+    def _next_events(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait until something comes, or until the next message is due; return what has come."""
-        if not self._later:
+        if not self._due:
             return self._selector.select()
         # The selector's own patience is in whole milliseconds, which is too coarse for latencies.
-        left_s = max(0.0, self._later[0][0] - time.perf_counter())
+        left_s = max(0.0, self._due[0][0] - time.perf_counter())
         select.select([self._selector], [], [], left_s)
         return self._selector.select(0)
 
     def _take_turns(self) -> None:
         """Send or grant one message of every operation in turn, for as long as there are any."""
         # Round robin over operations, one message each: NeuronaBox's fairness between streams (section 2.2).
-        turn, woken, now_s = self._turn, set[_End](), 0.0
+        turn, woken, now_s = self._runnable, set[_Endpoint](), 0.0
         while turn:
             end, operation, pair = entry = turn.popleft()
             now_s = time.perf_counter()
-            again_s = min(operation.try_receive(pair, now_s), operation.try_send(end.peer, pair, now_s, self._nothing))
+            again_s = min(operation.try_receive(pair, now_s), operation.try_send(end.peer, pair, now_s, self._zeros_of))
             if again_s <= now_s:
                 turn.append(entry)
                 woken.add(end)
                 continue
             pair.in_turn = False
             if again_s < NEVER_S:
-                heappush(self._later, (again_s, next(self._numbers), entry))
+                heappush(self._due, (again_s, next(self._numbers), entry))
         # Messages of a round are flushed together, one system call per connection.
         for end in woken:
             end.group.conditions.together(now_s)
             end.connection.flush()
             self._watch(end)
 
-    def _in_turn(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: _Entry) -> None:
         """Each pair of an operation has one place in the line."""
         if not entry.pair.in_turn:
             entry.pair.in_turn = True
-            self._turn.append(entry)
+            self._runnable.append(entry)
 
-    def _nothing(self, nbytes: int) -> memoryview:
+    def _zeros_of(self, nbytes: int) -> memoryview:
         """Return a view of `nbytes` zeros."""
         if nbytes > len(self._zeros):
             self._zeros = memoryview(bytearray(nbytes))
         return self._zeros
 
-    def _exchange(self, end: _End, events: int) -> None:
+    def _exchange(self, end: _Endpoint, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             end.connection.flush()
         place, arrived = partial(self._place, end), partial(self._arrived, end)
@@ -203,7 +203,7 @@ class Peer:
             return
         self._watch(end)
 
-    def _watch(self, end: _End) -> None:
+    def _watch(self, end: _Endpoint) -> None:
         """Be woken when the socket takes more, as long as something waits for that."""
         # The connection has gone meanwhile.
         if end.peer not in end.group.ends:
@@ -215,11 +215,11 @@ class Peer:
         if key is not None and key.events != wanted:
             self._selector.modify(end.connection.socket, wanted, end)
 
-    def _place(self, end: _End, header: Header) -> memoryview:
+    def _place(self, end: _Endpoint, header: Header) -> memoryview:
         """Return the buffer for a message's data."""
         return end.group.operations[header.slot].place_for(end.peer, header.nbytes, self._scrap)
 
-    def _arrived(self, end: _End, header: Header) -> None:
+    def _arrived(self, end: _Endpoint, header: Header) -> None:
         # gloo's handshake: both sides announce, then the data follow.
         operation, now_s = self._operation(end, header), time.perf_counter()
         pair = operation.pair(end.peer, end.connection)
@@ -236,12 +236,12 @@ class Peer:
                 for peer, neighbour in operation.pairs.items():
                     neighbour_end = end.group.ends.get(peer)
                     if neighbour_end is not None:
-                        self._in_turn(_Entry(neighbour_end, operation, neighbour))
+                        self._enqueue(_Entry(neighbour_end, operation, neighbour))
         else:
             raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
-        self._in_turn(_Entry(end, operation, pair))
+        self._enqueue(_Entry(end, operation, pair))
 
-    def _operation(self, end: _End, header: Header) -> Operation:
+    def _operation(self, end: _Endpoint, header: Header) -> Operation:
         """Return the operation that a message belongs to; its first message begins it."""
         group = end.group
         operation = group.operations.get(header.slot)
@@ -259,10 +259,10 @@ class Peer:
         operation.first_s = operation.last_s = now_s
         group.operations[header.slot] = operation
         if len(group.operations) > _MOST_OPERATIONS:
-            self._forget(group)
+            self._log_oldest(group)
         return operation
 
-    def _forget(self, group: _Group) -> None:
+    def _log_oldest(self, group: _Group) -> None:
         """Forget the oldest operation of a group, of which the log keeps a row."""
         # Operations of a group begin in order, so the first is the oldest.
         operation = group.operations.pop(next(iter(group.operations)))
@@ -283,7 +283,7 @@ class Peer:
 
     def _join(self) -> None:
         """A real rank says which group it forms, and is told where the other ranks are."""
-        connected, _ = self._joins.accept()
+        connected, _ = self._join_listener.accept()
         # Whoever reaches the port must neither hold up the ranks nor learn anything.
         connected.settimeout(_JOIN_S)
         with connected, connected.makefile("rw") as line:
@@ -320,7 +320,7 @@ class Peer:
             connected.close()
             return
         group, peer = self._expected.pop(number)
-        end = group.ends[peer] = _End(Connection(connected), group, peer)
+        end = group.ends[peer] = _Endpoint(Connection(connected), group, peer)
         self._selector.register(connected, selectors.EVENT_READ, end)
 
 

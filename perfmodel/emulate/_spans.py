@@ -1,8 +1,9 @@
 """The script's own thread in one iteration: what it does between its collectives, what it waits for, and what
 these leave it of their common core."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Phase = Literal["forward", "backward", "optimizer"]
+_PHASE_AFTER: Final[Mapping[str, Phase]] = {"backward": "backward", "backward_end": "optimizer"}
+"""Phase that begins at a mark."""
 _BEHIND_S: Final = 1e-3
 """A pass that ends this soon after the last collective under way has waited for it."""
 
@@ -57,54 +60,99 @@ def iteration(rank: RankRun, number: int) -> Iteration:
         calls[name] = calls[name] - begin_s
     marks: Any = rank.marks[(rank.marks.wall_s > first.wall_s) & (rank.marks.wall_s <= last.wall_s)]
     # Calls, waits and marks in the order of time cut the iteration into spans.
-    events: list[tuple[float, str, Any]] = [(float(m.wall_s) - begin_s, "mark", m) for m in marks.itertuples()]
-    users, waited = users_of(calls), set[int]()
+    cutter = _Cutter(calls, float(first.thread_s))
+    moments: list[tuple[float, Callable[[], None]]] = []
+    for mark in marks.itertuples():
+        mark_s = float(mark.wall_s) - begin_s
+        moments.append((mark_s, partial(cutter.mark, mark_s, str(mark.name), float(mark.thread_s))))
     for place, call in enumerate(calls.itertuples()):
-        events.append((float(call.issued_s), "call", place))
+        moments.append((float(call.issued_s), partial(cutter.call, float(call.issued_s), place)))
         if call.wait_end_s > 0:
-            events.append((float(call.wait_start_s), "wait", place))
-            waited.add(place)
-    spans: list[Span] = []
-    at_s, after = 0.0, ()
-    phase: Any = "forward"
-    issued_s, issued_thread_s = 0.0, float(first.thread_s)
-    for moment_s, what, value in sorted(events, key=lambda event: event[0]):
-        # Three kinds of moments. A call ends a span and issues a collective; a wait ends a span and the next one
-        # comes after that collective; a mark changes the phase.
-        if what == "call":
-            spans.append(Span(at_s, max(at_s, moment_s), phase, after, value))
-            at_s, after = max(at_s, moment_s), ()
-            issued_s, issued_thread_s = moment_s, float(calls.thread_s[value])
-        elif what == "wait":
-            spans.append(Span(at_s, max(at_s, moment_s), phase, after, -1))
-            at_s, after = max(at_s, float(calls.wait_end_s[value])), (value,)
-            # The thread does not work while it waits.
-            issued_thread_s += max(0.0, moment_s - issued_s)
-            issued_s = at_s
+            moments.append((float(call.wait_start_s), partial(cutter.wait, float(call.wait_start_s), place)))
+    for _, cut in sorted(moments, key=lambda moment: moment[0]):
+        cut()
+    return Iteration(number, time_s, cutter.end(time_s), calls)
+
+
+class _Cutter:
+    """Cuts an iteration into spans of its thread, moment by moment."""
+
+    def __init__(self, calls: Any, thread_s: float) -> None:
+        """
+        Args:
+            calls: collectives of the iteration.
+            thread_s: processor time of the thread at its start.
+        """
+        self._calls, self._users = calls, users_of(calls)
+        self._spans: list[Span] = []
+        self._waited = set(np.flatnonzero(calls.wait_end_s > 0).tolist())
+        """Calls that the script waits for itself, or is known to have waited for."""
+        self._phase: Phase = "forward"
+        # Start of the span under way, and the calls that it comes after.
+        self._start_s, self._after = 0.0, ()
+        # A moment at which the processor time of the thread is known.
+        self._known_s, self._known_thread_s = 0.0, thread_s
+
+    def call(self, moment_s: float, place: int) -> None:
+        """Cut where the thread issues a collective: a span ends with that."""
+        self._close(moment_s, issues=place)
+        self._start_s, self._after = max(self._start_s, moment_s), ()
+        self._known_s, self._known_thread_s = moment_s, float(self._calls.thread_s[place])
+
+    def wait(self, moment_s: float, place: int) -> None:
+        """Cut where the thread waits for a collective: the next span comes after that one."""
+        self._close(moment_s)
+        self._start_s, self._after = max(self._start_s, float(self._calls.wait_end_s[place])), (place,)
+        # The thread does not work while it waits.
+        self._known_thread_s += max(0.0, moment_s - self._known_s)
+        self._known_s = self._start_s
+
+    def mark(self, moment_s: float, name: str, thread_s: float) -> None:
+        """Cut at a mark, where the phase may change."""
+        # DistributedDataParallel waits inside backward, where no call of the script shows it: whatever is pending at
+        # the end of backward was waited for.
+        pending = self._pending(moment_s) if name == "backward_end" else []
+        if pending:
+            self._backward_end(moment_s, thread_s, pending)
         else:
-            # DistributedDataParallel waits inside backward, where no call of the script shows it: whatever is pending
-            # at the end of backward was waited for.
-            pending = [p for p in range(len(calls)) if p not in waited and calls.issued_s[p] <= moment_s]
-            end_s = moment_s
-            if value.name == "backward_end" and pending:
-                done_s = float(calls.end_s[pending].max())
-                # Where backward ends right behind the last collective, it has waited for that.
-                if moment_s - done_s < _BEHIND_S:
-                    worked_s = float(value.thread_s) - issued_thread_s
-                    end_s = min(done_s, max(at_s, done_at_s(issued_s, worked_s, users)))
-                waited.update(pending)
-            if end_s > at_s or after:
-                spans.append(Span(at_s, max(at_s, end_s), phase, after, -1))
-            if value.name == "backward_end" and pending:
-                # What the thread does when the last is done stays with the next span.
-                at_s, after = max(at_s, min(moment_s, float(calls.end_s[pending].max()))), tuple(pending)
-                at_s = moment_s if moment_s - at_s >= _BEHIND_S else at_s
-            else:
-                at_s, after = moment_s, ()
-            phase = {"backward": "backward", "backward_end": "optimizer"}.get(value.name, phase)
-    if after or time_s > at_s:
-        spans.append(Span(at_s, time_s, phase, after, -1))
-    return Iteration(number, time_s, tuple(spans), calls)
+            if moment_s > self._start_s or self._after:
+                self._close(moment_s)
+            self._start_s, self._after = moment_s, ()
+        if name in _PHASE_AFTER:
+            self._phase = _PHASE_AFTER[name]
+
+    def end(self, time_s: float) -> tuple[Span, ...]:
+        """Close the last span at the end of the iteration; return all spans."""
+        if self._after or time_s > self._start_s:
+            self._spans.append(Span(self._start_s, time_s, self._phase, self._after, -1))
+        return tuple(self._spans)
+
+    def _backward_end(self, moment_s: float, thread_s: float, pending: list[int]) -> None:
+        """Cut at the end of a backward pass that has waited for calls."""
+        done_s = float(self._calls.end_s[pending].max())
+        end_s = moment_s
+        # Where backward ends right behind the last collective, it has waited for that: its work was done when the
+        # thread had had its processor time.
+        if moment_s - done_s < _BEHIND_S:
+            worked_s = thread_s - self._known_thread_s
+            end_s = min(done_s, max(self._start_s, done_at_s(self._known_s, worked_s, self._users)))
+        self._waited.update(pending)
+        if end_s > self._start_s or self._after:
+            self._close(end_s)
+        # What the thread does when the last is done stays with the next span.
+        self._start_s, self._after = max(self._start_s, min(moment_s, done_s)), tuple(pending)
+        if moment_s - self._start_s >= _BEHIND_S:
+            self._start_s = moment_s
+
+    def _pending(self, moment_s: float) -> list[int]:
+        """Return calls made by a moment that nobody has waited for."""
+        made = np.flatnonzero(self._calls.issued_s <= moment_s).tolist()
+        return [place for place in made if place not in self._waited]
+
+    def _close(self, moment_s: float, issues: int = -1) -> None:
+        """End the span under way."""
+        end_s = max(self._start_s, moment_s)
+        self._spans.append(Span(self._start_s, end_s, self._phase, self._after, issues))
 
 
 def typical(rank: RankRun, numbers: np.ndarray) -> Iteration:

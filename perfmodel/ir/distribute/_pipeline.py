@@ -98,7 +98,7 @@ class _Pipeline:
     """State of writing the pipelined program down.
 
     A value of the original program is known as (name, micro-batch of whole sequences); -1 stands for what all of
-    these share. `_at` has the new value that holds it on each device.
+    these share. `_holders` has the new value that holds it on each device.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class _Pipeline:
         self._sharding, self._function = batch_shardings(program, self._count)
         self._total_of, self._function = summed_at_once(self._function, self._sharding)
         self._passes = passes_of(self._function, stages)
-        self._place = places(schedule)
-        self._at: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-        self._out: list[Instruction] = []
+        self._device_of = places(schedule)
+        self._holders: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        self._written: list[Instruction] = []
         self._parameters: list[Parameter] = []
         self._summed = set(self._total_of.values())
 
@@ -145,7 +145,7 @@ class _Pipeline:
                 pieces += self._returned(piece)
             outputs.append(replace(tensor, pieces=tuple(pieces)))
             returned |= dict.fromkeys(piece.value for piece in pieces)
-        function = Function(self._function.name, tuple(self._parameters), tuple(self._out), tuple(returned))
+        function = Function(self._function.name, tuple(self._parameters), tuple(self._written), tuple(returned))
         return Program(function, inputs, tuple(outputs))
 
     def _place_inputs(self) -> tuple[GlobalTensor, ...]:
@@ -176,21 +176,21 @@ class _Pipeline:
         # Only data are cut by micro-batch; weights, states and constants are shared by all.
         if not isinstance(spread, Sharded):
             self._parameters.append(Parameter(copy, tensor))
-            self._at[name, -1][device] = copy
+            self._holders[name, -1][device] = copy
             return [Piece(copy, (0,) * tensor.rank)]
         # A parameter per micro-batch: data arrive cut, as a data loader would give them.
         size = tensor.shape[spread.axis] // self._count
         pieces = [Piece(f"{copy}.m{k}", _start(tensor.rank, spread.axis, k * size)) for k in range(self._count)]
         for k, piece in enumerate(pieces):
             self._parameters.append(Parameter(piece.value, tensor.with_size(spread.axis, size)))
-            self._at[name, k][device] = piece.value
+            self._holders[name, k][device] = piece.value
         return pieces
 
     def _input_devices(self) -> dict[str, dict[int, None]]:
         """Devices that use each parameter of the function; states go with the weights they are updated with."""
         devices: dict[str, dict[int, None]] = {p.name: {} for p in self._function.parameters}
         # Dictionaries of None are sets that keep their order, and with it the order of parameters and sends.
-        for (phase, stage, m), device in self._place.items():
+        for (phase, stage, m), device in self._device_of.items():
             for instruction in self._passes.body(phase, stage, m % self._schedule.slices):
                 for name in instruction.inputs:
                     if name in devices:
@@ -211,11 +211,11 @@ class _Pipeline:
         if self._weights is None:
             return self._pass(index)
         # Which version of the weights a pass reads was decided when it entered the pipeline.
-        self._weights.enter(index, self._at)
+        self._weights.enter(index, self._holders)
         values = self._pass(index)
         if self._schedule.updates[index]:
             device = int(self._schedule.device[index])
-            self._out += self._weights.update(self._passes.update, device, self._at)
+            self._written += self._weights.update(self._passes.update, device, self._holders)
         return values
 
     def _pass(self, index: int) -> list[tuple[str, int]]:
@@ -242,41 +242,41 @@ class _Pipeline:
         # An instruction without operands has to be told where it runs.
         if not instruction.inputs or (values and instruction.attribute("device") is not None):
             values = attributes(**dict(values) | {"device": device})
-        self._out.append(Instruction(instruction.op, inputs, outputs, values, tag))
+        self._written.append(Instruction(instruction.op, inputs, outputs, values, tag))
         for name, output in zip(instruction.outputs, outputs, strict=True):
-            self._at[name, k][device] = output
+            self._holders[name, k][device] = output
             if name in self._total_of:
                 self._accumulate(self._total_of[name], output, device, tag)
         return [(name, k) for name in instruction.outputs]
 
     def _accumulate(self, name: str, output: str, device: int, tag: Tag) -> None:
         # One running sum per device, extended as soon as a micro-batch's share is there: the share is not kept alive.
-        sofar = self._at[name, -1].get(device)
+        sofar = self._holders[name, -1].get(device)
         if sofar is not None:
             total = f"{name}.sum{tag.micro_batch}"
-            self._out.append(Instruction("accumulate", (sofar, output), (total,), (), tag))
+            self._written.append(Instruction("accumulate", (sofar, output), (total,), (), tag))
             output = total
-        self._at[name, -1][device] = output
+        self._holders[name, -1][device] = output
 
     def _send(self, name: str, k: int) -> None:
         """Send a value to every device whose passes use it."""
         # Written right after the pass that makes the value, not before the one that uses it: on the `send` stream the
         # transfer then runs beside what the receiver does in between.
         for phase, stage, part in self._passes.users.get(name, ()):
-            self._fetch(name, k, self._place[phase, stage, k * self._schedule.slices + part])
+            self._fetch(name, k, self._device_of[phase, stage, k * self._schedule.slices + part])
 
     def _fetch(self, name: str, k: int, device: int) -> str:
         """The value that holds `name` of micro-batch k on a device, sent there if it is not yet."""
         if self._weights is not None and name in self._weights:
             return self._weights.value(name, device)
-        return self._held(name, k, self._at.get((name, k)) or self._at[name, -1], device)
+        return self._value_on(name, k, self._holders.get((name, k)) or self._holders[name, -1], device)
 
-    def _held(self, name: str, k: int, holders: dict[int, str], device: int) -> str:
+    def _value_on(self, name: str, k: int, holders: dict[int, str], device: int) -> str:
         if device not in holders:
             # A second reader on the same device finds the copy of the first.
             value = next(iter(holders.values()))
-            self._out.append(self._transfer(name, k, device, value))
-            holders[device] = self._out[-1].outputs[0]
+            self._written.append(self._transfer(name, k, device, value))
+            holders[device] = self._written[-1].outputs[0]
         return holders[device]
 
     def _transfer(self, name: str, k: int, device: int, value: str) -> Instruction:
@@ -291,16 +291,16 @@ class _Pipeline:
     def _total(self, name: str) -> dict[int, str]:
         """Return a value as updates use it: summed over devices where several hold partial sums."""
         # What is neither summed nor shared exists only if there is a single micro-batch.
-        key = (name, -1) if name in self._summed or (name, -1) in self._at else (name, 0)
-        holders = self._at[key]
+        key = (name, -1) if name in self._summed or (name, -1) in self._holders else (name, 0)
+        holders = self._holders[key]
         # A stage on several devices (of a bidirectional schedule) has a sum on each.
         if name in self._summed and len(holders) > 1:
             totals = tuple(f"{value}.total" for value in holders.values())
             tag = Tag("update", stream="data_comm")
-            self._out.append(Instruction("all_reduce", tuple(holders.values()), totals, attributes(op="sum"), tag))
-            self._at[name, -1] = dict(zip(holders, totals, strict=True))
+            self._written.append(Instruction("all_reduce", tuple(holders.values()), totals, attributes(op="sum"), tag))
+            self._holders[name, -1] = dict(zip(holders, totals, strict=True))
         self._summed.discard(name)
-        return self._at[key]
+        return self._holders[key]
 
     def _update(self, instruction: Instruction) -> None:
         """Run an update wherever the parameters that it updates are."""
@@ -310,11 +310,11 @@ class _Pipeline:
         anchors = [h for name, h in holders.items() if name in parameters] or list(holders.values())[:1]
         devices = list(dict.fromkeys(chain.from_iterable(anchors)))
         for device in devices:
-            inputs = tuple(self._held(name, -1, holders[name], device) for name in instruction.inputs)
+            inputs = tuple(self._value_on(name, -1, holders[name], device) for name in instruction.inputs)
             outputs = tuple(f"{n}.p{device}" if len(devices) > 1 else n for n in instruction.outputs)
-            self._out.append(replace(instruction, inputs=inputs, outputs=outputs))
+            self._written.append(replace(instruction, inputs=inputs, outputs=outputs))
             for name, output in zip(instruction.outputs, outputs, strict=True):
-                self._at[name, -1][device] = output
+                self._holders[name, -1][device] = output
 
     def _returned(self, piece: Piece) -> list[Piece]:
         """Pieces of a returned value: its replicas, or its slices by micro-batch."""
@@ -327,7 +327,7 @@ class _Pipeline:
         slices = []
         for k in range(count):
             offset = _start(len(piece.start), axis, k * size)
-            slices += [_moved(Piece(value, offset), piece.start) for value in self._at[piece.value, k].values()]
+            slices += [_moved(Piece(value, offset), piece.start) for value in self._holders[piece.value, k].values()]
         return slices
 
 

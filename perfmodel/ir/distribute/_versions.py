@@ -20,12 +20,12 @@ class Versions:
 
     def __init__(self, program: Program, schedule: Schedule, policy: WeightPolicy) -> None:
         self._schedule = schedule
-        self._used = weight_versions(schedule, policy).used
+        self._version_of_pass = weight_versions(schedule, policy).used
         self._names = program.values_of("parameter")
         self._states = program.values_of("state")
-        self._held: dict[str, list[str]] = {}
+        self._versions_of: dict[str, list[str]] = {}
         """Versions of each weight, in order."""
-        self._device: dict[str, int] = {}
+        self._device_of: dict[str, int] = {}
         self._backwards: dict[int, int] = defaultdict(int)
         """Micro-batches whose backward each device has done since its last update."""
         self._index = 0
@@ -33,19 +33,19 @@ class Versions:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def enter(self, index: int, at: Holders) -> None:
+    def enter(self, index: int, values: Holders) -> None:
         """A pass begins, with number `index` in the schedule.
 
         Raises:
             LayoutError: a weight that sits on several devices.
         """
         # The first pass fixes where weights are: by then every input has been placed.
-        for name in () if self._held else self._names:
-            holders = at[name, -1]
+        for name in () if self._versions_of else self._names:
+            holders = values[name, -1]
             if len(holders) != 1:
                 raise LayoutError(f"%{name} is used on {len(holders)} stages, whose updates would differ; untie it")
-            ((self._device[name], value),) = holders.items()
-            self._held[name] = [value]
+            ((self._device_of[name], value),) = holders.items()
+            self._versions_of[name] = [value]
         self._index = index
         # A micro-batch counts towards a mean once its whole backward is done, not its first half.
         if self._schedule.ends_backward[index]:
@@ -53,9 +53,9 @@ class Versions:
 
     def value(self, name: str, device: int) -> str:
         """The version of a weight that the current pass computes with."""
-        return self._held[name][int(self._used[self._index])]
+        return self._versions_of[name][int(self._version_of_pass[self._index])]
 
-    def update(self, updates: Sequence[Instruction], device: int, at: Holders) -> list[Instruction]:
+    def update(self, updates: Sequence[Instruction], device: int, values: Holders) -> list[Instruction]:
         """Update the weights of a device with the mean gradient since its last update, which is then forgotten."""
         # The loss averages over all micro-batches of the program; a mean over those since the last update is larger
         # by this.
@@ -63,12 +63,12 @@ class Versions:
         written: list[Instruction] = []
         for instruction in updates:
             weight = next((name for name in instruction.inputs if name in self._names), None)
-            if weight is None or self._device[weight] != device:
+            if weight is None or self._device_of[weight] != device:
                 continue
             # The new version is a new value. Old ones stay in the list for passes that still compute with them, and
             # live analysis frees each after its last use.
-            number = len(self._held[weight])
-            inputs = [self._operand(name, weight, device, at) for name in instruction.inputs]
+            number = len(self._versions_of[weight])
+            inputs = [self._operand(name, weight, device, values) for name in instruction.inputs]
             gradient = next(k for k, name in enumerate(instruction.inputs) if name not in self._names | self._states)
             mean = f"{inputs[gradient]}.mean{number}"
             tag = Tag("update", instruction.tag.layer)
@@ -76,15 +76,15 @@ class Versions:
             inputs[gradient] = mean
             outputs = tuple(f"{name}{number}" for name in instruction.outputs)
             written.append(replace(instruction, inputs=tuple(inputs), outputs=outputs))
-            self._held[weight].append(outputs[0])
+            self._versions_of[weight].append(outputs[0])
             for name, output in zip(instruction.outputs, outputs, strict=True):
-                at[name, -1][device] = output
+                values[name, -1][device] = output
             # Moments advance with their weight: the next update reads the new ones.
             for name, output in zip((n for n in instruction.inputs if n in self._states), outputs[1:], strict=True):
-                at[name, -1][device] = output
+                values[name, -1][device] = output
             # The next gradient starts from nothing.
-            del at[instruction.inputs[gradient], -1][device]
+            del values[instruction.inputs[gradient], -1][device]
         return written
 
-    def _operand(self, name: str, weight: str, device: int, at: Holders) -> str:
-        return self._held[weight][-1] if name == weight else at[name, -1][device]
+    def _operand(self, name: str, weight: str, device: int, values: Holders) -> str:
+        return self._versions_of[weight][-1] if name == weight else values[name, -1][device]

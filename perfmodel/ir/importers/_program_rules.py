@@ -1,7 +1,7 @@
 """JAX primitives in the ops of the IR. Where the IR lacks a function it is composed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import log, prod
 from types import MappingProxyType
@@ -13,6 +13,19 @@ from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck,
 from perfmodel.ir.importers._graph import Array
 
 Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Equation:
+    """An equation of a jaxpr as its rule sees it."""
+
+    parameters: Parameters
+    items: Sequence[Item]
+    """Operands."""
+    arrays: Sequence[Array]
+    """Types of the operands."""
+    out: Array
+    """Type of the result."""
 
 
 def mapped(
@@ -57,7 +70,7 @@ def mapped(
     if name in _UNARY:
         return _UNARY[name](d, x, out)
     if name in _OTHERS:
-        return _OTHERS[name](d, parameters, items, arrays, out)
+        return _OTHERS[name](d, Equation(parameters, items, arrays, out))
     raise CannotMapError("the IR has no such op")
 
 
@@ -134,10 +147,10 @@ def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
     return replace(x, unstopped=False)
 
 
-def _integer_pow(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Any, out: Array) -> Ref:
-    x, exponent = _first(items), int(parameters["y"])
+def _integer_pow(d: Emitter, eqn: Equation) -> Ref:
+    x, exponent = _first(eqn.items), int(eqn.parameters["y"])
     power = reduce(lambda p, _: d.op("mul", p, x), range(abs(exponent) - 1), x)
-    return power if exponent > 0 else _div(d, Known.of(1.0), power, out)
+    return power if exponent > 0 else _div(d, Known.of(1.0), power, eqn.out)
 
 
 # --- checks and choices --------------------------------------------------------------------------------
@@ -180,66 +193,67 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
 # --- shapes, sums, products, look-ups ------------------------------------------------------------------
 
 
-def _reshape(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
-    x = _first(items)
+def _reshape(d: Emitter, eqn: Equation) -> Ref:
+    x = _first(eqn.items)
     # A broadcast value is stored with size 1 along some axes. A reshape that only moves axes of size 1 keeps it that
     # small; any other needs it in full.
-    have, full = d.shape(x), arrays[0].shape
+    have, full = d.shape(x), eqn.arrays[0].shape
     if have != full:
         stored_sizes = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
-        if stored_sizes is None or [f for f in full if f != 1] != [n for n in out.shape if n != 1]:
-            return d.reshape(d.materialised(x, arrays[0]), out.shape)
+        if stored_sizes is None or [f for f in full if f != 1] != [n for n in eqn.out.shape if n != 1]:
+            return d.reshape(d.materialised(x, eqn.arrays[0]), eqn.out.shape)
         rest = iter(stored_sizes)
-        return d.reshape(x, [1 if n == 1 else next(rest) for n in out.shape])
-    return d.reshape(x, out.shape)
+        return d.reshape(x, [1 if n == 1 else next(rest) for n in eqn.out.shape])
+    return d.reshape(x, eqn.out.shape)
 
 
-def _broadcast(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _broadcast(d: Emitter, eqn: Equation) -> Ref:
     """Only the axes are set in place; the ops that use the value broadcast it."""
-    x = _first(items)
+    x = _first(eqn.items)
     have = d.shape(x)
-    shape = [1] * len(out.shape)
-    for axis, n in zip(parameters["broadcast_dimensions"], have, strict=True):
+    shape = [1] * len(eqn.out.shape)
+    for axis, n in zip(eqn.parameters["broadcast_dimensions"], have, strict=True):
         shape[axis] = n
     return d.reshape(x, shape)
 
 
-def _transpose(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
-    return d.transpose(_first(items), parameters["permutation"])
+def _transpose(d: Emitter, eqn: Equation) -> Ref:
+    return d.transpose(_first(eqn.items), eqn.parameters["permutation"])
 
 
-def _reduce_sum(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
-    x = _first(items)
+def _reduce_sum(d: Emitter, eqn: Equation) -> Ref:
+    x = _first(eqn.items)
     # Summing a broadcast axis multiplies by how often the value was repeated.
-    have, axes = d.shape(x), tuple(map(int, parameters["axes"]))
-    repeats = prod(n // h for i, (n, h) in enumerate(zip(arrays[0].shape, have, strict=True)) if i in axes)
+    have, axes = d.shape(x), tuple(map(int, eqn.parameters["axes"]))
+    repeats = prod(n // h for i, (n, h) in enumerate(zip(eqn.arrays[0].shape, have, strict=True)) if i in axes)
     summed = d.reshape(d.op("sum", x, axes=axes, keep=True), [n for i, n in enumerate(have) if i not in axes])
     return summed if repeats == 1 else d.op("scale", summed, factor=float(repeats))
 
 
-def _reduce_max(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
-    x = _first(items)
-    if tuple(parameters["axes"]) != (len(arrays[0].shape) - 1,):
+def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
+    x = _first(eqn.items)
+    if tuple(eqn.parameters["axes"]) != (len(eqn.arrays[0].shape) - 1,):
         raise CannotMapError("a maximum along another axis than the last")
-    top = d.op("row_max", d.materialised(x, arrays[0]))
-    return replace(d.reshape(top, out.shape), unstopped=True)
+    top = d.op("row_max", d.materialised(x, eqn.arrays[0]))
+    return replace(d.reshape(top, eqn.out.shape), unstopped=True)
 
 
-def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _dot(d: Emitter, eqn: Equation) -> Ref:
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
-    (contract_a, contract_b), (batch_a, batch_b) = parameters["dimension_numbers"]
-    a, b = (d.materialised(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True))
+    shape_a, shape_b = (array.shape for array in eqn.arrays)
+    (contract_a, contract_b), (batch_a, batch_b) = eqn.parameters["dimension_numbers"]
+    a, b = (d.materialised(_ref(d, item, array), array) for item, array in zip(eqn.items, eqn.arrays, strict=True))
     # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k, n).
-    rows = [i for i in range(len(arrays[0].shape)) if i not in (*contract_a, *batch_a)]
-    columns = [i for i in range(len(arrays[1].shape)) if i not in (*contract_b, *batch_b)]
-    size_k = prod(arrays[0].shape[i] for i in contract_a)
-    lead = tuple(arrays[0].shape[i] for i in batch_a)
-    m = tuple(arrays[0].shape[i] for i in rows)
-    n = tuple(arrays[1].shape[i] for i in columns)
+    rows = [i for i in range(len(shape_a)) if i not in (*contract_a, *batch_a)]
+    columns = [i for i in range(len(shape_b)) if i not in (*contract_b, *batch_b)]
+    size_k = prod(shape_a[i] for i in contract_a)
+    lead = tuple(shape_a[i] for i in batch_a)
+    m = tuple(shape_a[i] for i in rows)
+    n = tuple(shape_b[i] for i in columns)
     a = d.transpose(a, (*batch_a, *rows, *contract_a))
     a = d.reshape(a, (*lead, *((prod(m),) if lead or not m else m), size_k))
     # A right operand that is contracted along its last axis is read transposed instead of being copied.
-    transposed = len(contract_b) == 1 and tuple(contract_b) == (len(arrays[1].shape) - 1,) and len(columns) == 1
+    transposed = len(contract_b) == 1 and tuple(contract_b) == (len(shape_b) - 1,) and len(columns) == 1
     if transposed:
         b = d.transpose(b, (*batch_b, *columns, *contract_b))
         product = d.op("matmul", a, b, transpose_b=True)
@@ -247,34 +261,34 @@ def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequ
         b = d.transpose(b, (*batch_b, *contract_b, *columns))
         product = d.op("matmul", a, d.reshape(b, (*lead, size_k, prod(n))))
     # Products of short floats may be wanted in longer ones (`preferred_element_type`).
-    return d.cast(d.reshape(product, out.shape), out.dtype)
+    return d.cast(d.reshape(product, eqn.out.shape), eqn.out.dtype)
 
 
-def _gather(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _gather(d: Emitter, eqn: Equation) -> Ref:
     """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
-    x, ids = _first(items), items[1]
-    numbers, sizes = parameters["dimension_numbers"], tuple(parameters["slice_sizes"])
-    shape, rank = arrays[0].shape, len(arrays[0].shape)
+    x, ids = _first(eqn.items), eqn.items[1]
+    numbers, sizes = eqn.parameters["dimension_numbers"], tuple(eqn.parameters["slice_sizes"])
+    shape, rank = eqn.arrays[0].shape, len(eqn.arrays[0].shape)
     # Index 0 of axes of size 1 is a reshape.
     if isinstance(ids, Known) and collapsed(ids.array).ndim == 0 and int(collapsed(ids.array)) == 0:
         cut = [i for i, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
         if not cut:  # the only element along an axis
-            return d.reshape(x, out.shape)
+            return d.reshape(x, eqn.out.shape)
     if isinstance(ids, Known):
         ids = d.literal(ids.array, "int32")
     if not isinstance(ids, Ref):
         raise CannotMapError("indices that are checks")
     if rank == 2 and sizes == (1, shape[1]) and tuple(numbers.collapsed_slice_dims) == (0,):
-        return d.op("embedding", x, d.reshape(ids, out.shape[:-1]))
+        return d.op("embedding", x, d.reshape(ids, eqn.out.shape[:-1]))
     batched = tuple(getattr(numbers, "operand_batching_dims", ()))
     if prod(sizes) == 1 and batched == tuple(range(rank - 1)) and tuple(numbers.start_index_map) == (rank - 1,):
-        return d.reshape(d.op("pick", d.materialised(x, arrays[0]), d.reshape(ids, shape[:-1])), out.shape)
+        return d.reshape(d.op("pick", d.materialised(x, eqn.arrays[0]), d.reshape(ids, shape[:-1])), eqn.out.shape)
     raise CannotMapError("a gather of neither whole rows nor one element per row")
 
 
-def _concatenate(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
-    refs = [d.materialised(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True)]
-    return d.op("concat", *refs, axis=parameters["dimension"])
+def _concatenate(d: Emitter, eqn: Equation) -> Ref:
+    refs = [d.materialised(_ref(d, item, array), array) for item, array in zip(eqn.items, eqn.arrays, strict=True)]
+    return d.op("concat", *refs, axis=eqn.parameters["dimension"])
 
 
 def _first(items: Sequence[Item]) -> Ref:
@@ -307,7 +321,7 @@ _UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxy
         "optimization_barrier": lambda d, x, out: x,
     }
 )
-_OTHERS: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
+_OTHERS: Final[Mapping[str, Callable[[Emitter, Equation], Ref]]] = MappingProxyType(
     {
         "integer_pow": _integer_pow,
         "reshape": _reshape,
