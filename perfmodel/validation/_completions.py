@@ -307,8 +307,8 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
         if choice.name in refused or not choice.matters(case) or not choice.stated(case):
             continue
         value = choice.value(case)
-        others = [variant.counted_as or variant.value for variant in choice.variants(case)]
-        values = tuple(dict.fromkeys([value, *others]))
+        of_variants = [variant.counted_as or variant.value for variant in choice.variants(case)]
+        values = tuple(dict.fromkeys([value, *of_variants]))
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
 

@@ -187,13 +187,13 @@ def left_out_of(
     Where a framework's facts were looked up with a run's error in view, it counts without them (`SiteRuns.log_undone`):
     they would make it an easy run, and not one of a framework that nobody ever held against runs.
     """
-    residual, shared, own, noise = score.left_out(state, folds)
+    residual, shared, parts, noise = score.left_out(state, folds)
     first, second = np.asarray(unpack(state.vector)["scatter"]).tolist()
     nodes = scales((first, second))
     # Predictions add what a run leaves open after the width is fitted (`perfmodel.validation.predict_run`).
-    fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(own.fixed)) - runs.open_deviation**2
-    scattered = nodes.within[:, None] * np.diag(np.asarray(own.within))
-    single = nodes.own[:, None] * (np.diag(np.asarray(own.repeats)) + float(noise))
+    fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(parts.fixed)) - runs.open_deviation**2
+    scattered = nodes.within[:, None] * np.diag(np.asarray(parts.within))
+    single = nodes.own[:, None] * (np.diag(np.asarray(parts.repeats)) + float(noise))
     half = half_width(np.maximum(fixed + scattered + single, 0.0), nodes.weight)
 
     # Swap the run's own log error for that without facts found in view of it; what its site

@@ -251,10 +251,10 @@ class Score:
         # times its scale. Outliers get more noise (`weight` below 1).
         hyper = unpack(vector)
         runs = jax.tree.map(jnp.asarray, self.runs.arrays())
-        own = own_parts(hyper, runs)
+        parts = own_parts(hyper, runs)
         noise = hyper["noise"][0] ** 2
         scale = jnp.asarray(scale)[self.of_source]
-        scaled = sum(own) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
+        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
         inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
         solved = inverse @ self.runs.log
 
@@ -275,7 +275,7 @@ class Score:
         rows, columns = members[:, :, None], members[:, None]
         both = predicted[:, :, None] & predicted[:, None]
         together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
-        return LeftOut(residual=flat, shared=together, own=own, noise=noise)
+        return LeftOut(residual=flat, shared=together, own=parts, noise=noise)
 
     def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
         """Negative log score of the sources that count, with the weak prior of the hyperparameters."""
@@ -283,8 +283,8 @@ class Score:
         import jax.numpy as jnp
         from jax.scipy.special import logsumexp
 
-        residual, shared, own, noise = self.left_out(State(vector, scale, weight))
-        fixed = shared + own.fixed
+        residual, shared, parts, noise = self.left_out(State(vector, scale, weight))
+        fixed = shared + parts.fixed
         hyper = unpack(vector)
         *nodes, heavy = standard_nodes()
 
@@ -296,8 +296,8 @@ class Score:
         def unconditional(index: Any, there: Any) -> Any:
             """Mean log score of a source's runs while none of them is known."""
             fixed_of = jnp.diag(fixed)[index]
-            within_of = jnp.diag(own.within)[index]
-            repeats_of = jnp.diag(own.repeats)[index]
+            within_of = jnp.diag(parts.within)[index]
+            repeats_of = jnp.diag(parts.repeats)[index]
             variance = fixed_of + scales[0][:, None] * within_of + scales[1][:, None] * (repeats_of + noise)
 
             # The density of a mixture: that of every node, weighted by how likely the node is.
@@ -308,7 +308,7 @@ class Score:
             """Mean log score of a source's other runs once the drawn ones are known."""
             # The source's block of every part, and in it the columns of the drawn runs. Parts
             # stay apart, since every node multiplies them by its own scales.
-            covariances = [part[index][:, index] for part in (fixed, own.within, own.repeats)]
+            covariances = [part[index][:, index] for part in (fixed, parts.within, parts.repeats)]
             columns_of_drawn = []
             for run in drawn:
                 columns_of_drawn.append([part[:, run] for part in covariances])
