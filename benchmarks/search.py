@@ -17,7 +17,8 @@ from perfmodel.planning.layouts import (
     with_options,
     with_schedules,
 )
-from perfmodel.prediction import StepProblem, durations, evaluate, layout_batches, prepared, price_grids, step_problem
+from perfmodel.prediction import StepProblem, durations, evaluate, layout_batches, prepared, step_problem
+from perfmodel.prediction.grids import price_grids
 from perfmodel.spec import Job, Model, Problem
 from perfmodel.timeline import ProgramBatch, makespan_many
 

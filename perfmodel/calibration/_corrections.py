@@ -13,16 +13,9 @@ from jaxtyping import Float
 from perfmodel.calibration._profile_events import SideBySide, event_key, idle_s, issued
 from perfmodel.ingest import ActivityKind, Call, Profile, merged_intervals
 from perfmodel.ops import Collective
-from perfmodel.prediction import (
-    KERNEL_FACTORS,
-    SKEW,
-    Adjustment,
-    StepProblem,
-    beside_loss,
-    block_times,
-    factors_of,
-    priced_events,
-)
+from perfmodel.prediction import StepProblem, block_times, priced_events
+from perfmodel.prediction.composition import beside_loss
+from perfmodel.prediction.sites import KERNEL_FACTORS, SKEW, Adjustment, factors_of
 from perfmodel.spec import Layout
 
 LEAST_SHARE: Final = 0.002

@@ -15,9 +15,9 @@ from perfmodel.calibration._runs import Observations, Run, check_units
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
-from perfmodel.prediction import (
+from perfmodel.prediction import GAUSS_90
+from perfmodel.prediction.sites import (
     CLASSES,
-    GAUSS_90,
     KERNEL_FACTORS,
     LINK_FACTORS,
     LOSSES,

@@ -19,19 +19,17 @@ from jaxtyping import Float
 from perfmodel.calibration._corrections import Correction
 from perfmodel.cost.learn import measured_kinds, rows_from_ops
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction import (
+from perfmodel.prediction import GAUSS_90, StepProblem, layout_batches
+from perfmodel.prediction.composition import event_classes
+from perfmodel.prediction.sites import (
     CLASSES,
-    GAUSS_90,
     HOST_FACTORS,
     KERNEL_FACTORS,
     LOSSES,
     FittedRuns,
     SitePrior,
-    StepProblem,
     class_of,
-    event_classes,
     factors_of,
-    layout_batches,
 )
 from perfmodel.spec import Layout
 

@@ -15,7 +15,8 @@ from perfmodel.calibration._runs import Run
 from perfmodel.display import frame_html, paragraph
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import Profile, read_profile
-from perfmodel.prediction import KERNEL_FACTORS, LOSSES, SKEW, StepProblem, layout_of, step_problem_of
+from perfmodel.prediction import StepProblem, layout_of, step_problem_of
+from perfmodel.prediction.sites import KERNEL_FACTORS, LOSSES, SKEW
 from perfmodel.spec import Layout, Problem
 
 if TYPE_CHECKING:

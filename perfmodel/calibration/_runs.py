@@ -11,18 +11,9 @@ from jaxtyping import Float
 
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import (
-    EAGER,
-    Adjustment,
-    Prepared,
-    Site,
-    StepProblem,
-    layout_batches,
-    layout_coordinates,
-    prepared,
-    step_derivatives,
-    step_problem,
-)
+from perfmodel.prediction import EAGER, Site, StepProblem, layout_batches, prepared, step_derivatives, step_problem
+from perfmodel.prediction.composition import Prepared, layout_coordinates
+from perfmodel.prediction.sites import Adjustment
 from perfmodel.program import Kind
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model
 from perfmodel.timeline import Timeline

@@ -196,7 +196,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
 
 def _sites(arguments: argparse.Namespace) -> int:
     """Fit, write and show the constants of an unknown site."""
-    from perfmodel.prediction import CLASSES
+    from perfmodel.prediction.sites import CLASSES
     from perfmodel.validation import fit_sites
 
     with progress("fit", silent=arguments.json) as report:
@@ -323,7 +323,8 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
 
 
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
-    from perfmodel.prediction import GAUSS_90, LOSSES
+    from perfmodel.prediction import GAUSS_90
+    from perfmodel.prediction.sites import LOSSES
 
     # Losses are amounts from 0 on, all others log factors around 0.
     amount = p["name"] in LOSSES

@@ -19,9 +19,14 @@ _MOST_LEAVES: Final = 100
 _LEFT_OUT: Final = ", ..."
 
 
-def shorten_reprs(package: str) -> None:
-    """Give `short_repr` to every dataclass that a package offers; one with its own says `dataclass(repr=False)`."""
-    for offered in vars(sys.modules[package]).values():
+def shorten_reprs(door: str) -> None:
+    """Give `short_repr` to every dataclass of its room that a package, or a module of it, offers.
+
+    One with its own says `dataclass(repr=False)`.
+    """
+    module = sys.modules[door]
+    package = module.__package__ or door
+    for offered in vars(module).values():
         if _is_own(offered, package) and offered.__dataclass_params__.repr:
             offered.__repr__ = short_repr
 

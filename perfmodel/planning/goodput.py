@@ -30,10 +30,10 @@ from perfmodel.prediction import (
     checkpoint_bytes,
     layout_batches,
     rank_checkpoint_bytes,
-    rank_devices,
     step_problem_of,
     version_difference,
 )
+from perfmodel.prediction.composition import rank_devices
 from perfmodel.spec import Device, Layout, Problem
 from perfmodel.units import positive
 

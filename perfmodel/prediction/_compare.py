@@ -15,7 +15,7 @@ from perfmodel.prediction._fits import needed_memory
 from perfmodel.prediction._predict import predict
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._site import Site
+from perfmodel.prediction.sites._site import Site
 from perfmodel.schedule import ChimeraModel, chimera_model, get_schedule, rabenseifner_s, schedule_names
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 

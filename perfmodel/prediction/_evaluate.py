@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._compose import LayoutBatch, joined, layout_batches, weighted_programs
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import PartitionedProgram, WeightedDurations, prepared, rank_busy_s
+from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerRank

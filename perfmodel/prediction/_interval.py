@@ -8,15 +8,15 @@ from math import exp, log
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._evaluate import step_derivatives
 from perfmodel.prediction._explain import CriticalPath
-from perfmodel.prediction._fitted_runs import FittedRuns
-from perfmodel.prediction._known_runs import CovarianceTerms, half_width, widened
-from perfmodel.prediction._population import CLASSES, DEGREES, SitePrior
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import layout_coordinates
+from perfmodel.prediction.sites._adjustment import Adjustment, factors_of
+from perfmodel.prediction.sites._fitted_runs import FittedRuns
+from perfmodel.prediction.sites._known_runs import CovarianceTerms, half_width, widened
+from perfmodel.prediction.sites._population import CLASSES, DEGREES, SitePrior
 from perfmodel.spec import Layout
 
 GAUSS_90 = 1.6448536269514722

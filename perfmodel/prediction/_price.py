@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, MonotoneGrid, event_times, under_load
 from perfmodel.ops import Attention, Collective, KernelOp, Op
-from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
 from perfmodel.prediction._phases import PLAIN, Phase, Variant
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
-from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
+from perfmodel.prediction.sites._adjustment import factors_of
+from perfmodel.prediction.sites._site import FORWARD_SHARE, generation, training_forward
 from perfmodel.program import COMBINED
 from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype, undivided

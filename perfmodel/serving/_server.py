@@ -15,16 +15,9 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
-from perfmodel.prediction import (
-    DEGREES,
-    GAUSS_90,
-    Phase,
-    Placement,
-    Setting,
-    SitePrior,
-    shard_events,
-    stage_blocks,
-)
+from perfmodel.prediction import GAUSS_90, shard_events
+from perfmodel.prediction.composition import Phase, Placement, Setting, stage_blocks
+from perfmodel.prediction.sites import DEGREES, SitePrior
 from perfmodel.serving._request import (
     MEMORY_SHARE,
     PAGE_TOKENS,

@@ -8,7 +8,8 @@ from perfmodel.catalog import JobFile
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.prediction import Site, SitePrior
+from perfmodel.prediction import Site
+from perfmodel.prediction.sites import SitePrior
 from perfmodel.serving._request import Requests, ServingKeywords, ServingOptions, ServingProblem, serving_problem
 from perfmodel.serving._server import PARTS, Cost, Server, ServingMemory, serving_memory
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer

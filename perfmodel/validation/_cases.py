@@ -16,7 +16,8 @@ from perfmodel.cost.learn import weights_folder
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_table
-from perfmodel.prediction import GAUSS_90, Prediction, Site, model_kind
+from perfmodel.prediction import GAUSS_90, Prediction, Site
+from perfmodel.prediction.sites import model_kind
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Case

@@ -13,11 +13,11 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import representatives
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._case_rows import Case, framework_of
 from perfmodel.validation._choice import OpenChoice
 from perfmodel.validation._described_run import DescribedRun
+from perfmodel.validation._mixture import representatives
 from perfmodel.validation._open_cells import (
     DEGREE_CHAIN,
     MICRO_BATCH_CHAIN,

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
-from perfmodel.prediction import GAUSS_90, UNKNOWNS, Coverage
+from perfmodel.prediction import GAUSS_90
+from perfmodel.prediction.sites import UNKNOWNS, Coverage
 
 INSIDE: Final = 0.9
 """Share of runs inside their intervals."""

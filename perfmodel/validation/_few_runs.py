@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction import CovarianceTerms, Scales, half_width, known_runs, widened
+from perfmodel.prediction.sites import CovarianceTerms, Scales, half_width, known_runs, widened
 
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Runs of a source that the card says the worth of."""

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.prediction import keys_share_a_team
+from perfmodel.prediction.sites import keys_share_a_team
 
 WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
 """Labels whose groups are left out whole, to learn how far runs lie off where a group was never seen."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90, UNKNOWNS, Coverage
+from perfmodel.prediction import GAUSS_90
+from perfmodel.prediction.sites import CLASSES, DEGREES, UNKNOWNS, Coverage
 from perfmodel.validation._coverage_fit import TEAM, covered_half_widths
 from perfmodel.validation._few_runs import FEW, OTHERS, FewRuns
 from perfmodel.validation._population_fit import PopulationFit

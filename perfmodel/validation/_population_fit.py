@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
 from perfmodel.display import Report
-from perfmodel.prediction import (
+from perfmodel.prediction.sites import (
     CLASSES,
     DEGREES,
     GENERIC,

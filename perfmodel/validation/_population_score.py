@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction import CLASSES, DEGREES, OUTLIERS, standard_nodes
+from perfmodel.prediction.sites import CLASSES, DEGREES, OUTLIERS, standard_nodes
 from perfmodel.validation._folds import Folds, team_folds
 
 LEVELS: Final[tuple[str, ...]] = (

@@ -13,13 +13,15 @@ from jaxtyping import Float
 from perfmodel.catalog import frameworks
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Site, Tuning, team_key
+from perfmodel.prediction import Site
+from perfmodel.prediction.sites import team_key
 from perfmodel.spec import Transformer
 from perfmodel.validation._case_rows import Case, framework_of, read_case
 from perfmodel.validation._cases import unstated_share
 from perfmodel.validation._choice import Chain
 from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, VERSION
 from perfmodel.validation._described_run import RowRun
+from perfmodel.validation._mixture import Tuning
 from perfmodel.validation._open_cells import (
     CHUNKS_CHAIN,
     DEGREE_CHAIN,

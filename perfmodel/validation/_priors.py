@@ -19,7 +19,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.files import parse_json, read_checked
-from perfmodel.prediction import Tuning, keys_share_a_team, team_key
+from perfmodel.prediction.sites import keys_share_a_team, team_key
+from perfmodel.validation._mixture import Tuning
 
 PRIORS_FILE: Final = "choice_priors.json"
 """Made by `validate/fit_priors.py`."""

@@ -14,14 +14,8 @@ from perfmodel.calibration import priors
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import read_table
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction import (
-    LOSSES,
-    event_shares,
-    explain,
-    priced_events,
-    step_derivatives,
-    step_problem,
-)
+from perfmodel.prediction import event_shares, explain, priced_events, step_derivatives, step_problem
+from perfmodel.prediction.sites import LOSSES
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._cases import predict_cases
 from perfmodel.validation._row_cells import Row, read_tables

@@ -19,23 +19,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import (
-    ChoiceEffect,
-    LogNormalMixture,
-    Prediction,
-    Site,
-    StepProblem,
-    Tuning,
-    choice_effects,
-    explain,
-    fullness,
-    needed_memory,
-    posterior_weights,
-    rank_devices,
-    step_problem,
-    tuned_weights,
-    weighted_median,
-)
+from perfmodel.prediction import Prediction, Site, StepProblem, explain, fullness, needed_memory, step_problem
+from perfmodel.prediction.composition import rank_devices
 from perfmodel.spec import Framework
 from perfmodel.units import GIB
 from perfmodel.validation._case_rows import Case, framework_of
@@ -47,6 +32,15 @@ from perfmodel.validation._completions import (
     with_open_choices,
 )
 from perfmodel.validation._described_run import DescribedRun, RowRun
+from perfmodel.validation._mixture import (
+    ChoiceEffect,
+    LogNormalMixture,
+    Tuning,
+    choice_effects,
+    posterior_weights,
+    tuned_weights,
+    weighted_median,
+)
 from perfmodel.validation._priors import ChoicePriors, choice_priors
 from perfmodel.validation._row_cells import Row
 from perfmodel.validation._run_features import scale_of

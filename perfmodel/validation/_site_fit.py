@@ -14,15 +14,13 @@ from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.ingest.tables import write_json, write_text
-from perfmodel.prediction import (
+from perfmodel.prediction import Site, step_problem, step_times_s
+from perfmodel.prediction.sites import (
     MEMORY_FILE,
     NEUTRAL,
     POPULATION_CARD,
     POPULATION_FILE,
     SUSTAINED_FILE,
-    Site,
-    step_problem,
-    step_times_s,
     sustained_from,
     team_key,
 )

@@ -9,17 +9,9 @@ import pandas as pd
 
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import (
-    CLASSES,
-    DEGREES,
-    Coordinates,
-    Site,
-    explain,
-    layout_coordinates,
-    model_kind,
-    step_problem,
-    team_key,
-)
+from perfmodel.prediction import Site, explain, step_problem
+from perfmodel.prediction.composition import layout_coordinates
+from perfmodel.prediction.sites import CLASSES, DEGREES, Coordinates, model_kind, team_key
 from perfmodel.spec import Framework
 from perfmodel.validation._cases import unstated_share
 from perfmodel.validation._population_score import SiteRuns

@@ -10,7 +10,8 @@ from perfmodel.display import EVENTS
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import chrome_trace, complete_event, name_event, write_chrome
 from perfmodel.ingest.tables import write_text
-from perfmodel.prediction import Prediction, rank_strides
+from perfmodel.prediction import Prediction
+from perfmodel.prediction.composition import rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import KIND_NAMES, STREAM_NAMES, Timeline, slices
 from perfmodel.units import GIB

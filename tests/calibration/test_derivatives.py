@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import (
-    PARAMETERS,
-    Adjustment,
-    FittedRuns,
-    LayoutKernel,
-    evaluate,
-    layout_coordinates,
-    lower_bounds_s,
-    step_derivatives,
-    step_problem,
-    step_times_s,
-)
+from perfmodel.prediction import evaluate, step_derivatives, step_problem, step_times_s
+from perfmodel.prediction.composition import layout_coordinates
+from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.sites import PARAMETERS, Adjustment, FittedRuns, LayoutKernel
 from perfmodel.spec import Job, Layout
 
 LAYOUTS = [

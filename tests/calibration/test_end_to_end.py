@@ -17,7 +17,8 @@ from perfmodel.cli import main
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.files import UNSEALED, sealed
-from perfmodel.prediction import (
+from perfmodel.prediction import durations, evaluate, explain, layout_batches, prepared, step_problem, step_times_s
+from perfmodel.prediction.sites import (
     CLASSES,
     HOST_FACTORS,
     KERNEL_FACTORS,
@@ -25,15 +26,8 @@ from perfmodel.prediction import (
     PARAMETERS,
     Adjustment,
     class_of,
-    durations,
-    evaluate,
-    explain,
-    layout_batches,
-    prepared,
-    step_problem,
-    step_times_s,
 )
-from perfmodel.prediction._adjustment import adjustments
+from perfmodel.prediction.sites._adjustment import adjustments
 from perfmodel.spec import Job, Layout
 from perfmodel.timeline import times
 
@@ -186,7 +180,7 @@ def test_sites_as_the_record_has_them_are_predicted_no_worse(monkeypatch: pytest
 
         with_overall.append(error())
         with monkeypatch.context() as patch:
-            patch.setattr("perfmodel.prediction._known_runs.Scales.with_overall_factor", lambda scales: scales)
+            patch.setattr("perfmodel.prediction.sites._known_runs.Scales.with_overall_factor", lambda scales: scales)
             without_overall.append(error())
     assert np.mean(with_overall) < np.mean(without_overall) + 5e-4
     assert np.max(np.subtract(with_overall, without_overall)) < 3e-3

@@ -18,7 +18,6 @@ from perfmodel.planning.layouts import search
 from perfmodel.planning.what_if import whatif
 from perfmodel.prediction import (
     EAGER,
-    NEUTRAL,
     Prediction,
     Site,
     StepProblem,
@@ -30,6 +29,7 @@ from perfmodel.prediction import (
     step_problem,
     step_times_s,
 )
+from perfmodel.prediction.sites import NEUTRAL
 from perfmodel.program import Kind
 from perfmodel.schedule import schedule_names
 from perfmodel.session import Session

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.prediction import lower_bounds_s, step_problem_of, step_times_s
+from perfmodel.prediction import step_problem_of, step_times_s
 from perfmodel.prediction._compose import layout_batches, pass_s, phase_s
 from perfmodel.prediction.differentiable import step_time_function_of
+from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.program import COMBINED, PAIRED, Kind, ProgramSpec, build, variants_of
 from perfmodel.schedule import Phase
 from perfmodel.spec import Layout

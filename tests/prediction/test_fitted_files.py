@@ -13,7 +13,7 @@ import perfmodel
 from perfmodel.cli import main
 from perfmodel.errors import CalibrationError
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines, read_checked
-from perfmodel.prediction import _population, _site_constants
+from perfmodel.prediction.sites import _population, _site_constants
 from perfmodel.validation import _priors
 
 PACKAGE = Path(perfmodel.__file__).parent

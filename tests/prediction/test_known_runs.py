@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.prediction import (
-    GAUSS_90,
+from perfmodel.prediction import GAUSS_90
+from perfmodel.prediction.sites import (
     OUTLIERS,
     CovarianceTerms,
     FittedRuns,

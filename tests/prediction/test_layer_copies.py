@@ -8,11 +8,12 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.prediction import explain, layout_of, lower_bounds_s, peak_memory, step_problem_of, step_times_s
+from perfmodel.prediction import explain, layout_of, peak_memory, step_problem_of, step_times_s
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._compose import layout_batches, pass_s
 from perfmodel.prediction._layer_copies import window_ends
 from perfmodel.prediction.differentiable import step_time_function_of
+from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 from perfmodel.timeline import double_precision

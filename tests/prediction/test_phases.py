@@ -13,7 +13,8 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.ops import Attention, Gemm
-from perfmodel.prediction import EAGER, Phase, Site, block_times, step_problem
+from perfmodel.prediction import EAGER, Site, block_times, step_problem
+from perfmodel.prediction.composition import Phase
 from perfmodel.spec import Framework, Job, Layout
 
 CHANNELS = 24

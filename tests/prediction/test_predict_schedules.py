@@ -9,7 +9,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, UnknownNameError
 from perfmodel.planning.layouts import default_space, restrict, with_schedules
-from perfmodel.prediction import LayoutGrid, evaluate, price_grids, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.grids import LayoutGrid, price_grids
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Job, Layout, Problem
 

@@ -5,16 +5,9 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.prediction import (
-    bundle_memory,
-    evaluate,
-    layout_batches,
-    lower_bounds_s,
-    pass_times,
-    peak_memory,
-    stage_costs,
-    step_problem,
-)
+from perfmodel.prediction import evaluate, layout_batches, pass_times, peak_memory, step_problem
+from perfmodel.prediction.composition import bundle_memory, stage_costs
+from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Job, Layout
 

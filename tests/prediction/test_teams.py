@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import reports_a_problem, share_a_team, source_of_submitter, team_key, teams_of
-from perfmodel.prediction._population import fit_without
-from perfmodel.prediction._teams import team_patterns
+from perfmodel.prediction.sites import reports_a_problem, source_of_submitter, team_key
+from perfmodel.prediction.sites._population import fit_without
+from perfmodel.prediction.sites._teams import share_a_team, team_patterns, teams_of
 from perfmodel.validation import read_tables, source_of_run
 
 NVIDIA = (

@@ -7,7 +7,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError
-from perfmodel.prediction import evaluate, lower_bounds_s, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.spec import Job, Layout
 
 EVEN = Layout.parse("tp=2,pp=4,dp=2,zero=1")

@@ -20,7 +20,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files import UNSEALED, sealed
 from perfmodel.ingest.tables import write_bytes, write_text
 from perfmodel.planning.layouts import SearchSpace
-from perfmodel.prediction import COMPILED, EAGER, Adjustment, save_adjustments
+from perfmodel.prediction import COMPILED, EAGER
+from perfmodel.prediction.sites import Adjustment, save_adjustments
 from perfmodel.spec import Cluster, Job
 
 SPACE = SearchSpace(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.catalog import model
-from perfmodel.prediction import UNKNOWNS, Coverage, Seen, model_kind
+from perfmodel.prediction.sites import UNKNOWNS, Coverage, Seen, model_kind
 from perfmodel.validation._coverage_fit import (
     TEAM,
     LeftOutRuns,

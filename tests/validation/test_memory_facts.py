@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.prediction import EAGER, Site, explain, peak_memory, step_problem
 from perfmodel.prediction._fits import FRAGMENTATION, workspace_bytes
-from perfmodel.prediction._site_constants import MemorySpread, source_figures, spread_from
+from perfmodel.prediction.sites._site_constants import MemorySpread, source_figures, spread_from
 from perfmodel.spec import Job, Layout, MemoryCounter, ReportedRanks, Transformer, partition_by_cost
 from perfmodel.validation import memory_bytes
 from perfmodel.validation._cases import counter_of

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from studies.pairs import Choice, pairs_report, reliability
 
-from perfmodel.prediction import Joint, scales
+from perfmodel.prediction import Joint
+from perfmodel.prediction.sites import scales
 from perfmodel.validation._few_runs import Covariances, others_given_known
 
 

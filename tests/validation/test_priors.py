@@ -6,7 +6,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from perfmodel.prediction import Tuning
+from perfmodel.validation._mixture import Tuning
 from perfmodel.validation._open_choices import OPEN_CHOICES
 from perfmodel.validation._priors import (
     DEFAULT,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.prediction import CLASSES
+from perfmodel.prediction.sites import CLASSES
 from perfmodel.validation._population_score import START, SiteRuns
 
 pytest.importorskip("numpyro")

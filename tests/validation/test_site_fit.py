@@ -12,17 +12,8 @@ import pytest
 from perfmodel.catalog import device, framework
 from perfmodel.cli import main
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines
-from perfmodel.prediction import (
-    CLASSES,
-    NEUTRAL,
-    Seen,
-    Site,
-    SitePopulation,
-    key,
-    population,
-    step_problem,
-    step_times_s,
-)
+from perfmodel.prediction import Site, step_problem, step_times_s
+from perfmodel.prediction.sites import CLASSES, NEUTRAL, Seen, SitePopulation, key, population
 from perfmodel.spec import Framework
 from perfmodel.validation import read_case
 from perfmodel.validation._population_fit import fit_population

@@ -12,16 +12,9 @@ from scipy.stats import spearmanr
 from studies.tables import percent, rows_table
 
 from perfmodel.planning.layouts import expected_given, runs_and_pairs, square_root, weighed
-from perfmodel.prediction import (
-    Joint,
-    Prediction,
-    Site,
-    SitePrior,
-    joint_of,
-    layout_coordinates,
-    shared_errors,
-    step_problem,
-)
+from perfmodel.prediction import Joint, Prediction, Site, step_problem
+from perfmodel.prediction.composition import joint_of, layout_coordinates, shared_errors
+from perfmodel.prediction.sites import SitePrior
 from perfmodel.validation import Case
 
 NANOTRON: Final = "ultrascale-playbook sweep (nanotron)"

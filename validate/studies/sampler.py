@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction import CLASSES, OUTLIERS, key
+from perfmodel.prediction.sites import CLASSES, OUTLIERS, key
 from perfmodel.validation._population_card import _table
 from perfmodel.validation._population_fit import PopulationFit, posterior
 from perfmodel.validation._population_score import (

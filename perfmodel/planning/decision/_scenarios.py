@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario
-from perfmodel.prediction import StepProblem, derivatives_towards, evaluate
+from perfmodel.prediction import StepProblem, evaluate
+from perfmodel.prediction.composition import derivatives_towards
 from perfmodel.spec import Layout
 
 FACTORS: Final = (0.5, 2**-0.5, 2**0.5, 2.0)

@@ -12,20 +12,16 @@ from jaxtyping import Bool
 
 from perfmodel.errors import LayoutError, Reason, Rejection
 from perfmodel.planning.layouts._space import LOOPED, SearchSpace
-from perfmodel.prediction import (
-    LayoutGrid,
-    PipelineChoice,
-    RecomputeChoice,
+from perfmodel.prediction import check_machine
+from perfmodel.prediction.composition import (
     Setting,
-    ShardChoice,
-    StateChoice,
-    check_machine,
     check_pipeline,
     layer_count,
     placement_on_network,
     shard_blocks,
     stages_without_layer,
 )
+from perfmodel.prediction.grids import LayoutGrid, PipelineChoice, RecomputeChoice, ShardChoice, StateChoice
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.units import divisors

@@ -18,15 +18,9 @@ from perfmodel.planning.layouts._expression import (
     Quantity,
 )
 from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
-from perfmodel.prediction import (
-    Prediction,
-    StepProblem,
-    durations,
-    layout_batches,
-    pass_work_s,
-    prepared,
-    weighted_programs,
-)
+from perfmodel.prediction import Prediction, StepProblem, durations, layout_batches, prepared
+from perfmodel.prediction.composition import weighted_programs
+from perfmodel.prediction.grids import pass_work_s
 from perfmodel.spec import Layout
 
 OBJECTIVES: Final = {

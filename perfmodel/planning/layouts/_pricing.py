@@ -21,15 +21,8 @@ from perfmodel.planning.layouts._enumerate import enumerate_grids
 from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._space import SearchSpace
 from perfmodel.planning.optimise import balanced, spread_bound_s
-from perfmodel.prediction import (
-    CATEGORIES,
-    GridCosts,
-    LayoutGrid,
-    StepProblem,
-    evaluate,
-    peak_memory,
-    price_grids,
-)
+from perfmodel.prediction import CATEGORIES, StepProblem, evaluate, peak_memory
+from perfmodel.prediction.grids import GridCosts, LayoutGrid, price_grids
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Layout
 

@@ -5,7 +5,7 @@ from itertools import permutations
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.prediction import layer_count
+from perfmodel.prediction.composition import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import (
     Cluster,

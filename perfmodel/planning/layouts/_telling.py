@@ -19,16 +19,9 @@ from jaxtyping import Float
 
 from perfmodel.calibration import LEAST_SHARE, NAMED_SD
 from perfmodel.planning.layouts._robust import TINY, mixture_draws, square_root
-from perfmodel.prediction import (
-    CLASSES,
-    KERNEL_FACTORS,
-    Prediction,
-    SitePrior,
-    StepProblem,
-    class_of,
-    joint_errors,
-    shared_errors,
-)
+from perfmodel.prediction import Prediction, StepProblem, joint_errors
+from perfmodel.prediction.composition import shared_errors
+from perfmodel.prediction.sites import CLASSES, KERNEL_FACTORS, SitePrior, class_of
 
 TOLD: Final = tuple(name for name in CLASSES if name != "other")
 """Classes of events whose seconds a profile shows; the rest follows from them and the step."""

@@ -10,7 +10,8 @@ from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario
-from perfmodel.prediction import StepProblem, derivatives_towards, step_times_s
+from perfmodel.prediction import StepProblem, step_times_s
+from perfmodel.prediction.composition import derivatives_towards
 from perfmodel.spec import Layout
 
 _STEP: Final = 1e-3

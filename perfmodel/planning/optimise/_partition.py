@@ -26,19 +26,16 @@ from perfmodel.planning.optimise._pipeline import (
 from perfmodel.prediction import (
     LayoutBatch,
     Prediction,
-    StageCosts,
     StepProblem,
     evaluate,
     explain,
     fitting,
     layout_batches,
     layout_of,
-    lower_bounds_s,
-    one_stage_per_rank,
-    program_live,
-    stage_costs,
     step_problem_of,
 )
+from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, program_live, stage_costs
+from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 MOST_CUTS: Final = 200

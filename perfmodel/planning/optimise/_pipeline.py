@@ -20,15 +20,8 @@ from perfmodel.planning.optimise._contiguous import (
     least_critical_path,
     least_sum_plus_max,
 )
-from perfmodel.prediction import (
-    LiveState,
-    StageCosts,
-    StepProblem,
-    layout_batches,
-    one_stage_per_rank,
-    pass_s,
-    program_live,
-)
+from perfmodel.prediction import StepProblem, layout_batches
+from perfmodel.prediction.composition import LiveState, StageCosts, one_stage_per_rank, pass_s, program_live
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
 

@@ -18,18 +18,8 @@ from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
-from perfmodel.prediction import (
-    LayoutBatch,
-    StepProblem,
-    by_layer,
-    durations,
-    evaluate,
-    fitting,
-    in_program_of,
-    layout_batches,
-    prepared,
-    segment_sizes,
-)
+from perfmodel.prediction import LayoutBatch, StepProblem, durations, evaluate, fitting, layout_batches, prepared
+from perfmodel.prediction.composition import by_layer, in_program_of, segment_sizes
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes

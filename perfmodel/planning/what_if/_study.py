@@ -28,9 +28,8 @@ from perfmodel.prediction import (
     layout_of,
     peak_memory,
     step_problem_of,
-    step_programs,
-    step_time_s,
 )
+from perfmodel.prediction.composition import step_programs, step_time_s
 from perfmodel.program import N_STREAMS, Stream
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, StepKeywords
 from perfmodel.units import duration

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import LayoutBatch, weighted_programs
@@ -27,6 +26,7 @@ from perfmodel.prediction._step_costs import Overlap, beside_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.differentiable._prices import PriceRequest, joined_prices, prices
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
+from perfmodel.prediction.sites._adjustment import factors_of
 from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 

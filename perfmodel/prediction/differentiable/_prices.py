@@ -22,9 +22,9 @@ from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.ops import Collective, KernelOp, Op
-from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction.sites._adjustment import factors_of
 from perfmodel.session import Session
 from perfmodel.spec import Cluster, Device
 

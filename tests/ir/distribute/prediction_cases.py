@@ -15,11 +15,12 @@ from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution._structure import placed
 from perfmodel.ir.models import Adam, TransformerSize, training_step, transformer_loss
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
-from perfmodel.prediction import LayoutBatch, Site, StepProblem, bundle_events, layout_batches
+from perfmodel.prediction import LayoutBatch, Site, StepProblem, layout_batches
 from perfmodel.prediction._communication import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._shard import shard_events
+from perfmodel.prediction.composition import bundle_events
 from perfmodel.program import Kind
 from perfmodel.spec import Framework, Job, Layout, Transformer
 

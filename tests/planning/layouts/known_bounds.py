@@ -19,7 +19,9 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective, KernelOp
-from perfmodel.prediction import NEUTRAL, Site, StepProblem, check_layout, evaluate, lower_bounds_s, step_problem
+from perfmodel.prediction import Site, StepProblem, check_layout, evaluate, step_problem
+from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.sites import NEUTRAL
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Job, Layout
 

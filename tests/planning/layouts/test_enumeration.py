@@ -18,7 +18,8 @@ from perfmodel.planning.layouts import (
     with_options,
     with_schedules,
 )
-from perfmodel.prediction import check_layout, placement_on_network
+from perfmodel.prediction import check_layout
+from perfmodel.prediction.composition import placement_on_network
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Experts, Job, Layout, Problem
 from perfmodel.workload import Shard, blocks

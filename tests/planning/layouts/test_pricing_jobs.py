@@ -13,18 +13,16 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import (
     COMPILED,
     EAGER,
-    LayoutGrid,
     StepProblem,
-    bundle_events,
     check_layout,
     evaluate,
     explain,
     layout_batches,
-    lower_bounds_s,
     peak_memory,
-    price_grids,
     step_problem,
 )
+from perfmodel.prediction.composition import bundle_events
+from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer
 

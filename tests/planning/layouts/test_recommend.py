@@ -9,7 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts import SearchResult, restrict, search
 from perfmodel.planning.layouts import default_space as space_of
 from perfmodel.prediction import explain, fit_probabilities
-from perfmodel.prediction._site_constants import memory_spread
+from perfmodel.prediction.sites._site_constants import memory_spread
 from perfmodel.units import fit_words
 
 SPACE = "micro_batch=1,schedule=1f1b,vpp=1"

@@ -7,14 +7,9 @@ from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import Goal, Robustness, Tariff, restrict, robustness, search
 from perfmodel.planning.layouts import default_space as space_of
 from perfmodel.planning.layouts._robust import mixture_draws, square_root
-from perfmodel.prediction import (
-    CLASSES,
-    Joint,
-    explain,
-    half_width,
-    joint_errors,
-    layout_coordinates,
-)
+from perfmodel.prediction import Joint, explain, joint_errors
+from perfmodel.prediction.composition import layout_coordinates
+from perfmodel.prediction.sites import CLASSES, half_width
 from perfmodel.spec import Layout
 
 LAYOUTS = [

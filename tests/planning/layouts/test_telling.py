@@ -9,7 +9,8 @@ from perfmodel.planning.layouts import search, telling
 from perfmodel.planning.layouts._robust import square_root
 from perfmodel.planning.layouts._telling import MeasurementValues, Observation, expected_given
 from perfmodel.planning.layouts._telling import weighed as mixture_weighed
-from perfmodel.prediction import Adjustment, FittedRuns, LayoutKernel, explain, joint_errors
+from perfmodel.prediction import explain, joint_errors
+from perfmodel.prediction.sites import Adjustment, FittedRuns, LayoutKernel
 
 
 def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Observation:

@@ -10,7 +10,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise import balanced, partition, partition_bound_s, partition_stages, refine, spread_bound_s
-from perfmodel.prediction import evaluate, explain, lower_bounds_s, step_problem
+from perfmodel.prediction import evaluate, explain, step_problem
+from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.spec import Cluster, Job, Layout
 
 

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._known_runs import Coordinates, CovarianceTerms, KnownRuns, LayoutKernel, known_runs, scales
+from perfmodel.prediction.sites._known_runs import (
+    Coordinates,
+    CovarianceTerms,
+    KnownRuns,
+    LayoutKernel,
+    known_runs,
+    scales,
+)
 
 Rows = tuple[tuple[float, ...], ...]
 """A matrix that can be hashed and stored."""

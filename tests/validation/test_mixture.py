@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from perfmodel.prediction import (
+from perfmodel.validation._mixture import (
     LogNormalMixture,
     Tuning,
     choice_effects,

@@ -20,10 +20,10 @@ from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json, read_checked
-from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
-from perfmodel.prediction._coverage import NOTHING_UNKNOWN, Coverage, Seen, model_kind
-from perfmodel.prediction._known_runs import LayoutKernel, Scales, half_width, scales
-from perfmodel.prediction._teams import teams_of
+from perfmodel.prediction.sites._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
+from perfmodel.prediction.sites._coverage import NOTHING_UNKNOWN, Coverage, Seen, model_kind
+from perfmodel.prediction.sites._known_runs import LayoutKernel, Scales, half_width, scales
+from perfmodel.prediction.sites._teams import teams_of
 from perfmodel.spec import Device, Framework, Model
 
 CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")

@@ -16,7 +16,7 @@ from perfmodel.errors import CalibrationError
 from perfmodel.files import UNSEALED, parse_json, require_intact, sealed
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import FAMILIES, Collective, Op, family_with_bmm
-from perfmodel.prediction._fitted_runs import FittedRuns
+from perfmodel.prediction.sites._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
 
 TINY_S: Final = 1e-300

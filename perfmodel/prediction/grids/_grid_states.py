@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._grid import StateChoice
 from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
@@ -34,6 +33,7 @@ from perfmodel.prediction._zero import (
     trained_params,
     update,
 )
+from perfmodel.prediction.grids._grid import StateChoice
 from perfmodel.program import ProgramSpec
 from perfmodel.spec import Layout
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from perfmodel.files import parse_json, read_checked
-from perfmodel.prediction._teams import share_a_team, team_key
+from perfmodel.prediction.sites._teams import share_a_team, team_key
 
 Sustained = tuple[tuple[str, float], ...]
 """(architecture, log of the time in training over the time alone)."""
