@@ -273,7 +273,7 @@ def _of_passes(
     for times, paired, runs in share.passes:
         by_phase = of_phases(share.problem, times, paired)
         by_phase = by_phase.reshape(-1, by_phase.shape[-1])
-        for classes, counts in runs:
+        for _, classes, counts in runs:
             seconds_of_classes.append((classes, counts.reshape(-1, len(by_phase)) @ by_phase))
     n_parts = seconds_of_classes[0][1].shape[1]
     seconds = np.zeros((prepared(share.batch.spec).structure.n_classes, n_parts))

@@ -244,7 +244,7 @@ def block_events(
     for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
         if hides and isinstance(op, Collective) and op.exchange:
             channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
-    held = held_share(device, framework, channels or CHANNELS)
+    sm_share = held_share(device, framework, channels or CHANNELS)
     return BlockEvents(
         counts=blocks.counts,
         kernel=kernel,
@@ -261,8 +261,8 @@ def block_events(
         lateness=lateness,
         arrival_spread_s=np.float64(framework.communication.collective_skew_s),
         kernel_spread=np.float64(kernel_spread),
-        lost=lost_shares(blocks.ops, device, held),
-        held=held,
+        lost=lost_shares(blocks.ops, device, sm_share),
+        sm_share=sm_share,
         ring_steps=ring_steps,
         lost_in_ring=framework.communication.tp_overlap_loss,
         copies=framework.communication.tp_overlap_copies and ring_steps > 1,

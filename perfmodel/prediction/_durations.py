@@ -78,7 +78,7 @@ class NodeKindShare:
             for kind, classes in classes_of_kind.items():
                 if len(classes):
                     counts = phase_counts(kind, layout.recompute, passes.blocks[classes], passes.full[classes])
-                    runs.append(PassRuns(classes, counts))
+                    runs.append(PassRuns(kind, classes, counts))
             times = block_times(self.problem, layout, variant, slices)
             by_variant.append(VariantPasses(times, beside == PAIRED, runs))
         return by_variant
@@ -87,14 +87,19 @@ class NodeKindShare:
 class PassRuns(NamedTuple):
     """Classes of one kind of pass, and how often each runs through every phase of every block."""
 
+    kind: Kind
+    """Kind of pass."""
     classes: Int[np.ndarray, " classes"]
+    """Numbers of the classes."""
     counts: Float[np.ndarray, "classes blocks phases"]
+    """How often each class runs through every phase."""
 
 
 class VariantPasses(NamedTuple):
     """Passes that take equally long for a block."""
 
     times: BlockTimes
+    """Times of the blocks."""
     paired: bool
     """Whether each runs beside another pass."""
     runs: list[PassRuns]

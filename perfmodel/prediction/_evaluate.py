@@ -22,7 +22,7 @@ from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerRank
-from perfmodel.timeline import ProgramBatch, makespan, makespan_and_grad, makespan_many
+from perfmodel.timeline import CompiledStructure, ProgramBatch, makespan, makespan_and_grad, makespan_many
 
 PART_OPS: Final = 1_500_000
 """Ops of programs that are evaluated in one call: some 20 ms of loops."""
@@ -43,7 +43,10 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
         for layout_batch, weight in weighted_programs(whole_step):
             by_program[layout_batch.program.alike, layout_batch.layouts[0].kinds].append((layout_batch, weight))
     groups = list(by_program.values())
-    specs = tuple([tuple([layout_batch.spec for layout_batch, _ in group]) for group in groups])
+    specs_of_groups = []
+    for group in groups:
+        specs_of_groups.append(tuple([layout_batch.spec for layout_batch, _ in group]))
+    specs = tuple(specs_of_groups)
     batches = current_session().batches.get_or_compute(specs, lambda: _batches(specs))
     spans: list[Future[Any]] = []
     busy_s: dict[tuple[int, ...], np.ndarray] = {}
@@ -75,15 +78,20 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
 
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
     """Groups of programs joined for evaluation, in parts of about as many ops."""
-    groups = [[prepared(spec).compiled for spec in group] for group in specs]
+    groups: list[list[CompiledStructure]] = []
+    ops_of_group: list[int] = []
+    for group in specs:
+        programs = [prepared(spec).compiled for spec in group]
+        groups.append(programs)
+        ops_of_group.append(sum(program.n_ops for program in programs))
+
     # Parts of about as many ops overlap best: one is evaluated while the durations of the next are composed.
-    ops_of_group = [sum(program.n_ops for program in group) for group in groups]
     part_of_group = np.cumsum(ops_of_group) // PART_OPS
     bounds = np.flatnonzero(np.diff(part_of_group, prepend=-1, append=-1)).tolist()
     batches = []
     for start, end in pairwise(bounds):
-        programs = tuple(chain.from_iterable(groups[start:end]))
-        batches.append((slice(start, end), ProgramBatch(programs)))
+        joined_programs = tuple(chain.from_iterable(groups[start:end]))
+        batches.append((slice(start, end), ProgramBatch(joined_programs)))
     return batches
 
 

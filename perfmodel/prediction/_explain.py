@@ -17,13 +17,12 @@ from perfmodel.prediction._durations import NodeKindShare, by_node_kind
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
-from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.prediction.sites._adjustment import factors_of
 from perfmodel.prediction.sites._population import CLASSES, class_of
-from perfmodel.program import PAIRED, Kind
+from perfmodel.program import Kind
 from perfmodel.spec import Layout
 
 
@@ -100,7 +99,7 @@ class CriticalPath:
 
         # Inside the blocks: every phase counts with the share of it that nothing else hides.
         for times, paired, runs in share.passes:
-            weight = np.sum([np.tensordot(inside[classes], counts, 1) for classes, counts in runs], axis=0)
+            weight = np.sum([np.tensordot(inside[classes], counts, 1) for _, classes, counts in runs], axis=0)
             exposed = weight * times.shown(paired)
             self.gap_s += float((exposed * times.gap_s).sum())
             self.waiting_s += float((exposed * times.waiting_s).sum())
@@ -295,14 +294,11 @@ def pass_parts(
 
 def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
     """`pass_parts` of the classes on one kind of nodes."""
-    batch = share.batch
-    layout, passes = batch.layouts[0], batch.program.passes
+    layout, passes = share.batch.layouts[0], share.batch.program.passes
     parts_of_class: dict[int, tuple[PassPart, ...]] = {}
-    for variant, classes_of_kind in passes.of_variant.items():
-        _, _, beside = variant
-        times = block_times(share.problem, layout, variant, batch.spec.scheduler.slices)
-        exposed = times.shown(beside == PAIRED)
-        for kind, classes in classes_of_kind.items():
+    for times, paired, runs_of_kinds in share.passes:
+        exposed = times.shown(paired)
+        for kind, classes, _ in runs_of_kinds:
             # Blocks of a kind of pass are alike in all of its classes, but for being recomputed in full.
             part_of_block: dict[tuple[int, bool], PassPart] = {}
             runs_here = classes if share.on is None else classes[share.on[classes]]

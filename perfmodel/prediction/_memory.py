@@ -350,7 +350,7 @@ def step_bytes(
 def gathered_params(
     params: Float[np.ndarray, "*layouts blocks"],
     layers: Bool[np.ndarray, "*layouts blocks"],
-    held: Float[Any, "*layouts ranks blocks"],
+    on_ranks: Float[Any, "*layouts ranks blocks"],
     ahead: Int[np.ndarray, "*layouts 1"],
 ) -> Float[Any, "*layouts ranks"]:
     """Parameters that ZeRO 3 holds unsharded at once.
@@ -358,15 +358,15 @@ def gathered_params(
     Args:
         params: of every block.
         layers: which blocks are layers.
-        held: how many of each block every rank holds.
+        on_ranks: how many of each block every rank holds.
         ahead: layers that are gathered ahead.
     """
     # The layer in use and those prefetched, if the rank has as many. What is outside of layers torch's `fully_shard`
     # keeps from forward to backward.
-    xp = held.__array_namespace__()
-    layer = _largest(xp.where(layers, params, 0.0), held > 0)
-    at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(held, layers.astype(float))))
-    return _dot(held, xp.where(layers, 0.0, params)) + at_once * layer
+    xp = on_ranks.__array_namespace__()
+    layer = _largest(xp.where(layers, params, 0.0), on_ranks > 0)
+    at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(on_ranks, layers.astype(float))))
+    return _dot(on_ranks, xp.where(layers, 0.0, params)) + at_once * layer
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
@@ -381,16 +381,16 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
 
 
 def copied_bytes(
-    held: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
+    on_ranks: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
 ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
     """Activation bytes that wait in host memory, and those of one layer on its way to or from there (`_layer_copies`).
 
     Args:
-        held: how many of each block every rank holds.
+        on_ranks: how many of each block every rank holds.
         offloaded: layers, the first ones, whose activations wait there.
     """
-    xp = held.__array_namespace__()
-    layers = xp.where(blocks.layers[..., None, :], held, 0.0)
+    xp = on_ranks.__array_namespace__()
+    layers = xp.where(blocks.layers[..., None, :], on_ranks, 0.0)
     before = xp.cumsum(layers, axis=-1) - layers
     copied = xp.clip(offloaded[..., None] - before, 0.0, layers)
     return _dot(copied, blocks.kept), _largest(blocks.kept, copied > 0)

@@ -53,7 +53,7 @@ class BlockEvents(NamedTuple):
     """Spread of the ranks' times for the kernels between two collectives, relative to these."""
     lost: Float[Any, " ops"]
     """Share of the time beside a collective by which each kernel runs longer (`lost_shares`)."""
-    held: Float[Any, ""]
+    sm_share: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
     ring_steps: int
     """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
@@ -142,16 +142,16 @@ class PhaseTimes:
         Both passes of a pair are taken to be alike, so that the phases of one stand for half of the pair.
         """
         xp = self.event_s.__array_namespace__()
-        held, collective_s = self.events.held, self.collective_s
+        sm_share, collective_s = self.events.sm_share, self.collective_s
 
         # What hides inside a phase slows kernels by no more than what hides behind the other pass: beside one another
         # they leave no product alone in its wave. So ring steps never make a pair longer.
         hidden_s = self.events.counts * self.time_s * (1 - self.exposed)
-        slowed_s = xp.minimum(self.slowing_s, held * hidden_s).sum(axis=2)
+        slowed_s = xp.minimum(self.slowing_s, sm_share * hidden_s).sum(axis=2)
         compute_s = self.busy_s - self.slowed_s - collective_s + slowed_s + self.between_s
 
         # While compute of one pass and collectives of the other run, the collectives hold some of the multiprocessors.
-        pair_slowed_s = held * xp.minimum(compute_s, collective_s)
+        pair_slowed_s = sm_share * xp.minimum(compute_s, collective_s)
         shown_s = xp.maximum(collective_s - compute_s, 0.0)
 
         # The host issues a phase while the device works on what was issued, unless it waits for every kernel.
@@ -339,18 +339,18 @@ def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -
     return min(channels / device.compute_units, MOST_HELD)
 
 
-def lost_shares(ops: Sequence[Op], device: Device, held: float) -> Float[np.ndarray, " ops"]:
+def lost_shares(ops: Sequence[Op], device: Device, sm_share: float) -> Float[np.ndarray, " ops"]:
     """Share of the time beside a collective by which each kernel runs longer; no meaning for collectives.
 
     Args:
-        held: share of the multiprocessors that the collective holds (`held_share`), 0 where nothing contends.
+        sm_share: share of the multiprocessors that the collective holds (`held_share`), 0 where nothing contends.
     """
-    if not held:
+    if not sm_share:
         return np.zeros(len(ops))
     # A product whose tiles fill the whole device, but not what the collective leaves of it, takes a second wave.
-    free = round(device.compute_units * (1 - held))
+    free = round(device.compute_units * (1 - sm_share))
     fits_no_more = [isinstance(op, Gemm) and free < _tiles(op) <= device.compute_units for op in ops]
-    return np.where(fits_no_more, max(held, ONE_WAVE_LOST), held)
+    return np.where(fits_no_more, max(sm_share, ONE_WAVE_LOST), sm_share)
 
 
 def _tiles(op: Gemm) -> int:

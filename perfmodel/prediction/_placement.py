@@ -110,8 +110,8 @@ class Placement:
 
     def split(self, inner: int) -> tuple["Placement", "Placement"]:
         """Groups of the `inner` nearest ranks, and the ranks at the same place of all of them."""
-        nearest, others = _split(list(self.axes), inner)
-        return _grid(*nearest), _grid(*others)
+        inside, between = _split(list(self.axes), inner)
+        return _grid(*inside), _grid(*between)
 
     @classmethod
     def of(cls, group: Group, layout: Layout) -> "Placement":

@@ -109,7 +109,9 @@ def composed(
         lanes += [(part.step, variant) for variant in runs if (part.step, variant) not in lanes]
 
     # Blocks of every lane under every element type.
-    batches_of_types = [[batches[i] for batches in steps] for i in range(len(problems))]
+    batches_of_types: list[list[LayoutBatch]] = []
+    for i in range(len(problems)):
+        batches_of_types.append([batches[i] for batches in steps])
     shards: list[BlockTimes] = []
     requests: list[PriceRequest] = []
     for type_problem, batches in zip(problems, batches_of_types, strict=True):

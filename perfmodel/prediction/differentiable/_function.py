@@ -104,8 +104,11 @@ def _live(setting: Setting, layout_batch: LayoutBatch) -> tuple[LiveState, ...]:
 def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Array, " knots"]:
     """Weights by which values at knots make the polynomial through them."""
     n = knots.shape[0]
-    others = [np.delete(np.arange(n), i) for i in range(n)]
-    return jnp.stack([((at - knots[other]) / (knots[i] - knots[other])).prod() for i, other in enumerate(others)])
+    weights = []
+    for i in range(n):
+        other_knots = knots[np.delete(np.arange(n), i)]
+        weights.append(((at - other_knots) / (knots[i] - other_knots)).prod())
+    return jnp.stack(weights)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -247,10 +250,15 @@ def step_time_function_of(
     full = layout.recompute == "full"
     base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
     layout_batch = layout_batches(problem, [layout])[0]
-    layers, recomputed = (_layers(layout_batch, of) for of in (layout_batch.counts, layout_batch.full))
+    layers, recomputed = _layers(layout_batch, layout_batch.counts), _layers(layout_batch, layout_batch.full)
+
+    # The layout with every micro-batch size, under every element type.
     sizes = [layout.micro_batch] if vary == "layers" else _micro_batches(problem, layout)
-    steps = [[layout_batches(p, [base.replace(micro_batch=size)])[0] for p in problems] for size in sizes]
-    scales = [prod(step_factors(problem, layout.replace(micro_batch=size))) for size in sizes]
+    steps, scales = [], []
+    for size in sizes:
+        sized = base.replace(micro_batch=size)
+        steps.append([layout_batches(type_problem, [sized])[0] for type_problem in problems])
+        scales.append(prod(step_factors(problem, layout.replace(micro_batch=size))))
     programs, tables, times, families = composed(problems, steps, layers, scales, elastic=vary == "all")
     share = np.where(layers > 0, (layers if full else recomputed) / np.maximum(layers, 1), 0.0)
     nominal = StepParameters(
@@ -332,7 +340,7 @@ def _bounds(
         copies: whether single layers are copied to the host.
     """
     # Copies of single layers are planned for so many layers, none of which recomputes anything: these may not move.
-    low, high = (jax.tree.map(lambda x, by=by: x * by, nominal) for by in (1 / FACTOR, FACTOR))
+    low, high = jax.tree.map(lambda x: x / FACTOR, nominal), jax.tree.map(lambda x: x * FACTOR, nominal)
     none = np.zeros_like(nominal.layers)
     train, offloads = problem.job.mode == "train", nominal.offload > 0
     low = low._replace(

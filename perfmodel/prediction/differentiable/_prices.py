@@ -126,9 +126,9 @@ def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
     faster = device.memory_bandwidth_bytes_per_s * factor
     yield replace(cluster, device=replace(device, memory_bandwidth_bytes_per_s=faster))
     for change in ("bandwidth_bytes_per_s", "latency_s"):
-        by = factor if change == "bandwidth_bytes_per_s" else 1 / factor
+        multiplier = factor if change == "bandwidth_bytes_per_s" else 1 / factor
         for i, level in enumerate(cluster.levels):
-            moved = replace(level, **{change: getattr(level, change) * by})
+            moved = replace(level, **{change: getattr(level, change) * multiplier})
             yield replace(cluster, levels=(*cluster.levels[:i], moved, *cluster.levels[i + 1 :]))
 
 

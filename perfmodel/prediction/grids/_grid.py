@@ -77,8 +77,10 @@ class LayoutGrid:
     @classmethod
     def one(cls, layout: Layout) -> "LayoutGrid":
         """A layout by itself, whatever its stages."""
-        kinds = (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
-        chosen: list[Any] = [(kind(*(getattr(layout, name) for name in kind._fields)),) for kind in kinds]
+        chosen: list[Any] = []
+        for kind in (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice):
+            fields = [getattr(layout, name) for name in kind._fields]
+            chosen.append((kind(*fields),))
         return cls(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))
 
     def only(self, chosen: Sequence[Int[np.ndarray, " choices"]]) -> "LayoutGrid":

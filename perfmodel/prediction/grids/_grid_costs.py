@@ -193,8 +193,8 @@ class GridCosts:
 
 def _fits_along(fits: Bool[np.ndarray, "..."], axis: int) -> Bool[np.ndarray, " choices"]:
     """Whether any layout with each choice of an axis fits."""
-    others = tuple(other for other in range(fits.ndim) if other != axis)
-    return np.asarray(fits.any(axis=others))
+    remaining_axes = tuple(i for i in range(fits.ndim) if i != axis)
+    return np.asarray(fits.any(axis=remaining_axes))
 
 
 def lower_bounds_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
