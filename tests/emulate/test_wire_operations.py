@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from perfmodel.emulate._gloo_messages import DATA, KINDS, RECV_READY, SEND_READY, Connection, Header, connects_to
 from perfmodel.emulate._operations import NEVER_S, Calls, Links, Message, Network, Operation
+from perfmodel.emulate._orders import EmulationError, Orders
+from perfmodel.emulate._wire import PeerPlace, peers
 
 LATENCY_S = 1.0
 Round = tuple[int | None, int | None]
@@ -234,3 +236,12 @@ def test_tags_of_messages_are_no_numbers_of_calls() -> None:
 @given(host=st.ip_addresses(v=4), peer=st.ip_addresses(v=4))
 def test_gloo_connects_to_the_lower_address(host, peer) -> None:
     assert connects_to(str(host), str(peer)) == (peer < host)
+
+
+def test_emulated_ranks_whose_command_is_missing_are_named() -> None:
+    orders = Orders(address="", rank=0, world_size=2, real_ranks=(0,), out="")
+    with (
+        pytest.raises(EmulationError, match="no-such-command must be installed"),
+        peers(orders, Network(), PeerPlace(command=("no-such-command",))),
+    ):
+        pass
