@@ -47,7 +47,7 @@ _COMMUNICATION = tuple(dict.fromkeys(d.name for d in DIMENSIONS if d.shards_bloc
 
 
 class Part(IntEnum):
-    """What a pass consists of, beside the collectives of `_COMMUNICATION`, which have the places after RECOMPUTE."""
+    """Parts of a pass, beside the collectives of `_COMMUNICATION`, which have the places after RECOMPUTE."""
 
     FORWARD = 0
     BACKWARD = 1

@@ -62,7 +62,7 @@ class LayoutTerms(NamedTuple):
     mode: int
     """Recompute of its blocks (`modes_of`)."""
     factor: float
-    """What the step is multiplied by (`step_factors`)."""
+    """Factor of the step time (`step_factors`)."""
 
     @property
     def events(self) -> ShardBlocks:
@@ -81,7 +81,7 @@ class LayoutBatch:
     layouts: tuple[Layout, ...]
     """A layout per lane."""
     composed: tuple[LayoutTerms, ...]
-    """What each lane is composed of."""
+    """Terms of each lane."""
 
     @property
     def spec(self) -> ProgramSpec:

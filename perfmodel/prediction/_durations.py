@@ -32,7 +32,7 @@ from perfmodel.spec import Layout
 _REPLACED: Final = -1
 """Owner of entries that exchanges between kinds of nodes stand for."""
 _EXCHANGED: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.EMBEDDING_REDUCE)
-"""What stages exchange, which may lie on different kinds of nodes."""
+"""Classes that stages exchange something in, which may lie on different kinds of nodes."""
 
 
 @dataclass(frozen=True, eq=False)

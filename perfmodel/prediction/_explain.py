@@ -117,7 +117,7 @@ class CriticalPath:
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> Float[np.ndarray, " classes"]:
-        """What reductions and gathers add to the gradient by slowing the passes beside them (`slowed_s`)."""
+        """Gradient that reductions and gathers add by slowing the passes beside them (`slowed_s`)."""
         problem, batch = share.problem, share.batch
         beside, loss = batch.program.beside, beside_loss(problem)
         between_s = share.events[0].durations_s + share.host_state_s

@@ -18,7 +18,7 @@ bandwidth of two such processors: channels, transfers per second, bytes each. PC
 of DDR4-2666; 4: AMD EPYC Rome, eight of DDR4-3200; 5: Intel Xeon Sapphire Rapids, eight of DDR5-4800; 6: Granite
 Rapids, of which DGX B300 has those with eight of DDR5-6400."""
 _COHERENT_HOST_BANDWIDTH: Final = 512e9
-"""Of the memory of one Grace processor (NVIDIA Grace CPU data sheet), which has 450 GB/s to its devices."""
+"""Bandwidth of the memory of one Grace processor (NVIDIA Grace CPU data sheet), which has 450 GB/s to its devices."""
 _COHERENT_LINK: Final = 450e9
 _REACHED_SHARE: Final = 0.46 / 1.3
 """Share of its memory bandwidth that a host reaches as it updates for several ranks.
@@ -27,8 +27,8 @@ _REACHED_SHARE: Final = 0.46 / 1.3
 billion parameters in 2.57 s, of 30 bytes each). Ranks that are not bound to the cores beside their memory take 1.3
 times as long (github.com/deepspeedai/DeepSpeed, pull request 7474)."""
 _THREAD_BYTES_PER_S: Final = 12e9
-"""What one core streams from and to memory: ten to fourteen GB/s of server processors, limited by the cache misses that
-a core keeps in flight (McCalpin, Memory Bandwidth and System Balance in HPC Systems, SC16)."""
+"""Rate at which one core streams from and to memory: ten to fourteen GB/s of server processors, limited by the cache
+misses that a core keeps in flight (McCalpin, Memory Bandwidth and System Balance in HPC Systems, SC16)."""
 
 
 def node_memory_bandwidth(device: Device, devices: int) -> float:
@@ -48,7 +48,7 @@ def node_memory_bandwidth(device: Device, devices: int) -> float:
 
 
 _EAGER_ADAM_BYTES: Final = 84 - 28
-"""What Adam moves more per parameter where every operator is a pass over fp32 tensors (torch/optim/adamw.py
+"""Bytes that Adam moves more per parameter where every operator is a pass over fp32 tensors (torch/optim/adamw.py
 `_single_tensor_adamw`: decay, first moment, two for the second, root, division, sum and update) than in one loop."""
 
 

@@ -81,9 +81,9 @@ class RankBlocks:
     alive: Float[Any, "*layouts ranks blocks"]
     """Blocks times micro-batches alive at the peak."""
     alive_full: Float[Any, "*layouts ranks blocks"]
-    """Those of `alive` that are recomputed in full, whatever the layout says of the others."""
+    """Blocks of `alive` that are recomputed in full, whatever the layout says of the others."""
     held_full: Float[Any, "*layouts ranks blocks"]
-    """Those of `held` that are recomputed in full."""
+    """Blocks of `held` that are recomputed in full."""
     replicas: Int[np.ndarray, "*layouts ranks"]
     """Ranks of the pipeline that hold the same stages."""
 

@@ -80,7 +80,7 @@ class PairedPhases(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PhaseTimes:
-    """What the phases of blocks consist of."""
+    """Phases of blocks, taken apart into what they consist of."""
 
     events: BlockEvents
     """Events of the blocks."""
@@ -89,13 +89,13 @@ class PhaseTimes:
     between_s: Float[Any, "blocks phases"]
     """Idle time between kernels."""
     issuing_s: Float[Any, "blocks phases"]
-    """What the host needs to issue every phase."""
+    """Seconds that the host needs to issue every phase."""
     exposed: Float[Any, "blocks phases ops"]
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
     slowing: Float[Any, "blocks phases ops"]
     """Share of each collective's time by which the kernels that hide it run longer (`lost_shares`)."""
     waiting_s: Float[Any, "blocks phases"]
-    """What collectives wait for the slowest of their ranks."""
+    """Seconds that collectives wait for the slowest of their ranks."""
 
     @cached_property
     def event_s(self) -> Float[Any, "blocks phases ops"]:

@@ -1,4 +1,4 @@
-"""What a prediction holds, and how it is shown."""
+"""Records of a prediction, and how they are shown."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,7 +57,7 @@ class PassEvent:
     """Process group of a collective, empty for kernels."""
     count: float
     time_s: float
-    """Of all `count` of them."""
+    """Seconds of all `count` of them."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Prediction:
     """What the fullest rank cannot do without, tensors and context: this has to fit. Where devices differ, of the rank
     that fills most of its own, as is `memory_capacity_bytes`."""
     kinds: tuple[dict[str, Any], ...] = ()
-    """Of every pipeline rank, where nodes are of several kinds: `kind`, `device`, `memory_capacity_bytes`."""
+    """Kind of nodes of every pipeline rank, where there are several: `kind`, `device`, `memory_capacity_bytes`."""
     memory_counted_bytes: dict[str, float] = field(default_factory=dict)
     """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
     (`perfmodel.spec.MemoryCounter`)."""
@@ -212,7 +212,7 @@ class Prediction:
         return frame.assign(share=frame["time_s"] / self.step_time_s)
 
     def __str__(self) -> str:
-        """What `perfmodel predict` prints."""
+        """The text that `perfmodel predict` prints."""
         from perfmodel.prediction._text import print_prediction
 
         return printed_text(lambda console: print_prediction(console, self))

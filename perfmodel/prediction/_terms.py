@@ -1,4 +1,4 @@
-"""What a training step adds to its kernels and collectives, term by term: each can be switched off.
+"""Terms that a training step adds to its kernels and collectives: each can be switched off.
 
 A term is carried by fields of the records that a prediction starts from, which have values that add nothing. Off means
 these values: the physics has no switches of its own, and a prediction without a term goes through the same stages.

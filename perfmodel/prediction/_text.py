@@ -76,6 +76,6 @@ def print_breakdown(console: "Console", result: "Prediction", title: str = "wher
 
 
 def memory_words(p: "Prediction") -> str:
-    """What a layout needs of its fullest device, and whether that fits."""
+    """Bytes that a layout needs of its fullest device, and whether that fits."""
     needed, capacity = p.memory_needed_bytes / GIB, p.memory_capacity_bytes / GIB
     return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"

@@ -159,14 +159,14 @@ class StepTimeFunction:
     bounds: Bounds
     layout: Layout
     usable_bytes: float
-    """What a device may hold for the layout to fit: the limit of `memory_bytes`."""
+    """Bytes that a device may hold for the layout to fit: the limit of `memory_bytes`."""
     programs: Programs = field(repr=False)
     """All that is compiled of it: a relaxation traces its durations."""
     tables: Tables = field(repr=False)
     times: Times = field(repr=False)
     """On the machine as it is."""
     input_s: float
-    """What a step takes at least for its samples to be there (`Job.input_samples_per_s`)."""
+    """Seconds that a step takes at least for its samples to be there (`Job.input_samples_per_s`)."""
     _log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
     _memory: Memory = field(repr=False)
 

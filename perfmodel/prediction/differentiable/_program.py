@@ -103,9 +103,9 @@ class Tables(NamedTuple):
     """All numbers of the programs: those that differ in them alone are compiled once."""
 
     prices: Prices
-    """Of all events."""
+    """Prices of all events."""
     events: BlockEvents
-    """Of the blocks in every lane (`Programs.lanes`), with leading axes of element types and lanes."""
+    """Events of the blocks in every lane (`Programs.lanes`), with leading axes of element types and lanes."""
     event_price: Int[Any, "types lanes ops"]
     """Place of each of them in `prices`."""
     entry_at: Int[Any, " entries"]
@@ -120,13 +120,13 @@ class Tables(NamedTuple):
     """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
     host_bytes_per_s: Float[Any, ""]
     copies: LayerCopies
-    """Of single layers' activations; none where no layers are offloaded."""
+    """Copies of single layers' activations; none where no layers are offloaded."""
     copy_classes: CopyClasses
     host_state_s: Float[Any, "types 3 blocks"]
-    """What states on the host add, by block (`host_block_s`)."""
+    """Seconds that states on the host add, by block (`host_block_s`)."""
     beside: Overlap
     scale: Float[Any, " classes"]
-    """What the step is multiplied by (`step_factors`)."""
+    """Factor of the step time (`step_factors`)."""
     overhead_s: Float[Any, ""]
     host_units: Float[Any, "2"]
     """Host time of an operator and gap after a kernel, per second of their parameters
@@ -137,20 +137,20 @@ class Times(NamedTuple):
     """Seconds of what the programs are composed of."""
 
     phase_s: Float[Any, "lanes types blocks phases"]
-    """Of the blocks' phases."""
+    """Seconds of the blocks' phases."""
     at_knots: Float[Any, "types knots classes"]
-    """Of the events between blocks in every class, were its stage as long as each knot."""
+    """Seconds of the events between blocks in every class, were its stage as long as each knot."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """What is compiled of the programs."""
+    """The part of the programs that is compiled: everything but numbers."""
 
     prepared: tuple[Prepared, ...]
     steps: tuple[int, ...]
     """Which of the micro-batch sizes each is of."""
     weights: tuple[float, ...]
-    """Of each makespan in the step time."""
+    """Weight of each makespan in the step time."""
     lanes: tuple[tuple[int, bool], ...]
     """Passes whose blocks are timed: which micro-batch size, and whether they run beside another pass."""
     mode: int
@@ -181,7 +181,7 @@ class Programs:
     def times(
         self, tables: Tables, x: StepParameters, log_rates: Float[Array, " r"], factors: Float[Array, " families"]
     ) -> Times:
-        """What rates, latencies, host times and corrections decide."""
+        """Times at some rates, latencies, host times and corrections."""
         seconds = tables.prices.seconds(log_rates, factors)
         issue_s, gap_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
 

@@ -28,7 +28,7 @@ class ShardChoice(NamedTuple):
 
 
 class RecomputeChoice(NamedTuple):
-    """What backward computes again."""
+    """Forward work that backward computes again."""
 
     recompute: Recompute
     recompute_full_layers: PerStage = None

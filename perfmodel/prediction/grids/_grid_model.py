@@ -224,7 +224,7 @@ class GridModel:
         return np.array([self.full_layers.index(choice.recompute_full_layers) for choice in grid.recomputes])
 
     def shapes(self, grid: LayoutGrid) -> tuple[list[StageShape], Int[np.ndarray, " pipelines"]]:
-        """What stages the ranks of the grid's pipelines hold, and which of these each pipeline has."""
+        """Shapes of the grid's pipelines (which stages their ranks hold), and which of these each pipeline has."""
         specs = [pipeline.spec for pipeline in self.pipelines_of(grid)]
         keys = [
             StageMapKey(spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain)

@@ -1,4 +1,4 @@
-"""What the pipelines of a grid cost in blocks: paths and fullest ranks, padded to one shape for many pipelines."""
+"""Pipelines of a grid, counted in blocks: paths and fullest ranks, padded to one shape for many pipelines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -157,7 +157,7 @@ def _bound(
     update_and_gather_s: float,
     trained: bool,
 ) -> StateBound:
-    """What the states of one shape add at least under one choice.
+    """Bound on the seconds that the states of one shape add under one choice.
 
     Args:
         reduce: reductions of gradients, of one micro-batch or of the step.

@@ -85,7 +85,7 @@ class SitePrior:
 
     @cached_property
     def scales(self) -> Scales:
-        """Of the variances of one site's runs."""
+        """Nodes of the two scales of the variances of one site's runs."""
         return scales(self.scatter)
 
     @cached_property
