@@ -9,24 +9,32 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Llama, Share, Stack, activation, plain_sizes
+from perfmodel.spec import NarrowEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opt(Stack):
-    """OPT."""
+    """OPT. That of 350 M parameters has a narrow table of tokens, and layers that end with their norms (transformers
+    models/opt/modeling_opt.py `OPTDecoder`)."""
 
     ffn_dim: Count
     max_position_embeddings: Count = 2048
     activation_function: str = "relu"
     tie_word_embeddings: bool = True
     enable_bias: bool = True
+    word_embed_proj_dim: Count | None = None
+    do_layer_norm_before: bool = True
     dropout: Share = 0.1
 
     def fields(self) -> Fields:
         # Norms are GPT-2's, the defaults of `Transformer`, and positions but for two rows before the first.
+        table_width = self.word_embed_proj_dim or self.hidden_size
+        narrow_embedding = None if table_width == self.hidden_size else NarrowEmbedding(width=table_width)
         return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
             "activation": activation(self.activation_function),
             "position_offset": 2,
+            "narrow_embedding": narrow_embedding,
+            "final_norm": self.do_layer_norm_before,
             "tied_embeddings": self.tie_word_embeddings,
             "bias": self.enable_bias,
             "dropout": self.dropout > 0,

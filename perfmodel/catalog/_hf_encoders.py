@@ -6,7 +6,7 @@ from typing import ClassVar
 from perfmodel.catalog._hf_layers import mixer_words
 from perfmodel.catalog._hf_llama import Count, CountOrNone, Fields, Layers, Share, Stack, activation, plain_sizes
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Spectrogram
+from perfmodel.spec import NarrowEmbedding, Spectrogram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +39,20 @@ class Roberta(Bert):
 
 @dataclass(frozen=True, kw_only=True)
 class Electra(Roberta):
-    """ELECTRA's discriminator with embeddings as wide as its layers, counted with the head of its generator."""
+    """ELECTRA's discriminator, counted with the head of its generator. Small ones have embeddings that are narrower
+    than their layers (transformers models/electra/modeling_electra.py `ElectraEmbeddings`)."""
 
     embedding_size: Count = 128
 
     def fields(self) -> Fields:
-        if self.embedding_size != self.hidden_size:
-            # The small models have narrow embeddings and a projection behind them.
-            raise PerfModelError(
-                f"embedding_size {self.embedding_size} is projected to hidden_size {self.hidden_size}, which is not "
-                "described here; give a TOML file of its layers with --model"
-            )
-        return super().fields()
+        if self.embedding_size == self.hidden_size:
+            return super().fields()
+        # Layers end with their norms, so that the only one beside them is that of the embeddings.
+        return super().fields() | {
+            "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
+            "embedding_norm": True,
+            "final_norm": False,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

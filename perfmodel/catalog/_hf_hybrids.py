@@ -1,7 +1,7 @@
 """Hugging Face configurations of layers that differ: Qwen3-Next, Mamba, Jamba, Nemotron-H and other hybrids."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Annotated, ClassVar, Final
 
@@ -232,12 +232,18 @@ class GraniteHybrid(LlamaWithExperts, MambaKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class FalconH1(Llama, MambaKeys):
-    """Falcon-H1: every layer has attention and Mamba-2 on one input, here one after the other with a norm each; its
-    mixers end without a norm unless `mamba_rms_norm` says so."""
+    """Falcon-H1: every layer has attention and Mamba-2 side by side on one norm; its mixers end without a norm unless
+    `mamba_rms_norm` says so."""
+
+    mamba_rms_norm: bool = False
 
     def fields(self) -> Fields:
         # One pattern for all layers; the blank at its end makes it a word.
-        return super().fields() | {"mixers": "*M- ", "mamba": self.mamba()}
+        return super().fields() | {
+            "mixers": "*M- ",
+            "parallel_mixers": True,
+            "mamba": replace(self.mamba(), gated_norm=self.mamba_rms_norm),
+        }
 
 
 BLOCK_LETTERS: Final[Mapping[str, str]] = {

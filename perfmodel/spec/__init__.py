@@ -51,6 +51,7 @@ from perfmodel.spec._parts import (
     Experts,
     LatentAttention,
     Mamba,
+    NarrowEmbedding,
     Patches,
     SelectiveScan,
     ShortConv,

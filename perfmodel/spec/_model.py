@@ -12,6 +12,7 @@ from perfmodel.spec._parts import (
     Experts,
     LatentAttention,
     Mamba,
+    NarrowEmbedding,
     Patches,
     SelectiveScan,
     ShortConv,
@@ -154,6 +155,9 @@ class Transformer(Stated):
     mixers: str = ""
     """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv 2504.03624), or a word per
     layer, repeated over the layers (Qwen3-Next: `LE LE LE *E`). Empty: attention and a feed-forward in each."""
+    parallel_mixers: bool = False
+    """Attention and Mamba of a layer, `*M` in its word, take the same normed input side by side (Falcon-H1, arXiv
+    2507.22448, section 2.1)."""
     mamba: Mamba | None = None
     selective_scan: SelectiveScan | None = None
     delta_net: DeltaNet | None = None
@@ -167,6 +171,7 @@ class Transformer(Stated):
     """All such modules have the same weights (Nemotron 3, arXiv 2604.12374)."""
     patches: Patches | None = None
     """What the input is cut into, in place of words; `vocab` is then the classes of the head, 0 for none."""
+    narrow_embedding: NarrowEmbedding | None = None
     spectrogram: Spectrogram | None = None
     """What the encoder is given, in place of words; those are the decoder's alone."""
     adaln: AdaLN | None = None
@@ -211,6 +216,14 @@ class Transformer(Stated):
             if letter in letters and not sizes[field]:
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}")
 
+        words = self.mixers.split()
+        together = all(word.startswith("*M") and word.count("M") == 1 for word in words if "M" in word)
+        if self.parallel_mixers and not (self.mamba and together and self.norm_at == "input"):
+            raise PerfModelError(
+                f"{owner}: parallel_mixers needs words of mixers that begin with *M where they have an M, and norms at "
+                f"the input; got {self.mixers!r}"
+            )
+
     def _check_combinations(self, owner: str) -> None:
         """Raise `PerfModelError` for parts that do not go together."""
         sizes = vars(self)
@@ -219,6 +232,8 @@ class Transformer(Stated):
         if self.patches and (self.causal or self.mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
 
+        if self.narrow_embedding and (self.decoder_layers or self.patches or self.mtp_layers):
+            raise PerfModelError(f"{owner}: narrow_embedding goes with none of decoder_layers, patches and mtp_layers")
         if self.spectrogram and not self.decoder_layers:
             raise PerfModelError(f"{owner}: spectrogram needs decoder_layers, which words are the input of")
 

@@ -87,9 +87,13 @@ class Mamba(Stated):
     conv_kernel: int = 4
     chunk: int = 128
     """Tokens that are computed as one block of matrix products (section 6)."""
+    gated_norm: bool = True
+    """What is gated is normalised before the output projection (not in Falcon-H1)."""
 
     def __post_init__(self) -> None:
-        whole("mamba", vars(self))
+        sizes = dict(vars(self))
+        del sizes["gated_norm"]
+        whole("mamba", sizes)
         if self.heads % self.groups:
             raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
 
@@ -225,6 +229,22 @@ class Spectrogram(Stated):
 
     def __post_init__(self) -> None:
         whole("spectrogram", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowEmbedding(Stated):
+    """A table of tokens narrower than the layers: one product makes hidden states of its rows, and another brings
+    hidden states to its width before the vocabulary projection."""
+
+    width: int
+    """Elements of a row."""
+    all_tables: bool = False
+    """Positions and segments are as narrow, and what all of them give is normalised before the product (ELECTRA)."""
+    bias: bool = False
+    """The products have biases (ELECTRA; not OPT-350M)."""
+
+    def __post_init__(self) -> None:
+        whole("narrow_embedding", {"width": self.width})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,11 @@ def position_rows(model: Transformer, *, decoder: bool = False) -> int:
     return longest + model.position_offset
 
 
+def table_width(model: Transformer) -> int:
+    """Elements of a row of the token table."""
+    return model.narrow_embedding.width if model.narrow_embedding else model.hidden
+
+
 def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = False) -> list[Piece]:
     """Token, position and segment embeddings with their norm and dropout.
 
@@ -35,11 +40,23 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
     """
     if model.patches:
         return _patch_pieces(model, local, model.patches)
+    narrow = model.narrow_embedding
+    projection: list[Piece] = []
+    hidden_sizes = local
+    if narrow:
+        bias = local.hidden if narrow.bias else 0
+        projection = [linear(local.precision, local.norm_tokens, local.hidden, narrow.width, bias=bias)]
+        local = replace(local, hidden=narrow.width)
     if model.spectrogram and not decoder:
         pieces = _spectrogram_pieces(local, model.spectrogram)
     else:
         has_table = not decoder or model.spectrogram is not None
         pieces = [token_lookup(local, params=local.vocab * local.hidden if has_table else 0)]
+
+    # Tokens alone may be narrow: the other tables are then added behind the product.
+    if narrow and not narrow.all_tables:
+        pieces += projection
+        local, projection = hidden_sizes, []
 
     # A table of learned positions has a row for every position that the model, or the job, may have.
     if model.positions == "learned":
@@ -62,7 +79,7 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
                 saved_bytes=mask,
             )
         )
-    return pieces
+    return [*pieces, *projection]
 
 
 def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) -> list[Piece]:
@@ -84,6 +101,10 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     local = _seen_by_head(model, local)
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
+    elif model.narrow_embedding:
+        bias = model.narrow_embedding.width if model.narrow_embedding.bias else 0
+        pieces.append(linear(local.precision, local.norm_tokens, table_width(model), local.hidden, bias=bias))
+    local = replace(local, hidden=table_width(model))
 
     # The projection. Tied to a frozen embedding, its weight has no gradient though the layers' weights have.
     frozen = model.tied_embeddings and local.job.frozen_embedding
@@ -321,10 +342,11 @@ def _bert_transform(model: Transformer, local: ShardSizes) -> list[Piece]:
     """The replicated transform before the vocabulary, after pooler and next-sentence classifier where there are any."""
     h, rows, precision = local.hidden, local.norm_tokens, local.precision
     pooler = [*_pooler(local), linear(precision, local.shard.micro_batch, 2, h, bias=2)]
+    width = table_width(model)
     transform = [
-        linear(precision, rows, h, h, bias=h),
-        pointwise(precision, [("gelu", 1)], rows, h, saved_bytes=local.norm_bytes),
-        small_norm(model, local, rows, h),
+        linear(precision, rows, width, h, bias=width),
+        pointwise(precision, [("gelu", 1)], rows, width, saved_bytes=local.norm_bytes * width / h),
+        small_norm(model, local, rows, width),
     ]
     return [*pooler, *transform] if model.pooler else transform
 

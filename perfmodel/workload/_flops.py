@@ -14,7 +14,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
 from perfmodel.workload._attention import attention_weights
-from perfmodel.workload._embedding_head import LABELS, spectrogram_products
+from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._recurrent import (
@@ -167,13 +167,20 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
     seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.masked_head else s_out
-    vocabulary = head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
+    width = table_width(model)
+    vocabulary = head = 2.0 * batch * seen * width * model.vocab * (1 + model.mtp_layers)
     if model.patches:
         head = _patch_flops(model, model.patches, batch, s)
     if job.head != "vocabulary" and not model.patches:
         vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
     elif model.pooler_and_mlm_head:
-        head += 2.0 * batch * (seen * h * h + (h * h + 2 * h) * model.pooler)
+        head += 2.0 * batch * (seen * h * width + (h * h + 2 * h) * model.pooler)
+    elif model.narrow_embedding:
+        head += 2.0 * batch * seen * h * width
+
+    # A product that makes hidden states of embeddings counts with the head.
+    if model.narrow_embedding:
+        head += 2.0 * batch * s * h * width
 
     # Convolutions of an encoder of speech count with the head, as projections of patches do.
     if model.spectrogram:

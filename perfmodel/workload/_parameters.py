@@ -9,7 +9,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Patches, Transformer
 from perfmodel.workload._attention import attention_weights, unbiased_outputs
-from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights
+from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights, table_width
 from perfmodel.workload._flops import ffn_weights
 from perfmodel.workload._pointwise import norm_params
 from perfmodel.workload._recurrent import (
@@ -97,26 +97,33 @@ def _(model: ConvNet) -> Parameters:
 @parameters.register
 def _(model: Transformer) -> Parameters:
     # Tables at both ends.
-    h, v = model.hidden, model.vocab
-    embedding, head = (v + model.token_types) * h, 0 if model.tied_embeddings else v * h
+    h, v, narrow = model.hidden, model.vocab, model.narrow_embedding
+    width = table_width(model)
+    small_width = width if narrow and narrow.all_tables else h
+    embedding, head = v * width + model.token_types * small_width, 0 if model.tied_embeddings else v * width
     if model.patches:
         embedding, head = _patches(model, model.patches)
     if model.positions == "learned":
-        embedding += position_rows(model) * h
+        embedding += position_rows(model) * small_width
         embedding += position_rows(model, decoder=True) * h if model.decoder_layers else 0
     if model.spectrogram:
         # Both convolutions have biases.
         embedding += spectrogram_weights(h, model.spectrogram) + 2 * h
+    if narrow:
+        embedding += width * h + (h if narrow.bias else 0)
     stacks = 2 if model.decoder_layers else 1
     if model.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
 
     # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
-    norms = norm_params(model, h) * stacks * (model.final_norm + model.embedding_norm)
+    norms = norm_params(model, h) * stacks * model.final_norm
+    norms += norm_params(model, small_width) * stacks * model.embedding_norm
+    if narrow and not model.pooler_and_mlm_head:
+        head += h * width + (width if narrow.bias else 0)
     if model.pooler_and_mlm_head:
-        head += h * h + h + v
+        head += h * width + width + v
         head += h * h + h + 2 * h + 2 if model.pooler else 0
-        norms += norm_params(model, h)
+        norms += norm_params(model, width)
 
     # A decoder layer has two attentions and a feed-forward.
     layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
@@ -144,6 +151,8 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward stand side by side.
     ends = 2 if model.norm_at == "both" else 1
     normed = attending if model.parallel_blocks == "one_norm" else len(letters)
+    if model.parallel_mixers:
+        normed -= n["M"]
     norms = norm_params(model, h) * ends * normed + small_norms * attending
 
     # Scale, shift and gate of each sub-layer are made of the condition by one product.

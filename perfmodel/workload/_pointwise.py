@@ -85,15 +85,19 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
 
 
 def side_by_side(
-    model: Transformer, local: ShardSizes, attention: list[Piece], feed_forward: list[Piece]
+    model: Transformer, local: ShardSizes, attention: list[Piece], feed_forward: list[Piece], *, one_norm: bool
 ) -> list[Piece]:
-    """Attention and a feed-forward of one input, whose results are added to it (`Transformer.parallel_blocks`)."""
+    """Attention and a feed-forward, or a mixer, of one input, whose results are added to it
+    (`Transformer.parallel_blocks`, `Transformer.parallel_mixers`).
+
+    Args:
+        one_norm: both take what the same norm gives.
+    """
     *attention_pieces, attention_output = attention
     *feed_forward_pieces, feed_forward_output = feed_forward
 
     # One norm for both, whose output is gathered once and kept once, or a second one of the same input, which the
     # first keeps.
-    one_norm = model.parallel_blocks == "one_norm"
     first_norm = recomputed("layernorm", [norm(model, local)], [attention[0].input_bytes])
     second_norm: list[Piece] = []
     if not one_norm:

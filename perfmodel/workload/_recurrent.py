@@ -14,8 +14,11 @@ from perfmodel.workload._local import ShardSizes, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
 
 
-def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Piece]:
+def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba, *, own_input: bool = True) -> list[Piece]:
     """Input projection, causal convolution, state-space product by chunks, gated norm, output projection.
+
+    Args:
+        own_input: False where attention has the same input, and gathers and keeps it.
 
     Raises:
         LayoutError: groups of heads that tensor parallelism does not divide, or context parallelism, through which
@@ -29,7 +32,14 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Pie
     heads, inner, convolved = mamba.heads // tp, mamba.inner // tp, mamba.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
-        column_linear(local, inner + convolved + heads, local.hidden, kept_output=1.0),
+        column_linear(
+            local,
+            inner + convolved + heads,
+            local.hidden,
+            kept_output=1.0,
+            kept_input=own_input,
+            communicates=own_input,
+        ),
         _convolution(
             local,
             convolved,
@@ -39,10 +49,10 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba) -> list[Pie
         _state_space(local, mamba, heads),
         pointwise(
             local.precision,
-            [("silu_mul", 2), ("layer_norm", 1)],
+            [("silu_mul", 2), ("layer_norm", 1)] if mamba.gated_norm else [("silu_mul", 2)],
             local.tokens,
             inner,
-            params=inner,
+            params=inner if mamba.gated_norm else 0,
             saved_bytes=tensor * inner,
         ),
         row_linear(local.for_module("mamba_output"), local.hidden, inner),
@@ -109,7 +119,8 @@ def mamba_weights(hidden: int, mamba: Mamba) -> int:
 
 def mamba_parameters(hidden: int, mamba: Mamba) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    beside = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads + mamba.inner
+    beside = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads
+    beside += mamba.inner if mamba.gated_norm else 0
     return mamba_weights(hidden, mamba) + beside
 
 

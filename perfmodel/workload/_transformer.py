@@ -12,6 +12,7 @@ from perfmodel.workload._embedding_head import (
     embedding_pieces,
     head_pieces,
     head_workspace_bytes,
+    table_width,
     token_lookup,
 )
 from perfmodel.workload._experts import expert_feed_forward, route
@@ -115,6 +116,11 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
     """Sub-layers of one layer, in series or (`parallel_blocks`) side by side."""
     if model.parallel_blocks == "none":
         pieces: list[Piece] = []
+        if model.parallel_mixers and model.mamba and letters.startswith("*M"):
+            attention = _attention(model, local, letters[0], reduced=False)
+            mixer = mamba_mixer(model, local, model.mamba, own_input=False)
+            pieces += side_by_side(model, local, attention, mixer, one_norm=True)
+            letters = letters[2:]
         for letter in letters:
             pieces += sub_layer(model, local, _mixer(model, local, letter))
         return pieces
@@ -125,6 +131,7 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
         local,
         _attention(model, local, letters[0], reduced=False),
         feed_forward(model, local, own_input=model.parallel_blocks == "two_norms"),
+        one_norm=model.parallel_blocks == "one_norm",
     )
 
 
@@ -261,7 +268,7 @@ def _head(model: Transformer, local: ShardSizes) -> BlockOps:
         train=local.job.mode == "train",
         is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
-        tied_params=local.vocab * local.hidden if model.tied_embeddings and local.job.head == "vocabulary" else 0,
+        tied_params=local.vocab * table_width(model) if model.tied_embeddings and local.job.head == "vocabulary" else 0,
     )
 
 

@@ -53,6 +53,8 @@ NEOX = {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64
 GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "vocab_size": 50400}
 OPT = {"model_type": "opt", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
        "ffn_dim": 3072, "vocab_size": 50272, "max_position_embeddings": 2048}  # fmt: skip
+OPT_350M = OPT | {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24, "ffn_dim": 4096,
+                  "word_embed_proj_dim": 512, "do_layer_norm_before": False}  # fmt: skip
 BLOOM = {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "vocab_size": 250880}
 BERT = {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
         "intermediate_size": 3072, "vocab_size": 30522}  # fmt: skip
@@ -120,6 +122,7 @@ PUBLISHED = {
     "gpt-neox-20b": (NEOX, 20_554_567_680, 0),
     "gpt-j-6b": (GPTJ, 6_050_882_784, 700_000),  # biases of feed-forward and head
     "opt-125m": (OPT, 125_239_296, 0),
+    "opt-350m": (OPT_350M, 331_196_416, 0),
     "bloom-560m": (BLOOM, 559_214_592, 0),
     "bert-base": (BERT, 110_106_428, 0),
     "bart-base": (BART_BASE, 139_420_416, 0),
@@ -153,7 +156,6 @@ NOT_COUNTED = {
     "apertus": 8 * 2,  # parameters of the activation
     "bitnet": 8 * (2560 + 6912),  # norms inside attention and feed-forward
     "deberta-v2": 2 * 768,  # the norm of its distances
-    "falcon_h1": -8 * (4096 + 1024),  # one norm for attention and mixer; no norm inside the mixer
     "marian": 2 * 1024 * 1024,  # positions, which are not trained
     "modernbert": -768,  # the first layer has no norm
     "mpnet": 32 * 12,  # relative positions
@@ -204,12 +206,18 @@ def test_ranks_hold_what_a_family_has(family):
     assert half < 0.6 * whole
 
 
-@pytest.mark.parametrize("family", ["bart", "bloom", "gpt_neo", "mbart", "openai-gpt", "opt", "pegasus", "whisper"])
+WITH_PARTS_BESIDE_LAYERS = {
+    family: FAMILY_COUNTS[family]["config"]
+    for family in ("bart", "bloom", "gpt_neo", "mbart", "openai-gpt", "opt", "pegasus", "whisper")
+} | {"opt-350m": OPT_350M, "electra-small": FAMILY_COUNTS["electra"]["config"] | {"embedding_size": 128}}
+
+
+@pytest.mark.parametrize("family", WITH_PARTS_BESIDE_LAYERS)
 def test_blocks_are_those_of_the_counted_parameters_and_products(family):
     """Whatever a family has beside its layers: offsets of positions, norms at the ends, convolutions of sound."""
     # Rows that ranks of tensor parallelism pad the vocabulary with are no parameters of the model.
     # An operation counts a sliding window as a full rectangle, hence none.
-    net = replace(from_config(FAMILY_COUNTS[family]["config"]), vocab=1024, window=0, mixers="")
+    net = replace(from_config(WITH_PARTS_BESIDE_LAYERS[family]), vocab=1024, window=0, mixers="")
     job = Job(global_batch=1, seq_len=net.seq_len)
     layers = blocks(net, job, Shard())
     assert sum(block.params * n for block, n in layers) == parameters(net).total
@@ -227,10 +235,43 @@ def test_a_spectrogram_is_read_by_an_encoder_alone():
     assert decoder.tied_params == 0
 
 
-def test_embeddings_narrower_than_layers_are_refused():
-    config = FAMILY_COUNTS["electra"]["config"] | {"embedding_size": 64}
-    with pytest.raises(PerfModelError, match="embedding_size 64 is projected to hidden_size 256"):
-        from_config(config)
+@pytest.mark.parametrize("width", [64, 128])
+def test_narrow_embeddings_are_projected_to_the_layers(width):
+    """ELECTRA's small models: every table, the norm behind them, and what the head compares with are narrow."""
+    config = FAMILY_COUNTS["electra"]["config"]
+    wide, narrow = from_config(config), from_config(config | {"embedding_size": width})
+    hidden = wide.hidden
+    # `ElectraEmbeddings`: rows of tokens, positions and segments, and a norm of a scale and a shift each.
+    rows = wide.vocab + wide.seq_len + wide.token_types + 2
+    # `embeddings_project`, and instead of [hidden, hidden] with its bias the dense layer and norm of
+    # `ElectraGeneratorPredictions`.
+    projection = (width + 1) * hidden
+    head = (hidden + 3) * (hidden - width)
+    assert parameter_count(narrow) == parameter_count(wide) - rows * (hidden - width) + projection - head
+
+
+def test_parts_that_do_not_go_with_narrow_embeddings_are_refused():
+    opt = from_config(OPT_350M)
+    with pytest.raises(PerfModelError, match="narrow_embedding goes with none of"):
+        replace(opt, mtp_layers=1)
+
+
+def test_mixers_side_by_side_have_one_norm():
+    """Falcon-H1: the norm of Mamba, which attention's serves too, and the addition behind it are not there."""
+    together = from_config(FAMILY_COUNTS["falcon_h1"]["config"])
+    apart = replace(together, parallel_mixers=False)
+    assert parameter_count(apart) - parameter_count(together) == together.layers * together.hidden
+    job = Job(global_batch=1, seq_len=1024)
+    for tp in (1, 2):
+        shard = Shard(tp=tp) if tp == 1 else Shard(tp=tp, sequence_parallel=True)
+        if tp > 1:  # the groups of its mixers cannot be divided
+            together, apart = (replace(net, mamba=replace(net.mamba, groups=2)) for net in (together, apart))
+        layers = [blocks(net, job, shard)[1][0] for net in (together, apart)]
+        assert layers[0].params < layers[1].params
+        assert matmul_flops(layers[0].forward) == matmul_flops(layers[1].forward)
+        assert len(layers[0].forward) < len(layers[1].forward)
+    with pytest.raises(PerfModelError, match="parallel_mixers needs words"):
+        replace(together, mixers="M*- ")
 
 
 def test_a_layer_of_an_unknown_kind_is_refused():
