@@ -13,6 +13,7 @@ CACHED = {
     "catalog._clusters._catalog": "files of the package",
     "spec._documented.documented": "source of the package",
     "spec._notation.schedule_name": "words",
+    "spec._sections.key_fields": "fields of a class",
     "catalog._devices._catalog": "files of the package",
     "catalog._recipes.exchange_library": "a file of the package, by name of a dispatcher",
     "catalog._frameworks._files": "files of the package",
