@@ -82,6 +82,15 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "qwen2_vl": Relative(family="qwen2"),
     "qwen2_5_vl": Relative(family="qwen2"),
     "qwen3_vl": Relative(family="qwen3"),
+    "biogpt": Relative(
+        family="opt",
+        aliases={
+            "intermediate_size": "ffn_dim",
+            "hidden_act": "activation_function",
+            "hidden_dropout_prob": "dropout",
+        },
+        defaults={"activation_function": "gelu", "max_position_embeddings": 1024},
+    ),
     "gpt-sw3": Relative(family="gpt2"),
     "codegen": Relative(family="gptj"),
     "openai-gpt": Relative(family="gpt2", aliases={"afn": "activation_function"}, fields={"final_norm": False}),
@@ -89,6 +98,13 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         family="gpt_neox",
         defaults={"use_parallel_residual": False, "hidden_act": "relu2"},
         fields=_QK_NORM,
+    ),
+    "xglm": Relative(
+        family="opt",
+        aliases={"d_model": "hidden_size", "num_layers": "num_hidden_layers", "attention_heads": "num_attention_heads"},
+        defaults={"activation_function": "gelu"},
+        # Sines, which are not trained.
+        fields={"positions": "none", "position_offset": 0},
     ),
     "youtu": Relative(family="minicpm3", defaults={"tie_word_embeddings": True}),
     # --- experts on LLaMA's or Qwen's attention ---

@@ -55,6 +55,10 @@ OPT = {"model_type": "opt", "hidden_size": 768, "num_attention_heads": 12, "num_
        "ffn_dim": 3072, "vocab_size": 50272, "max_position_embeddings": 2048}  # fmt: skip
 OPT_350M = OPT | {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24, "ffn_dim": 4096,
                   "word_embed_proj_dim": 512, "do_layer_norm_before": False}  # fmt: skip
+BIOGPT = {"model_type": "biogpt", "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24,
+          "intermediate_size": 4096, "vocab_size": 42_384}  # fmt: skip
+XGLM = {"model_type": "xglm", "d_model": 1024, "attention_heads": 16, "num_layers": 24, "ffn_dim": 4096,
+        "vocab_size": 256_008}  # fmt: skip
 BLOOM = {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "vocab_size": 250880}
 BERT = {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
         "intermediate_size": 3072, "vocab_size": 30522}  # fmt: skip
@@ -123,6 +127,10 @@ PUBLISHED = {
     "gpt-j-6b": (GPTJ, 6_050_882_784, 700_000),  # biases of feed-forward and head
     "opt-125m": (OPT, 125_239_296, 0),
     "opt-350m": (OPT_350M, 331_196_416, 0),
+    # 42,384 rows of tokens and 1,026 of positions, and for XGLM 256,008 of tokens alone; then 24 layers of
+    # 12 x 1,024^2 + 13 x 1,024 each, and a norm (`BioGptModel`, `XGLMModel`)
+    "biogpt": (BIOGPT, 346_763_264, 0),
+    "xglm-564m": (XGLM, 564_463_616, 0),
     "bloom-560m": (BLOOM, 559_214_592, 0),
     "bert-base": (BERT, 110_106_428, 0),
     "bart-base": (BART_BASE, 139_420_416, 0),
