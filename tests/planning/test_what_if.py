@@ -85,7 +85,7 @@ def test_what_a_power_limit_holds_back_is_said(problem) -> None:
     assert "power_limit=2x" in note
     assert freed.after_s < 0.98 * held.after_s
     assert freed.notes == ()
-    unknown = step_problem(catalog.model("gpt3-125m"), catalog.cluster("mi300x"), Job(global_batch=8, seq_len=1024))
+    unknown = step_problem(catalog.model("gpt3-125m"), catalog.cluster("mi355x"), Job(global_batch=8, seq_len=1024))
     with pytest.raises(PerfModelError, match="not known; leave power_limit out"):
         in_scenario(unknown, Layout(), Scenario.parse(["power_limit=2x"]))
 
