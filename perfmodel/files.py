@@ -257,7 +257,7 @@ def _require_few_nodes(root: Any) -> None:
 
     def count(node: Any) -> int:
         if id(node) in open_nodes:
-            raise TooLargeError("an alias stands inside what it stands for, which never ends; write its value")
+            raise TooLargeError("an alias contains itself; write out its value")
         if id(node) not in counts:
             open_nodes.add(id(node))
             counts[id(node)] = 1 + sum(count(child) for child in _yaml_children(node))
@@ -314,7 +314,7 @@ def require_intact(content: bytes, name: object, *, needed: bool = True) -> None
     unsealed = content[: seal.start()] + UNSEALED.encode() + content[seal.end() :]
     if _seal(unsealed) != seal[0]:
         raise CalibrationError(
-            f"{name}: is damaged, for its checksum does not agree with its content; copy or fit it again, or install "
+            f"{name}: is damaged: its checksum does not match its content; copy or fit it again, or install "
             "perfmodel again if it came with it"
         )
 

@@ -164,7 +164,7 @@ def fit_profile(
     _, products_s = sides.families().get(_PRODUCTS, (0.0, 0.0))
     if known < LEAST_MATCHED and not report.unread and products_s > 0:
         raise PerfModelError(
-            f"profile: {known:.0%} of its products are those of {problem.model.name} with {laid_out.label}; "
+            f"profile: {known:.0%} of its matrix products match {problem.model.name} with {laid_out.label}; "
             "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
         )
 

@@ -130,9 +130,7 @@ class ClusterEntry(Stated):
             of_one_kind = ("device", "levels", "max_devices", "price_per_device_hour")
             misplaced = [key for key in of_one_kind if getattr(self, key)]
             if misplaced:
-                raise PerfModelError(
-                    f"{place}: {', '.join(misplaced)}: where there are kinds, state it of each of them"
-                )
+                raise PerfModelError(f"{place}: {', '.join(misplaced)}: a cluster with kinds states this for each kind")
             kinds = [entry.kind(place) for entry in self.kinds]
             # Nodes of different kinds meet on one network, whose level spans all of them.
             link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
@@ -144,7 +142,8 @@ class ClusterEntry(Stated):
         link_fields = [key for key in _LINK_WORDS if getattr(self, key)]
         if link_fields:
             raise PerfModelError(
-                f"{place}: {', '.join(link_fields)}: links in words need a device by name and inter_link, and no levels"
+                f"{place}: {', '.join(link_fields)}: to describe links in words, name the device, give inter_link, "
+                "and leave out levels"
             )
         missing = [key for key in ("device", "levels") if not getattr(self, key)]
         if missing:

@@ -39,18 +39,18 @@ def add_command(commands: Any) -> None:
         "--backend",
         default="jax",
         choices=BACKENDS,
-        help="whose kernels and collectives (default jax)",
+        help="library whose kernels and collectives are measured (default jax)",
     )
     command.add_argument(
         "--resume",
         action="store_true",
-        help="only what is missing: finished tables stay as they are. Without it an interrupted run goes on all the "
-        "same, and disturbed rows of finished tables are measured again",
+        help="measure only what is missing and leave finished tables alone. Without it an interrupted run continues "
+        "too, and disturbed rows of finished tables are measured again",
     )
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the device-minutes that are left, without measuring",
+        help="print the remaining device-minutes without measuring",
     )
     nodes = command.add_argument_group(
         "several nodes",
@@ -65,13 +65,13 @@ def add_command(commands: Any) -> None:
         "--process",
         type=int,
         metavar="I",
-        help="its number, where the launcher does not tell it",
+        help="number of this process, if the launcher does not set it",
     )
-    nodes.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    nodes.add_argument("--processes", type=int, metavar="N", help="number of processes")
     nodes.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="where process 0 listens (default: a free port)",
+        help="address on which process 0 listens (default: a free port)",
     )
     nodes.add_argument(
         "--launch-timeout",
@@ -95,7 +95,7 @@ def add_command(commands: Any) -> None:
     add_json(command)
     command.set_defaults(run=_execute)
     kinds = command.add_subparsers(dest="kind", metavar="diff")
-    diff = kinds.add_parser("diff", help="two tables or folders of tables, row by row")
+    diff = kinds.add_parser("diff", help="compare two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")
     diff.add_argument("second", type=Path, metavar="B")
     diff.add_argument(
@@ -184,7 +184,7 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
         )
     if arguments.backend == "nccl-tests" or arguments.dry_run:
         what = "--dry-run" if arguments.dry_run else "--backend nccl-tests, which starts its own programs,"
-        raise PerfModelError(f"calibrate: {what} goes without a launcher and --launched")
+        raise PerfModelError(f"calibrate: {what} cannot be used with a launcher or --launched")
     if arguments.out is None:
         raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
     return launch
@@ -279,8 +279,8 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
         ) from None
     except OSError as error:
         raise CalibrationError(
-            f"{error.filename or arguments.out}: {error.strerror or error}; rows measured so far are kept: mend it, "
-            "then give the same command again"
+            f"{error.filename or arguments.out}: {error.strerror or error}; rows measured so far are kept: repair "
+            "this, then run the same command again"
         ) from None
     return [{"path": str(arguments.out / card.table), **asdict(card)} for card in written]
 

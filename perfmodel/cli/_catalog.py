@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
         nargs="?",
         choices=KINDS,
         metavar="KIND",
-        help=f"{', '.join(KINDS)} (default: says how many of each)",
+        help=f"{', '.join(KINDS)} (default: how many there are of each)",
     )
     command.add_argument(
         "word",

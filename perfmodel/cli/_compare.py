@@ -40,7 +40,7 @@ def add_compare(commands: Any) -> None:
         metavar="FILE",
         help="errors per device, stage, phase and micro-batch (csv)",
     )
-    command.add_argument("--png", type=Path, metavar="FILE", help="both timelines, one above the other")
+    command.add_argument("--png", type=Path, metavar="FILE", help="draw both timelines, one above the other")
     add_json(command)
     command.set_defaults(run=reporting(_compare, _show_compared))
 
@@ -59,13 +59,14 @@ def _add_traces(command: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="TRACE",
-        help="of a profiler (a file per rank), of 'perfmodel run --out', or of 'perfmodel import --timeline'",
+        help="traces from a profiler (one file per rank), from 'perfmodel run --out', or from 'perfmodel import "
+        "--timeline'",
     )
     command.add_argument(
         "--format",
         default="auto",
         metavar="F",
-        help="format of the measured trace (default: found from its content)",
+        help="format of the measured trace (default: recognised from its content)",
     )
 
 
@@ -166,7 +167,7 @@ def add_explain(commands: Any) -> None:
     """Register `explain`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "explain",
-        help="where a prediction and a profile of the same step part, and what would remove it",
+        help="where a prediction and a profile of the same step differ, and how to correct it",
     )
     add_profile(command, required=True)
     add_job(command)
@@ -188,7 +189,7 @@ def add_profile(command: argparse.ArgumentParser, required: bool = False) -> Non
         "--format",
         default="auto",
         metavar="F",
-        help="format of the profile (default: found from its content)",
+        help="format of the profile (default: recognised from its content)",
     )
 
 

@@ -33,14 +33,14 @@ def add_command(commands: Any) -> None:
         "--tokens",
         type=token_count,
         metavar="N",
-        help="tokens to train on, for days and whole costs",
+        help="number of tokens to train on; adds days and total cost",
     )
     command.add_argument(
         "--price",
         action="append",
         default=[],
         metavar="NAME=USD",
-        help="per device and hour, of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",
+        help="price per device and hour of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",
     )
     add_reliability(command)
     add_min_fit(command)

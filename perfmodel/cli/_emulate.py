@@ -38,7 +38,9 @@ def add_command(commands: Any) -> None:
         help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py",
     )
     add_flags(command)
-    command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
+    command.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command of the script, as in a shell"
+    )
     add_json(command)
     command.set_defaults(run=reporting(run, show))
 
@@ -72,11 +74,13 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     delays_s, scenario = delays_and_network(arguments)
     known = [arguments.model, arguments.layout, arguments.global_batch]
     if any(value is not None for value in known) and None in known:
-        raise PerfModelError("emulate: a prediction to compare with takes --model, --layout and --global-batch")
+        raise PerfModelError("emulate: to compare with a prediction, give --model, --layout and --global-batch")
     if arguments.every < 1:
         raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
     if arguments.sweep and arguments.model:
-        raise PerfModelError("emulate: with --sweep iterations differ; give --delay to compare one with --model")
+        raise PerfModelError(
+            "emulate: the iterations of a --sweep differ and cannot be compared with --model; use --delay instead"
+        )
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
     cluster.require(arguments.world_size, "the emulated world")
     network = wire_of(arguments, cluster)
@@ -233,7 +237,9 @@ def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "C
     }
     misplaced = [name for name, value in of_one_run.items() if value]
     if misplaced:
-        raise PerfModelError(f"emulate: {', '.join(misplaced)} is of one run; --classes makes several, leave one out")
+        raise PerfModelError(
+            f"emulate: {', '.join(misplaced)} needs a single run, and --classes makes several; leave one out"
+        )
 
     # Ranks of one class do the same, so that one of each is run.
     classes = classes_of_script(emulation, cluster, arguments.classes)

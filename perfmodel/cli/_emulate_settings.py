@@ -31,7 +31,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of ranks that the script sees (default: the layout's)",
     )
-    command.add_argument("--cluster", help="catalog name or TOML: cluster of the emulated ranks")
+    command.add_argument("--cluster", help="cluster of the emulated ranks: catalog name or TOML")
     command.add_argument(
         "--real-ranks",
         default="0",
@@ -41,7 +41,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--apart",
         action="store_true",
-        help="real ranks exchange no data either: they wait for one another only",
+        help="real ranks exchange no data; they only wait for one another",
     )
     command.add_argument(
         "--wire",
@@ -64,7 +64,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="DIR",
-        help="made by 'perfmodel fit', of the collectives",
+        help="calibration of the collectives, made by 'perfmodel fit'",
     )
     command.add_argument(
         "--prices",
@@ -89,7 +89,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND=TIME",
-        help="added to collectives, all_reduce=2ms",
+        help="delay added to collectives, such as all_reduce=2ms",
     )
     add_job_file(
         command,
@@ -113,12 +113,12 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--fail",
         metavar="RANK@CALL",
-        help="an emulated rank that dies at a collective of the world",
+        help="make an emulated rank fail at this collective of all ranks",
     )
     command.add_argument(
         "--sweep",
         metavar="KIND=FIRST:LAST:COUNT",
-        help="delays in turn, as all_reduce=0:10ms:11",
+        help="try several delays, such as all_reduce=0:10ms:11",
     )
     command.add_argument(
         "--every",
@@ -132,16 +132,16 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--pin",
         action="store_true",
-        help="keep every real rank on a core of its own, on which threads of collectives come first",
+        help="pin every real rank to its own core, where threads of collectives have precedence",
     )
     command.add_argument(
         "--timeout",
         type=float,
         default=300.0,
         metavar="S",
-        help="stop if a rank is silent for this long",
+        help="stop if a rank makes no call for this long",
     )
-    command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and the timeline (Perfetto)")
     command.add_argument(
         "--model",
         help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction",
@@ -185,7 +185,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
 
     if not arguments.wire:
         if arguments.peer:
-            raise PerfModelError("emulate: --peer says where the process of --wire runs; give both")
+            raise PerfModelError("emulate: --peer needs --wire, whose process it places; give both")
         return None
 
     # On the wire nothing is priced: messages take as long as they take.
@@ -199,7 +199,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
     misplaced = [name for name, value in of_priced_messages.items() if value]
     if misplaced:
         raise PerfModelError(
-            f"emulate: {', '.join(misplaced)}: with --wire messages take what they take; leave one out"
+            f"emulate: {', '.join(misplaced)}: with --wire the time of messages is that of the wire; leave one out"
         )
     if cluster.name == "localhost":
         if arguments.peer == SHAPED:
@@ -248,7 +248,7 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
                 f"{', '.join(NETWORK)} and delays, --straggler makes other ranks slower"
             )
         if setting.name in NETWORK and arguments.prices:
-            raise PerfModelError(f"emulate: --prices know nothing of {setting.name}; leave one of the two out")
+            raise PerfModelError(f"emulate: --prices do not depend on {setting.name}; leave one of the two out")
     for text in arguments.delay:
         kind, _, value = text.partition("=")
         delay_s = parse_seconds(value)
@@ -348,7 +348,10 @@ def predicted_step(
             scenario = scenario.and_also(Setting(f"{kind}_delay_s", "to", delay_s))
     if arguments.straggler > 1:
         if layout.pp > 1:
-            raise PerfModelError("emulate: which stages a straggler slows is not said; --model takes no --straggler")
+            raise PerfModelError(
+                "emulate: with a pipeline, --straggler does not say which stages are slow; leave out --straggler or "
+                "--model"
+            )
         scenario = scenario.and_also(Setting("slow_factor", "times", arguments.straggler))
     peak_bytes, _ = peak_memory(problem, [layout])
     return step_s(problem, layout, scenario), float(peak_bytes[0])

@@ -31,28 +31,28 @@ def add_pipeline(command: argparse.ArgumentParser) -> None:
         type=int,
         default=2,
         metavar="V",
-        help="for schedules that take any (default 2)",
+        help="chunks per device, for schedules that take them (default 2)",
     )
     command.add_argument(
         "--forward-s",
         type=float,
         default=_FORWARD_S,
         metavar="S",
-        help="a p-th of the model (default 1)",
+        help="forward time of 1/p of the model on p devices (default 1)",
     )
     command.add_argument(
         "--backward-s",
         type=float,
         default=_BACKWARD_S,
         metavar="S",
-        help="likewise (default 2)",
+        help="backward time of 1/p of the model (default 2)",
     )
     command.add_argument(
         "--transfer-s",
         type=float,
         default=0.0,
         metavar="S",
-        help="between stages (default 0)",
+        help="transfer time between stages (default 0)",
     )
 
 

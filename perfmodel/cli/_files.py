@@ -68,8 +68,8 @@ def add_from(command: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="read model, layout, job and devices from a launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, "
         "torchtitan, nanotron, llm-foundry, MaxText, levanter, Accelerate, Hugging Face's Trainer, LLaMA-Factory, "
-        "axolotl, torchtune, MS-Swift or XTuner; flags override it. A script's own arguments stand "
-        'behind it: "run.sh 8 24 2"',
+        "axolotl, torchtune, MS-Swift or XTuner; flags override it. Write a script's own arguments after its name: "
+        '"run.sh 8 24 2"',
     )
 
 
@@ -153,7 +153,9 @@ def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Pa
     if path is not None and path.suffix != ".toml" and hasattr(arguments, "program"):
         arguments.program, arguments.job_file, path = str(path), None, None
     if path is not None and path.suffix != ".toml":
-        raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
+        raise PerfModelError(
+            f"{path}: a job file ends in .toml ('perfmodel init' writes one); give models with --model"
+        )
     return path
 
 

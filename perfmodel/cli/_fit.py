@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="SCRIPT=LOG",
-        help="launch script and log of a run on --cluster; it counts like a row of --runs; repeatable",
+        help="launch script and log of a run on --cluster, used like a row of --runs; repeatable",
     )
     add_profile(command)
     command.add_argument(
@@ -68,7 +68,7 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="SOURCE",
-        help="with --sites: beginning of the name of a source that leaves its settings unsaid; repeatable",
+        help="with --sites: beginning of the name of a source that does not state its settings; repeatable",
     )
     command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
     command.add_argument(
@@ -136,19 +136,22 @@ def _check(arguments: argparse.Namespace) -> None:
 
     # A log tells what ran, but not on which machine.
     if arguments.logs and arguments.cluster is None:
-        raise PerfModelError("fit: --log needs --cluster: where did it run?")
+        raise PerfModelError("fit: --log needs --cluster, the cluster that the job ran on")
     if arguments.logs and (arguments.profile or arguments.sites):
-        raise PerfModelError("fit: --log goes without --profile and --sites; fit in two steps, --base")
+        raise PerfModelError(
+            "fit: --log cannot be combined with --profile or --sites; fit in two steps, the second with --base"
+        )
 
     # A profile corrects one calibration by one recorded step, whose job the flags of a job say. Runs
     # and logs say by themselves what ran.
     if arguments.profile and (arguments.tables or arguments.runs or arguments.sites or arguments.family):
         raise PerfModelError(
-            "fit: --profile goes without TABLEs, --runs, --sites and --family; fit in two steps, --base"
+            "fit: --profile cannot be combined with TABLEs, --runs, --sites or --family; fit in two steps, the second "
+            "with --base"
         )
     flags = lacking(arguments, "model", "cluster", "global_batch", "layout") if arguments.profile else ""
     if flags:
-        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml): what was it that ran?")
+        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml) of the run that was profiled")
     job = next(
         (flag for flag in ("model", "layout", "step_time") if getattr(arguments, flag) is not None),
         "",

@@ -139,7 +139,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
             dest="device_counts",
             type=whole_numbers,
             metavar="N[,N...]",
-            help="device count of clusters that give none; all of several are tried",
+            help="device count for clusters that state none; several counts are all tried",
         )
     else:
         command.add_argument("--cluster", help="catalog name or TOML")
@@ -162,7 +162,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
     add_seq_len(command)
     add_dtype(command)
     command.add_argument(
-        "--mode", choices=("train", "inference"), help="a step of training or a forward pass (default train)"
+        "--mode", choices=("train", "inference"), help="predict a training step or a forward pass (default train)"
     )
     command.add_argument(
         "--attention",
@@ -339,7 +339,8 @@ def refuse_strict(arguments: argparse.Namespace, command: str) -> None:
     """
     if arguments.strict:
         raise PerfModelError(
-            f"{command}: --strict is not for all layouts of a space; leave it out, or ask 'perfmodel search --strict'"
+            f"{command}: --strict cannot be applied to all layouts of a space; leave it out, or use 'perfmodel search "
+            "--strict'"
         )
 
 

@@ -49,14 +49,14 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--for-decision",
         action="store_true",
-        help="which layout's run, or profile, takes most off the expected regret of the choice between the best",
+        help="which run or profile would most improve the choice among the best layouts (lower its expected regret)",
     )
     group.add_argument(
         "--top",
         type=int,
         default=TOP,
         metavar="K",
-        help=f"layouts that are chosen from (default {TOP})",
+        help=f"number of layouts to choose from (default {TOP})",
     )
     add_space(group)
     add_calibration(group)
@@ -96,7 +96,7 @@ def _problem(arguments: argparse.Namespace) -> Problem:
     if flags:
         raise PerfModelError(f"calibrate: --for-decision needs {flags} too")
     if isinstance(arguments.global_batch, list) and len(arguments.global_batch) > 1:
-        raise PerfModelError("calibrate: --for-decision is of one global batch; give one as --global-batch")
+        raise PerfModelError("calibrate: --for-decision takes one global batch; give a single --global-batch")
     problem = problem_of(arguments)
     problem.require_devices()
     return problem
@@ -113,8 +113,8 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     options = SearchOptions(**{"top": arguments.top, **of_file})
     if options.objective not in (None, "step_time"):
         raise PerfModelError(
-            f"calibrate: --for-decision looks for the fastest layout, not by {options.objective}: leave out the "
-            "objective of the job file"
+            f"calibrate: --for-decision looks for the fastest layout and ignores the objective {options.objective}: "
+            "remove the objective from the job file"
         )
     with progress("search", silent=arguments.json) as report:
         space = space_of(arguments, problem)

@@ -41,8 +41,10 @@ def add_command(commands: Any) -> None:
         help="fake devices to compile a sharded JAX function for; 1 traces it unsharded (default)",
     )
     add_dimensions(command)
-    command.add_argument("--trip-count", type=int, metavar="T", help="iterations of loops that state none")
-    command.add_argument("--out", type=Path, metavar="FILE", help="all kernels and collectives (csv)")
+    command.add_argument(
+        "--trip-count", type=int, metavar="T", help="number of iterations of loops that do not state it"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="write all kernels and collectives (csv)")
     add_calibration(command)
     add_json(command)
     command.set_defaults(run=reporting(run, show))

@@ -32,7 +32,7 @@ def add_command(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="of ranks or repeats; or JAX's log directory",
+        help="files of ranks or repeats, or JAX's log directory",
     )
     command.add_argument("--out", type=Path, metavar="TABLE", help="table to write (csv, csv.gz, parquet)")
     command.add_argument(
@@ -46,15 +46,15 @@ def add_command(commands: Any) -> None:
         "--device",
         default="",
         metavar="NAME",
-        help="name of the device, where the files say none or another",
+        help="name of the device, if the files state none or a wrong one",
     )
     command.add_argument(
         "--ranks",
         type=int,
         metavar="N",
-        help="ranks of the collectives, where the files do not say",
+        help="number of ranks of the collectives, if the files do not state it",
     )
-    command.add_argument("--ranks-per-node", type=int, metavar="N", help="the same within a node")
+    command.add_argument("--ranks-per-node", type=int, metavar="N", help="number of these ranks in a node")
     command.add_argument(
         "--collective",
         default="",
@@ -64,7 +64,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--cluster",
         metavar="NAME",
-        help="where collectives ran: names their links and the device",
+        help="cluster where the collectives ran; it names their links and the device",
     )
     command.add_argument(
         "--interconnect",
@@ -183,7 +183,8 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
 
     if not interconnect:
         raise TableError(
-            f"{file}: collectives, and nothing says over which links they ran; name them with --cluster NAME or "
+            f"{file}: it holds collectives but does not say over which links they ran; name the links with --cluster "
+            "NAME or "
             "--interconnect 'NVLink3 + InfiniBand HDR' (or take the kernels alone: --kind compute)"
         )
     table = table.assign(interconnect=interconnect)

@@ -58,7 +58,7 @@ def add_init(commands: Any) -> None:
         metavar="FILE",
         help="job.toml",
     )
-    command.add_argument("--force", action="store_true", help="replace the file if it is there")
+    command.add_argument("--force", action="store_true", help="replace the file if it exists")
     add_json(command)
     command.set_defaults(run=_init)
 
@@ -68,8 +68,8 @@ def add_samples(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "samples", help="write small files of every kind, with a command to try each on"
     )
-    command.add_argument("folder", type=Path, metavar="DIR", help="where they go")
-    command.add_argument("--force", action="store_true", help="replace files that are there")
+    command.add_argument("folder", type=Path, metavar="DIR", help="folder for the files")
+    command.add_argument("--force", action="store_true", help="replace existing files")
     add_json(command)
     command.set_defaults(run=_samples)
 
@@ -119,7 +119,7 @@ def refuse_existing(paths: list[Path], force: bool) -> None:
     # Check all files before writing the first, so that nothing is written by halves.
     existing = [path for path in paths if path.exists()]
     if existing and not force:
-        raise PerfModelError(f"{existing[0]}: it is there already; give another name, or --force to replace it")
+        raise PerfModelError(f"{existing[0]}: it exists already; give another name, or --force to replace it")
 
 
 def job_text(name: str) -> str:

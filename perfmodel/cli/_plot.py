@@ -157,8 +157,10 @@ def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
 
 def _add_pareto(command: argparse.ArgumentParser) -> None:
     add_job(command)
-    command.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
-    command.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
+    command.add_argument(
+        "--device-counts", metavar="LIST", help="device counts, such as 64,128,256, instead of --devices"
+    )
+    command.add_argument("--price", type=float, metavar="P", help="price of a device-hour, to show the cost in money")
 
 
 def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -251,7 +253,9 @@ def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
 
 def _add_roofline(command: argparse.ArgumentParser) -> None:
     _add_tables(command)
-    command.add_argument("--device", required=True, help="catalog name or alias: whose kernels and roofs")
+    command.add_argument(
+        "--device", required=True, help="device of the kernels and of the roofline: catalog name or alias"
+    )
 
 
 def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -265,7 +269,7 @@ def _draw_roofline(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tupl
     tables = [(read_table(path), path) for path in arguments.files]
     wrong = [path for table, path in tables if table_kind(table, path) != "compute"]
     if wrong:
-        raise PerfModelError(f"plot roofline: {wrong[0]} is not a table of kernels; give only such")
+        raise PerfModelError(f"plot roofline: {wrong[0]} is not a table of kernels; give only tables of kernels")
     kernels = pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
     return viz.draw_roofline(device, kernels, **wide), []
 
@@ -310,7 +314,7 @@ def _add_tables(command: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="TABLE",
-        help="measured kernels, collectives, runs",
+        help="tables of measured kernels, collectives or runs",
     )
 
 

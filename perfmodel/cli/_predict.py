@@ -48,8 +48,8 @@ def add_predict(commands: Any) -> None:
     command.add_argument(
         "--open",
         action="store_true",
-        help="predict the mixture of all that the run may have been, over every setting that is not stated, as "
-        "'validate cases' does (default: the framework's defaults); --layout may be left out with --devices",
+        help="predict a mixture over every setting that is not stated, as 'validate cases' does, instead of taking "
+        "the framework's defaults; with --devices, --layout may be left out",
     )
     add_reliability(command)
     command.set_defaults(run=_predict)
@@ -58,7 +58,7 @@ def add_predict(commands: Any) -> None:
 def add_timeline(commands: Any) -> None:
     """Register `timeline`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "timeline", help="what every device does when: Chrome trace and Gantt chart"
+        "timeline", help="timeline of every device: Chrome trace and Gantt chart"
     )
     add_job(command)
     add_layout(command)
@@ -219,7 +219,9 @@ def _predict_open(arguments: argparse.Namespace) -> int:
         ("--tokens", arguments.tokens is not None),
     ):
         if is_given:
-            raise PerfModelError(f"predict: {flag} is for one layout with every setting stated; leave --open or it out")
+            raise PerfModelError(
+                f"predict: {flag} needs one layout with every setting stated; leave out --open or {flag}"
+            )
     run = predict_run(described(arguments), arguments.calibration)
     emit(arguments, run.to_dict(), lambda: _show_open(run))
     return 0

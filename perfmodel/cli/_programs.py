@@ -26,7 +26,7 @@ def add_distribute(commands: Any) -> None:
     """Register `distribute`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "distribute",
-        help="write a model as a program over devices, by data, tensor, pipeline parallelism",
+        help="write a model as a distributed program, with data, tensor and pipeline parallelism",
     )
     add_source(command, "SOURCE")
     command.add_argument("--layout", default="", help=f"{_LAYOUT}; default: one device")
@@ -81,7 +81,7 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
     command.add_argument(
         "--mode",
         choices=("train", "inference"),
-        help="default: train what returns a loss (catalog models: train)",
+        help="default: train if the source returns a loss (catalog models: train)",
     )
     add_values(command)
 

@@ -30,8 +30,8 @@ def add_command(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="TABLE",
-        help="of the calibration instead: measured kernels, collectives or runs beside its predictions, where it is "
-        "unsure, what to measure next; with a job and --layout for that step",
+        help="report on the calibration instead: these measured kernels, collectives or runs beside its predictions, "
+        "where it is uncertain, and what to measure next (with a job and --layout: for that step)",
     )
     add_profile(command)
     add_search(command, TOP)
@@ -57,7 +57,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if of_calibration(arguments):
         return _calibration(arguments)
     if arguments.profile and not arguments.layout:
-        raise PerfModelError("report: a profile is of one layout; give the one that ran, --layout L")
+        raise PerfModelError("report: a profile belongs to one layout; give the layout that ran, --layout L")
 
     # Imports come after the checks, so that bad flags are refused at once.
     from perfmodel.calibration import explain_profile
@@ -110,7 +110,7 @@ def _calibration(arguments: argparse.Namespace) -> int:
 
     if arguments.profile or arguments.compare_clusters:
         flag = "--profile" if arguments.profile else "--compare-clusters"
-        raise PerfModelError(f"report: {flag} belongs to the page of a layout or a search; give it without --tables")
+        raise PerfModelError(f"report: {flag} is for reports on a layout or a search; leave out {flag} or --tables")
 
     # A calibration's page takes a whole step or none.
     said = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]

@@ -28,20 +28,25 @@ def add_command(commands: Any) -> None:
         "run", help="execute a distributed program on local processes, checked and timed"
     )
     command.add_argument("program", type=Path, metavar="PROGRAM", help="text form of a program")
-    command.add_argument("--ranks", type=int, metavar="N", help="processes: the program's devices (default)")
+    command.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="number of processes, which must be the program's number of devices (default)",
+    )
     command.add_argument(
         "--inputs",
         type=Path,
         metavar="FILE",
         help="arrays by parameter name (npz); default: random",
     )
-    command.add_argument("--seed", type=int, default=0, help="of random inputs")
+    command.add_argument("--seed", type=int, default=0, help="seed of random inputs")
     command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
     command.add_argument(
         "--backend",
         default="jax",
         choices=("jax", "torch"),
-        help="whose kernels and collectives run (default jax)",
+        help="library whose kernels and collectives run (default jax)",
     )
     command.add_argument(
         "--cluster",

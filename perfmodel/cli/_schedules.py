@@ -60,7 +60,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--times",
         metavar="F,B,W",
-        help="forward, input and weight gradient of a chunk, such as 1,1,1; exact",
+        help="times of forward, input gradient and weight gradient of a chunk, such as 1,1,1, added exactly",
     )
     add_job_file(command, positional=False, layout=True)
     command.add_argument(
@@ -70,7 +70,7 @@ def add_command(commands: Any) -> None:
     add_from(command)
     command.add_argument("--cluster", help="catalog name or TOML")
     add_framework(command)
-    command.add_argument("--layout", help="everything but the schedule, e.g. 'tp=8,pp=16,dp=8'")
+    command.add_argument("--layout", help="layout without the schedule, e.g. 'tp=8,pp=16,dp=8'")
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
     add_dtype(command)
@@ -98,7 +98,7 @@ def add_command(commands: Any) -> None:
         metavar="A",
         help="with --train: epochs and time to this test accuracy, such as 0.9, on land and sea of a real map",
     )
-    command.add_argument("--epochs", type=int, default=4, metavar="E", help="of --accuracy (default 4)")
+    command.add_argument("--epochs", type=int, default=4, metavar="E", help="most epochs of --accuracy (default 4)")
     command.add_argument("--seeds", type=int, default=3, metavar="S", help="runs of --accuracy (default 3)")
     command.add_argument("--out", type=Path, metavar="FILE", help="order as text, or training curves as csv")
     command.add_argument(

@@ -58,7 +58,7 @@ def add_command(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="write the recommended layout as a launch file of the framework of --framework or --from; without these "
-        "the file's name says which framework is searched for: best.sh (Megatron), best.toml (torchtitan), best.json "
+        "the file's name decides the framework: best.sh (Megatron), best.toml (torchtitan), best.json "
         "(DeepSpeed), best.nanotron.yaml",
     )
     command.add_argument(
@@ -245,7 +245,9 @@ def _require_launch_format(arguments: argparse.Namespace) -> None:
     from perfmodel.ingest.launch import launch_format
 
     if arguments.framework is None:
-        raise PerfModelError("search: --script needs --framework or --from: whose launch script?")
+        raise PerfModelError(
+            "search: --script needs --framework or --from to know which framework's launch script to write"
+        )
     launch_format(arguments.framework)
 
 
@@ -349,7 +351,9 @@ def _pareto(arguments: argparse.Namespace) -> int:
             dask=arguments.dask,
         )
     if not front.layouts:
-        raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
+        raise PerfModelError(
+            "search: no layout fits and satisfies the constraints; search without --pareto explains why"
+        )
     files = _written(arguments, front.to_dict())
     emit(
         arguments,

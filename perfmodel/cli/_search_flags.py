@@ -29,7 +29,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     command.add_argument(
         "--method",
         default="auto",
-        help="enumerate (exact), auto (then uneven stages where they gain; default), or relax",
+        help="enumerate (exact for even stages), auto (also uneven stages where they help; default), or relax",
     )
     add_space(command)
     add_goal(command)
@@ -48,7 +48,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="processes that evaluate (default 1)",
+        help="number of processes (default 1)",
     )
     command.add_argument(
         "--dask",
@@ -179,12 +179,12 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--async-checkpoints",
         action="store_true",
-        help="training goes on while a checkpoint is written",
+        help="training continues while a checkpoint is written",
     )
     group.add_argument(
         "--stage-checkpoints",
         action="store_true",
-        help="every pipeline stage writes and reads a checkpoint of its own",
+        help="every pipeline stage writes and reads its own checkpoint",
     )
     group.add_argument(
         "--pue",

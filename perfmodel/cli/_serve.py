@@ -29,13 +29,13 @@ def add_command(commands: Any) -> None:
     command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument(
         "--layout",
-        help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1" (default: the smallest with room)',
+        help='layout of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1" (default: the smallest with room)',
     )
     command.add_argument(
         "--devices",
         type=int,
         metavar="N",
-        help="devices that --sweep lays the model out on",
+        help="number of devices for the layouts of --sweep",
     )
     command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="of every request")
     command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="of every request")
@@ -43,8 +43,8 @@ def add_command(commands: Any) -> None:
         "--batch",
         type=int,
         metavar="B",
-        help="requests in flight over all replicas (default: the most that fit and hold the limits; without limits, "
-        "those of an interactive service: 1 s to the first token, 50 ms for each after it)",
+        help="requests in flight over all replicas (default: the most that fit and meet the latency limits; default "
+        "limits: 1 s to the first token, 50 ms for each later token)",
     )
     command.add_argument(
         "--batching",
@@ -84,7 +84,7 @@ def add_command(commands: Any) -> None:
         type=_time,
         default=0.0,
         metavar="TIME",
-        help="time between steps in which the devices wait for the server: scheduling, sampling (default 0)",
+        help="time between steps while the devices wait for the server's scheduling and sampling (default 0)",
     )
     command.add_argument(
         "--sweep",
@@ -136,7 +136,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     # A job file's devices are no mistake for a single server, which takes those of its layout.
     if arguments.devices is not None and "devices" in arguments.given:
-        raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
+        raise PerfModelError("serve: --devices needs --sweep; without it the --layout gives the number of devices")
     start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **settings)
     commands = serving.engine_commands(start.serving, arguments.checkpoint or "MODEL")
     report = start.serving.to_dict() | {"chosen": list(start.chosen), "engines": commands}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Register the command and its kinds."""
-    command: argparse.ArgumentParser = commands.add_parser("validate", help="hold predictions against measurements")
+    command: argparse.ArgumentParser = commands.add_parser("validate", help="compare predictions with measurements")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for kind, text, run in (
         (

@@ -34,7 +34,7 @@ def add_whatif(commands: Any) -> None:
     command.add_argument(
         "--sweep",
         metavar="NAME=FIRST:LAST:COUNT",
-        help="e.g. all_reduce_delay_s=0:0.01:11, a curve",
+        help="compute a curve, e.g. all_reduce_delay_s=0:0.01:11",
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
     command.set_defaults(run=reporting(_whatif, _show_whatif))
@@ -131,7 +131,7 @@ def add_design(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=MONEY",
-        help="of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
+        help="price of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
     )
     memory = ask("memory", "how much memory makes a layout fit")
     add_layout(memory)
@@ -151,7 +151,7 @@ def add_design(commands: Any) -> None:
         "--parameter",
         default="inter_node_bandwidth",
         metavar="NAME",
-        help="as whatif names it",
+        help="parameter of the machine, named as in whatif",
     )
 
 

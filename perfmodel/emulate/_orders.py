@@ -201,4 +201,4 @@ class Conditions:
         # Calls are counted on the world group, which all ranks share, so `fail_call` means the same everywhere.
         self._calls += len(members) == orders.world_size
         if self._calls >= orders.fail_call and orders.fail_rank in members:
-            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} has failed, as was asked for")
+            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} has failed, as requested")

@@ -102,7 +102,7 @@ def test_a_cluster_may_tell_its_links_in_the_words_of_a_table(tmp_path):
     with pytest.raises(PerfModelError, match=r"lab\.toml: 'FlorpNet' not understood"):
         cluster(path)
     path.write_text(TOML + "intra_link = 'NVLink'\n")
-    with pytest.raises(PerfModelError, match="intra_link: links in words need"):
+    with pytest.raises(PerfModelError, match="intra_link: to describe links in words"):
         cluster(path)
 
 

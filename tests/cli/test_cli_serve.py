@@ -43,7 +43,7 @@ def test_sweep_as_json(capsys: pytest.CaptureFixture[str]):
         (["--sweep"], "--sweep needs --devices"),
         (["--sweep", "--devices", "2", "--batch", "4"], "leave out --batch"),
         (["--sweep", "--devices", "0"], "devices=0"),
-        (["--devices", "2"], "--devices is what --sweep divides"),
+        (["--devices", "2"], "--devices needs --sweep"),
         (["--layout", "tp=3"], "not divisible by tp=3"),
         (["--tpot-limit", "0"], "above zero"),
         (["--model", "no-such"], "unknown model"),

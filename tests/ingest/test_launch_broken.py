@@ -86,13 +86,15 @@ def test_a_broken_file_is_refused_in_one_line_that_names_the_line(case: str, tmp
 def test_files_that_are_none() -> None:
     with pytest.raises(LaunchFileError, match=r"nothing.yaml: cannot be read \(No such file"):
         read_launch("nothing.yaml")
-    with pytest.raises(LaunchFileError, match=r"notes.yaml: no launch file that is known: nemo by .*--model"):
+    with pytest.raises(
+        LaunchFileError, match=r"notes.yaml: not a launch file that perfmodel can read: nemo by .*--model"
+    ):
         parse_launch("a: 1\n", "notes.yaml")
     with pytest.raises(LaunchFileError, match="must hold keys and values"):
         parse_launch("- 1\n- 2\n", "list.yaml")
     with pytest.raises(LaunchFileError, match="must hold one JSON object"):
         parse_launch("[1, 2]", "list.json")
-    with pytest.raises(LaunchFileError, match="no launch file that is known"):
+    with pytest.raises(LaunchFileError, match="not a launch file that perfmodel can read"):
         parse_launch("echo hello\n", "hello.sh")
 
 

@@ -355,7 +355,7 @@ def test_ranks_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch):
     ("environ", "more", "status", "message"),
     [
         ({}, ["--launched"], 2, "no torchrun, mpirun or srun started this"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, ["--launched", "--dry-run"], 2, "--dry-run goes without a launcher"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ["--launched", "--dry-run"], 2, "--dry-run cannot be used with a launcher"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ["--dry-run"], 0, "process 1 of 2 of torchrun measures alone"),
     ],
 )

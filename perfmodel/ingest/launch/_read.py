@@ -223,11 +223,11 @@ def format_of_path(path: Path) -> LaunchFormat:
     syntax = _SYNTAXES.get(path.suffix.lower(), "arguments")
     fitting = [form for form in FORMATS if form.syntax == syntax]
     if not fitting:
-        raise LaunchFileError(f"{path}: no launch file that is written ends so; take .sh, .yaml, .json or .toml")
+        raise LaunchFileError(f"{path}: no launch file can be written with this ending; use .sh, .yaml, .json or .toml")
     if len(fitting) > 1:
         names = ", ".join(form.name for form in fitting)
         raise LaunchFileError(
-            f"{path}: launch files of {names} end so; name one of them in the file's name, as in "
+            f"{path}: several frameworks use this ending ({names}); put one into the file's name, as in "
             f"{path.stem}.{fitting[0].name}{path.suffix}"
         )
     return fitting[0]
@@ -256,7 +256,9 @@ def recognised(
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
     of_syntax = [form for form in (*FORMATS, LEVANTER, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)
-    raise LaunchFileError(f"{place}: no launch file that is known: {needed}; give --model, --layout and so on instead")
+    raise LaunchFileError(
+        f"{place}: not a launch file that perfmodel can read: {needed}; give --model, --layout and so on instead"
+    )
 
 
 def _of_script(
