@@ -390,7 +390,7 @@ def _show_diff(report: dict[str, Any]) -> None:
         apart = "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
         counts = f"{family['only_in_first']:8}{family['only_in_second']:8}"
         print(f"{name:15}{family['rows']:7}{ratio:>9}{apart:>8}{counts}")
-    print("apart: rows whose confidence intervals do not meet")
+    print("apart: rows whose confidence intervals do not overlap")
     if any(report["suspect_rows"]):
         print(f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B")
     for name, (a, b) in report["cards"].items():

@@ -22,7 +22,8 @@ def add_command(commands: Any) -> None:
     """The sub-command and its arguments."""
     command = commands.add_parser(
         "catalog",
-        help="names of models, clusters, devices, frameworks, schedules; keys of layouts and jobs; columns of tables",
+        help="list the names of models, clusters, devices, frameworks and schedules, the keys of layouts and jobs, "
+        "and the columns of tables",
     )
     command.add_argument(
         "kind",

@@ -44,7 +44,7 @@ _NOT_OWN: Final = (
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Add the flags of the decision and of the layouts that it is between."""
     group = command.add_argument_group(
-        "which run to make before a layout is chosen, instead of measuring here; with the model's flags"
+        "say which run to make before choosing a layout, instead of measuring; takes the model's flags"
     )
     group.add_argument(
         "--for-decision",

@@ -21,7 +21,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "report",
-        help="one page (HTML) from a search to a decision: layouts, what if, launch files",
+        help="write an HTML page for a decision: ranked layouts, what-if sliders, launch files",
     )
     add_job(command, batches=True)
     command.add_argument("--layout", help="report on this layout alone, without a search")

@@ -235,7 +235,9 @@ class Transformer(Stated):
         if self.narrow_embedding and (self.decoder_layers or self.patches or self.mtp_layers):
             raise PerfModelError(f"{owner}: narrow_embedding goes with none of decoder_layers, patches and mtp_layers")
         if self.spectrogram and not self.decoder_layers:
-            raise PerfModelError(f"{owner}: spectrogram needs decoder_layers, which words are the input of")
+            raise PerfModelError(
+                f"{owner}: spectrogram needs decoder_layers, because tokens are the input of the decoder"
+            )
 
         # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
         sequential = ("experts", "mixers", "latent_attention", "decoder_layers", "mtp_layers", "adaln")

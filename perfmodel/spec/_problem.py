@@ -34,7 +34,7 @@ class Problem:
     def require_devices(self) -> int:
         """The number of devices; `PerfModelError` where it is left open."""
         if self.devices is None:
-            raise PerfModelError("devices are needed: how many to lay the model out on (--devices N)")
+            raise PerfModelError("devices are needed: give the number of devices (--devices N)")
         return self.devices
 
     def notation(self, layout: Layout) -> str:

@@ -160,7 +160,7 @@ def test_devices_that_a_file_leaves_open_are_asked_for(name: str) -> None:
 def test_what_is_unsaid_is_said() -> None:
     launch = read_launch(FILES / "torchtitan_2024.toml")
     assumed, batch = launch.assumed
-    assert batch == "global_batch=128 (no accumulation, as it says none; or give --global-batch)"
+    assert batch == "global_batch=128 (no accumulation is stated; give --global-batch for another)"
     assert assumed == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan-compile@2024's defaults)"
     (assumed,) = read_launch(FILES / "accelerate_fsdp.yaml").assumed[-1:]
     assert assumed.startswith("micro_batch=1")

@@ -180,7 +180,7 @@ def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
     text = 'if [ $# -lt 2 ]; then echo "usage"; exit 1; fi\nN=$1\nrun --x $N\n'
     script = run_script(text, "x.sh", {})
     assert certain(script) == [["run", "--x", "${1}"]]
-    assert "line 1: the script stops there; it is read on as if it did not" in script.notes
+    assert "line 1: the script stops there; the rest is read all the same" in script.notes
     assert certain(run_script(text, "x.sh", {}, arguments=["4", "5"])) == [["run", "--x", "4"]]
 
 

@@ -76,5 +76,7 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     if modules:
         fields["adapter_modules"] = tuple(dict.fromkeys(modules))
     if unknown:
-        fields["note.adapters"] = f"adapters of {', '.join(unknown)} are left out, which is no product of a layer here"
+        fields["note.adapters"] = (
+            f"adapters of {', '.join(unknown)} are left out, because this is not a matrix product of a layer"
+        )
     return fields

@@ -224,7 +224,7 @@ def _assumptions(
     if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
         assumed.append(f"micro_batch={default_micro_batch} (it does not say; give --layout micro_batch=N)")
     if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
-        assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
+        assumed.append(f"global_batch={global_batch} (no accumulation is stated; give --global-batch for another)")
     if model is not None and "seq_len" not in known and overrides.seq_len is None:
         assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
     return tuple(assumed)

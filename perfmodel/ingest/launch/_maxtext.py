@@ -402,7 +402,7 @@ MAXTEXT: Final = LaunchFormat(
         "overlap_grad_reduce": "XLA decides on overlap",
         "overlap_param_gather": "XLA decides on overlap",
         "tp_overlap": "XLA decides on overlap",
-        "recompute_full_layers": "its policies hold for every layer alike",
+        "recompute_full_layers": "its policies apply to all layers",
         "partition": "its stages have equal numbers of layers",
         "offload": "offloading policies are not written",
         "order": "its mesh has an order of its own",

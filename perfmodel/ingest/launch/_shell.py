@@ -79,7 +79,7 @@ def run_script(
             # A script that refuses to run without its arguments still says the rest.
             line = state.stopped_at
             state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=False)
-            state.notes.append(f"line {line}: the script stops there; it is read on as if it did not")
+            state.notes.append(f"line {line}: the script stops there; the rest is read all the same")
     except RecursionError:
         raise broken(place, 0, "nested too deeply to be a launch script") from None
     # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
