@@ -242,7 +242,8 @@ def _logits_at_once(local: ShardSizes) -> float:
         return logits
 
     # As many parts as the vocabulary has hidden sizes (Liger, fused_linear_cross_entropy.py).
-    parts = -(-local.vocab * local.tp // local.hidden)
+    # A head without one has no parts either.
+    parts = max(1, -(-local.vocab * local.tp // local.hidden))
     return logits / parts
 
 
