@@ -95,7 +95,7 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
         # a slower network's share of the step is larger, and so is what is unknown of it
         width = before.step_time_hi_s / before.step_time_lo_s
-        assert after.step_time_hi_s / after.step_time_lo_s < width * 1.05
+        assert after.step_time_hi_s / after.step_time_lo_s < width * 1.1
         assert sum(after.breakdown_s.values()) == pytest.approx(after.step_time_s)
         assert sum(e.time_s for e in after.critical_path) == pytest.approx(after.step_time_s, rel=1e-6)
     of_fit, of_tables = np.array(errors).T

@@ -228,7 +228,7 @@ A8, B8, BAD, NESTED = (
         (f"kinds = [{A8}, {A8}]", "at least two of different names"),
         (f"kinds = [{{ name = 'a', devices = 8 }}, {B8}]", "give either"),
         (f"kinds = [{BAD}, {B8}]", "lower-case"),
-        (f"device = 'A40'\nkinds = [{A8}, {B8}]", "state it of each"),
+        (f"device = 'A40'\nkinds = [{A8}, {B8}]", "states this for each kind"),
         ("device = 'A40'\nlevels = []", "levels: missing"),
         ("between = { name = 'Ethernet', bandwidth_gb_per_s = 1, latency_us = 1 }", "joins kinds"),
         (f"kinds = [{NESTED}, {B8}]", "has kinds itself"),

@@ -333,7 +333,7 @@ share the adapters of a node."""
 @given(cases(), st.sampled_from([1, 4]))
 def test_more_replicas_of_equal_work_are_never_faster(case: Case, dp: int) -> None:
     """But for what each has to update, where it holds a shard; more ranks of a mesh have more links."""
-    mesh = Fabric.of(case.cluster).inside.of.mesh
+    mesh = Fabric.of(case.cluster).inside.link_class.mesh
     if case.layout.schedule not in BOTH_WAYS and not mesh and (dp * case.layout.cp) % case.layout.ep == 0:
         fewer, more = case.laid(dp=dp), case.laid(dp=2 * dp)
         if fewer.possible and more.possible and more.step_s < fewer.step_s:

@@ -230,8 +230,8 @@ def test_a_point_prediction_names_what_it_takes_at_its_defaults(capsys):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--devices", "16", "--strict"], "--strict is for one layout"),
-        (["--devices", "16", "--tokens", "1e12"], "--tokens is for one layout"),
+        (["--devices", "16", "--strict"], "--strict needs one layout with every setting stated"),
+        (["--devices", "16", "--tokens", "1e12"], "--tokens needs one layout with every setting stated"),
         ([], "--layout"),
     ],
 )

@@ -132,7 +132,7 @@ def test_hidden_exchanges_hold_the_multiprocessors_of_their_library(name, channe
     job = Job(global_batch=8, seq_len=4096, expert_dispatcher=name)
     network = Network(8, 8, 0, 1)
     found = count_events(blocks(QWEN, job, shard), {"ep": network, "tp": network}, job)
-    held = block_events(found, framework("megatron-core"), machine.device, 1).held
+    held = block_events(found, framework("megatron-core"), machine.device, 1).sm_share
     assert held == pytest.approx(channels / machine.device.compute_units)
 
 

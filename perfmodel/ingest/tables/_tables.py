@@ -183,6 +183,10 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     # What came out: one of the first three is needed.
     "measured_iter_time_s": ("s", "time of a step"),
     "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
+    "measured_tflops_per_device": (
+        "TFLOP/s",
+        "rate of FLOPs as its authors count them; with the throughput it tells modules for further tokens",
+    ),
     "measured_mfu": ("share", "model FLOP/s of the peak"),
     "measured_hfu": ("share", "the same, recomputation counted"),
     "measured_peak_memory_gb": ("GB", "peak memory of a device"),
