@@ -22,7 +22,9 @@ NOT_SHOWN: Final = ("<iframe", "<progress")
 def run(path: Path) -> None:
     """Run a notebook from top to bottom and write it with its outputs."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=CELL_LIMIT_S, kernel_name="python3").execute()
+    # Cells name files relative to their own folder, wherever this is started.
+    own_folder = {"metadata": {"path": str(NOTEBOOKS)}}
+    NotebookClient(notebook, timeout=CELL_LIMIT_S, kernel_name="python3", resources=own_folder).execute()
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for count, cell in enumerate(code_cells, start=1):
         cell.execution_count = count
