@@ -226,8 +226,24 @@ class FlashAttention(OpenChoice):
         return [Variant(value="on", job={"flash_attention": True}), unfused]
 
 
-class ChunkedLoss(OpenChoice):
-    """Whether head and loss take the tokens part by part. No published run says it, so both are as likely."""
+class UnsaidSwitch(OpenChoice):
+    """A switch of the job, of the choice's own name. No published run says it, so both values are as likely."""
+
+    def stated(self, case: Case) -> bool:
+        return self.name in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(getattr(case.job, self.name))
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=on_or_off(is_on), job={self.name: is_on}) for is_on in (False, True)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+class ChunkedLoss(UnsaidSwitch):
+    """Whether head and loss take the tokens part by part."""
 
     name = "chunked_loss"
     tunable = False
@@ -237,62 +253,24 @@ class ChunkedLoss(OpenChoice):
         has_logits = isinstance(case.model, Transformer) and job.head == "vocabulary" and job.mode == "train"
         return has_logits and case.framework.launch.chunks_loss_unsaid and not job.loss_with_gradient
 
-    def stated(self, case: Case) -> bool:
-        return "chunked_loss" in case.stated
 
-    def value(self, case: Case) -> str:
-        return on_or_off(case.job.chunked_loss)
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=on_or_off(is_chunked), job={"chunked_loss": is_chunked}) for is_chunked in (False, True)]
-
-    def usual(self, case: Case) -> str | None:
-        return None
-
-
-class Fp8ActivationInputs(OpenChoice):
-    """Whether inputs of activations are kept in 8 bits. No published run says it, so both are as likely."""
+class Fp8ActivationInputs(UnsaidSwitch):
+    """Whether inputs of activations are kept in 8 bits."""
 
     name = "fp8_activation_inputs"
 
     def matters(self, case: Case) -> bool:
         return case.job.dtype == "fp8" and case.framework.capabilities.keeps_fp8_activation_inputs
 
-    def stated(self, case: Case) -> bool:
-        return "fp8_activation_inputs" in case.stated
 
-    def value(self, case: Case) -> str:
-        return on_or_off(case.job.fp8_activation_inputs)
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        return [
-            Variant(value=on_or_off(in_8_bits), job={"fp8_activation_inputs": in_8_bits}) for in_8_bits in (False, True)
-        ]
-
-    def usual(self, case: Case) -> str | None:
-        return None
-
-
-class OperationFuser(OpenChoice):
-    """Whether Transformer Engine's operation fuser is on. No published run says it, so both are as likely."""
+class OperationFuser(UnsaidSwitch):
+    """Whether Transformer Engine's operation fuser is on."""
 
     name = "operation_fuser"
 
     def matters(self, case: Case) -> bool:
         is_narrow = case.job.dtype in ("fp8", "fp4")
         return case.framework.launch.fuses_operations_unsaid and (is_narrow or case.job.adapter_rank > 0)
-
-    def stated(self, case: Case) -> bool:
-        return "operation_fuser" in case.stated
-
-    def value(self, case: Case) -> str:
-        return on_or_off(case.job.operation_fuser)
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=on_or_off(is_on), job={"operation_fuser": is_on}) for is_on in (False, True)]
-
-    def usual(self, case: Case) -> str | None:
-        return None
 
 
 class DataParallelOverlap(OpenChoice):
