@@ -162,7 +162,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     seq_len, assumed_length = seq_len_of(row, model)
     row = _with_degrees_of_devices(row)
     spread = spread_of(row, seq_len, run_framework)
-    cluster, network_contradictions = _cluster_of(row, keys.get("network", {}), run_name)
+    cluster, network_contradictions = cluster_of(row, keys.get("network", {}), run_name)
     dtype, assumed_dtype = dtype_of(row)
 
     preset = recipe_of(row, run_framework, model, cluster.device, dtype)
@@ -243,9 +243,13 @@ def _with_degrees_of_devices(row: Row) -> Row:
     return row if devices % devices_per_replica else {**row, "dp": devices // devices_per_replica}
 
 
-def _cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
+def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
     """The cluster of a row: of its column of that name, else by its words, with the network that `network.*` columns
-    state; and in what its columns contradict each other."""
+    state; and in what its columns contradict each other.
+
+    Raises:
+        Unusable, PerfModelError: the words or numbers of the network cannot be read.
+    """
     # A catalog's cluster has its network; `network.*` changes it. Else device, node size and the
     # words for the links make one.
     network, contradictions = network_of(row)

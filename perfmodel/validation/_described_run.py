@@ -15,8 +15,9 @@ from perfmodel.catalog import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.prediction import check_layout
 from perfmodel.spec import Cluster, Device, Framework, Layout, Model, Transformer, written
-from perfmodel.validation._case_rows import Case, read_case
+from perfmodel.validation._case_rows import Case, cluster_of, read_case
 from perfmodel.validation._row_cells import Row, Unusable, number, text
+from perfmodel.validation._row_keys import with_plain_columns
 from perfmodel.validation._row_model import model_of
 from perfmodel.validation._row_recipe import with_shards_of_recipe
 from perfmodel.validation._row_words import framework_name, seq_len_of
@@ -105,7 +106,13 @@ class RowRun(DescribedRun):
         return read_case(cells, framework)
 
     def cells_for(self, framework: Framework) -> Row:
-        return with_shards_of_recipe(self.row, framework)
+        cells = with_shards_of_recipe(self.row, framework)
+        if self.device().vendor != "Google":
+            return cells
+        # Tables tell how many chips a TPU's host has. What bounds tensor parallelism is the slice, over whose links
+        # all chips talk, and its size is what a cluster of the catalog states (`JobRun`).
+        cluster, _ = cluster_of(with_plain_columns(self.row), {}, f"run {text(self.row, 'case_id')}")
+        return {**cells, "devices_per_node": cluster.levels[0].size}
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,41 @@ class Sharding(OpenChoice):
         return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]
 
 
+class SlicesThatShard(OpenChoice):
+    """Whether every slice of TPUs holds all model states, or all slices together hold them once.
+
+    XLA's frameworks shard over the links of a slice and copy over the network between slices unless asked for more
+    (MaxText configs/base.yml: `ici_fsdp_parallelism` and `dcn_data_parallelism` are the axes of -1).
+    """
+
+    name = "replicate"
+
+    def matters(self, case: Case) -> bool:
+        layout, cluster = case.layout, case.cluster
+        is_sharded = layout.zero == 3 and layout.pp == 1 and case.job.mode == "train"
+        return is_sharded and cluster.device.vendor == "Google" and self._slices(case) > 1
+
+    def stated(self, case: Case) -> bool:
+        return "replicate" in case.stated
+
+    def value(self, case: Case) -> str:
+        return "one slice" if case.layout.replicate > 1 else "all slices"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        together = Variant(value="all slices", layout={"replicate": 1})
+        slices = self._slices(case)
+        if case.layout.dp % slices:
+            return [together]
+        return [Variant(value="one slice", layout={"replicate": slices}), together]
+
+    def usual(self, case: Case) -> str | None:
+        return "one slice"
+
+    @staticmethod
+    def _slices(case: Case) -> int:
+        return -(-case.layout.devices // case.cluster.levels[0].size)
+
+
 class SequenceParallel(OpenChoice):
     """Whether norms are sharded over tensor-parallel ranks along the sequence."""
 
@@ -421,6 +456,7 @@ def _ratio(rate: str) -> float:
 OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     EncoderLength(),
     Sharding(),
+    SlicesThatShard(),
     Recompute(),
     HostActivations(),
     SequenceParallel(),

@@ -113,3 +113,27 @@ def test_open_values_multiply_and_their_priors_are_products():
         by_tp[each.cells["tp"]].append((each.cells["micro_batch"], each.weight))
     ratios = {tp: dict(found)[1] / dict(found)[2] for tp, found in by_tp.items() if len(found) > 1}
     assert list(ratios.values()) == pytest.approx([next(iter(ratios.values()))] * len(ratios))
+
+
+def on_tpus(devices, **stated):
+    """Completions of a run on slices of 256 chips that states no degrees."""
+    row = ROW | {
+        "device": "TPU-v5e", "n_devices": devices, "devices_per_node": 4, "tp": None, "pp": 1, "dp": None,
+        "global_batch": 2 * devices, "micro_batch": 1, "zero_stage": 3, "framework": "maxtext@2024",
+    }  # fmt: skip
+    found, _ = completions(RowRun(row | stated), None, choice_priors())
+    return found
+
+
+@pytest.mark.parametrize("slices", [1, 2, 16])
+def test_tensor_parallelism_of_tpus_is_bounded_by_the_slice_and_copies_lie_on_slices(slices):
+    found = on_tpus(256 * slices)
+    assert max(each.case.layout.tp for each in found) > 4
+    assert {each.case.layout.replicate for each in found} == {1, slices}
+    stated = on_tpus(256 * slices, sharding="FSDP over 16 devices, replicated beyond", tp=1, dp=256 * slices)
+    assert {each.case.layout.replicate for each in stated} == {16 * slices}
+
+
+def test_shards_of_gpus_are_not_bounded_by_their_nodes():
+    found, _ = completions(RowRun(ROW | {"tp": 1, "pp": 1, "dp": 32, "zero_stage": 3}), None, choice_priors())
+    assert {each.case.layout.replicate for each in found} == {1}
