@@ -183,6 +183,48 @@ def test_an_all_gather_returns_the_real_ranks_own_data() -> None:
     assert sent == [b"", b"mine"]
 
 
+@settings(max_examples=60)
+@given(
+    size=st.integers(2, 7),
+    place=st.integers(0, 6),
+    nbytes=st.integers(0, 40),
+    sent_bytes=st.none() | st.integers(0, 40),
+    order=st.randoms(use_true_random=False),
+)
+def test_an_all_to_all_returns_own_data_however_late_they_come(size, place, nbytes, sent_bytes, order) -> None:
+    """Announcements and data come in any order that gloo allows; sizes may differ in the two directions."""
+    place %= size
+    sent_bytes = nbytes if sent_bytes is None else sent_bytes
+    operation = Operation(KINDS.index("all_to_all") << 56, size, place, 0.0, Network(), Links())
+    peers_of_rank = [peer for peer in range(size) if peer != place]
+    answers: dict[int, list[bytes]] = {peer: [] for peer in peers_of_rank}
+    # per peer: what the real rank has yet to do, in two independent chains
+    pending = [(peer, ["ask"]) for peer in peers_of_rank] + [(peer, ["offer", "data"]) for peer in peers_of_rank]
+    while pending:
+        peer, steps = chain = order.choice(pending)
+        wire = Wire()
+        wire.send = lambda what, slot, n, data=None, peer=peer: (  # type: ignore[method-assign]
+            answers[peer].append(bytes(data)) if what == DATA and data is not None else None
+        )
+        pair = operation.pair(peer, wire)  # pyright: ignore[reportArgumentType]
+        what = steps.pop(0)
+        if what == "ask":
+            pair.asked.append(Message(nbytes, 0.0))
+        elif what == "offer":
+            pair.offered.append(Message(sent_bytes, 0.0))
+            assert operation.try_receive(pair, 0.0) == 0.0
+        else:
+            if sent_bytes:
+                operation.place_for(peer, sent_bytes, memoryview(bytearray(64)))[:] = bytes([peer + 1]) * sent_bytes
+            assert operation.arrive(peer, sent_bytes, 0.0) == ""
+        if not steps:
+            pending.remove(chain)
+        operation.try_send(peer, pair, 0.0, lambda n: memoryview(bytes(n)))
+    for peer in peers_of_rank:
+        own = bytes([peer + 1]) * nbytes if sent_bytes == nbytes else bytes(nbytes)
+        assert answers[peer] == [own]
+
+
 def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
     one, other = socket.socketpair()
     with one, other:
