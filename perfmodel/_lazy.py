@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -23,10 +23,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
         # From now on the package has it, and is not asked again.
         setattr(sys.modules[package], name, value)
-        if isinstance(value, type):
-            from perfmodel.display import shorten_reprs
-
-            shorten_reprs(package)
+        _take_loaded_classes(package, source_of)
         return value
 
     def list_names() -> list[str]:
@@ -35,6 +32,22 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return sorted([*special, *source_of])
 
     return get_name, list_names
+
+
+def _take_loaded_classes(package: str, source_of: Mapping[str, tuple[str, str]]) -> None:
+    """Give a package the classes of its modules that are loaded by now, and shorten their reprs.
+
+    A function of the package may return such an object before anybody names its class.
+    """
+    from perfmodel.display import shorten_reprs
+
+    door = sys.modules[package]
+    for name, (module, name_there) in source_of.items():
+        # A module that is still being imported may lack the name.
+        value = getattr(sys.modules.get(module), name_there, None)
+        if isinstance(value, type):
+            setattr(door, name, value)
+    shorten_reprs(package)
 
 
 def _type_checking_imports(package: str) -> dict[str, tuple[str, str]]:

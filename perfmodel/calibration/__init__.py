@@ -1,26 +1,37 @@
 """Calibrating a cluster: which events to measure for a model and in which order, and what whole runs say."""
 
-from perfmodel.calibration._active import (
-    HALF_WIDTH,
-    Round,
-    Selection,
-    Steps,
-    StepShares,
-    choose,
-    most_uncertain,
-    select,
-    selection_text,
-    step_variance,
-)
-from perfmodel.calibration._beliefs import Beliefs, condition
-from perfmodel.calibration._calibrate import LayoutSteps, calibrate_model
-from perfmodel.calibration._corrections import LEAST_SHARE, NAMED_SD, Correction, corrections
-from perfmodel.calibration._end_to_end import EndToEnd, FittedParameter, calibrate_end_to_end
-from perfmodel.calibration._model_plan import LayoutCost, ModelPlan, model_plan, plan_report, saving_text
-from perfmodel.calibration._parameters import Prior, priors
-from perfmodel.calibration._profile import Difference, ProfileFit, ProfileReport, amount, explain_profile, fit_profile
-from perfmodel.calibration._runs import Run
-from perfmodel.calibration._two_nodes import Reachable, distsim_all_reduce_time, reachable
-from perfmodel.display import shorten_reprs
+from typing import TYPE_CHECKING
 
-shorten_reprs(__name__)
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.calibration._active import (
+        HALF_WIDTH,
+        Round,
+        Selection,
+        Steps,
+        StepShares,
+        choose,
+        most_uncertain,
+        select,
+        selection_text,
+        step_variance,
+    )
+    from perfmodel.calibration._beliefs import Beliefs, condition
+    from perfmodel.calibration._calibrate import LayoutSteps, calibrate_model
+    from perfmodel.calibration._corrections import LEAST_SHARE, NAMED_SD, Correction, corrections
+    from perfmodel.calibration._end_to_end import EndToEnd, FittedParameter, calibrate_end_to_end
+    from perfmodel.calibration._model_plan import LayoutCost, ModelPlan, model_plan, plan_report, saving_text
+    from perfmodel.calibration._parameters import Prior, priors
+    from perfmodel.calibration._profile import (
+        Difference,
+        ProfileFit,
+        ProfileReport,
+        amount,
+        explain_profile,
+        fit_profile,
+    )
+    from perfmodel.calibration._runs import Run
+    from perfmodel.calibration._two_nodes import Reachable, distsim_all_reduce_time, reachable
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -3,9 +3,9 @@ at the rates that their libraries' authors published."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64
 
 from perfmodel.catalog import ExchangeRates, exchange_library
@@ -34,6 +34,9 @@ from perfmodel.ingest.tables import text
 from perfmodel.ops import Collective, Exchange, ExchangeWay
 from perfmodel.session import current_session
 from perfmodel.spec import Cluster
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class CollectiveModel:
@@ -104,7 +107,7 @@ class CollectiveModel:
         latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty_groups).time_s
         priced.time_s[index[known]] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[index[known]])
 
-    def table_times(self, table: pd.DataFrame) -> EventTimes:
+    def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).
 
         Rows it cannot price get NaN and `skipped: reason`; nothing is raised for them.

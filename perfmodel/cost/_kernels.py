@@ -14,10 +14,9 @@ A kernel's time is made in this order, every step of it a function that says wha
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float64
 
 from perfmodel.cost._events import EventTimes, KnownTimes
@@ -51,6 +50,9 @@ from perfmodel.cost.learn import (
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Convolution, Gemm, KernelOp
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LABELS = np.array(PROVENANCE, object)
 _MOST_DEVICES: Final = 32
@@ -106,7 +108,7 @@ class KernelModel:
         known = self._known.get_or_compute((device, software), KnownTimes)
         return known.times(ops, lambda new: [(new, _event_times(self._predict_new(device, software, new)))])
 
-    def table_times(self, table: pd.DataFrame) -> EventTimes:
+    def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a compute table as they were measured.
 
         A row of a source that the weights rest on is asked of that source's software, with the host's launch floor

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64
 
 from perfmodel.cost.learn import Figures, Rows, device_name, kernel_physics, power_join, rows_from_ops, table_rows
 from perfmodel.ingest.tables import relabel
 from perfmodel.ops import FAMILIES, KernelOp, vector_rate
 from perfmodel.spec import Device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FIXED_S: Final = 4e-6
 """Time of an empty kernel: launch latency and tail on current accelerators."""
@@ -103,7 +105,7 @@ def wider(device: Device, op: KernelOp) -> KernelOp:
     return replace(op, dtype=dtype) if dtype != op.dtype else op
 
 
-def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
+def measured_work(table: "pd.DataFrame", device: Device) -> "pd.DataFrame":
     """Work and time of every measured kernel of a device, for a roofline.
 
     Args:
@@ -112,6 +114,8 @@ def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     Returns:
         A row per kernel that can be read: `family`, `dtype`, `flops`, `bytes` (compulsory traffic), `time_s`.
     """
+    import pandas as pd
+
     on_device = relabel(np.asarray(table["device"]), device_name) == device.name
     parts = []
     for family in FAMILIES:

@@ -5,16 +5,18 @@ What fits and prices them sees typed columns alone; which download a row is of d
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from perfmodel.catalog import device
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest.tables import number, relabel, text
 from perfmodel.ops import NONGATED_MOE
 from perfmodel.spec import Device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _EAGER: Final = frozenset({"neusight", "aceso", "sailor_aceso", "pipedream"})
 """Sources timed one eager call at a time: their times hide behind a host-side launch floor."""
@@ -129,7 +131,7 @@ def times_host_launch(source: str) -> bool:
     return source in _EAGER
 
 
-def clean_kernels(table: pd.DataFrame) -> pd.DataFrame:
+def clean_kernels(table: "pd.DataFrame") -> "pd.DataFrame":
     """A table of kernels (columns of the data README) with plain cells and these columns beside; once cleaned, itself.
 
     - `flaw`: why a row says nothing of its kernel, `""` where it does
@@ -179,7 +181,7 @@ def _flaw(variant: str) -> str:
     return "measured with cold caches" if variant.endswith("cold") else ""
 
 
-def _dtype_that_ran(table: pd.DataFrame, source: np.ndarray) -> np.ndarray:
+def _dtype_that_ran(table: "pd.DataFrame", source: np.ndarray) -> np.ndarray:
     """`tf32` where a source's fp32 products are known to use tensor cores; 8 bits however they are scaled are `fp8`."""
     dtype = text(table, "dtype")
     dtype = np.where(dtype == "mxfp8", "fp8", dtype).astype(object)
@@ -197,7 +199,7 @@ def _has_tf32(name: str) -> bool:
     return accelerator.vendor == "NVIDIA" and accelerator.architecture not in _BEFORE_TF32
 
 
-def _op_that_ran(table: pd.DataFrame, source: np.ndarray, variant: np.ndarray) -> np.ndarray:
+def _op_that_ran(table: "pd.DataFrame", source: np.ndarray, variant: np.ndarray) -> np.ndarray:
     op = text(table, "op")
     # The op column says what was asked for, and these rows are known to have run something else.
     single = (op == "norm_unfused") & (source == _SERVING_PROFILER) & (text(table, "model") == _LAYER_NORM_MODEL)
@@ -205,7 +207,7 @@ def _op_that_ran(table: pd.DataFrame, source: np.ndarray, variant: np.ndarray) -
     return np.where(single, "layer_norm", np.where(ungated, NONGATED_MOE, op)).astype(object)
 
 
-def _keys_of_one_sequence(table: pd.DataFrame, source: np.ndarray) -> dict[str, np.ndarray]:
+def _keys_of_one_sequence(table: "pd.DataFrame", source: np.ndarray) -> dict[str, np.ndarray]:
     """Keys that one sequence sees, where a source states the cached ones of the whole batch: its whole share,
     and its own token's. A batch of more sequences than keys has none cached, and hardly takes any time.
 
@@ -236,7 +238,7 @@ _HARMLESS: Final = ("", "rounded_busbw", "above_nic_rate_by_in_network_reduction
 _BY_LIBRARY: Final = ("", "auto")
 
 
-def clean_collectives(table: pd.DataFrame) -> pd.DataFrame:
+def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     """A table of collectives (columns of the data README) with these columns beside; once cleaned, itself.
 
     - `way`: how it was run, where that is another way of communicating; else `""`
@@ -259,11 +261,13 @@ def clean_collectives(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def published_collectives(table: pd.DataFrame) -> pd.DataFrame:
+def published_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     """Published bus bandwidths (`busbw_GBps`, `n_devices`, `n_nodes`, `link`) with the columns of a collective table.
 
     Percentiles (`id` ends in `5th` or `95th`) are dropped.
     """
+    import pandas as pd
+
     table = table.loc[~table["id"].str.contains(r"-(?:5|95)th$")]
     ranks, size = table["n_devices"].astype(float), table["size_bytes"].astype(float)
     # Bus bandwidth is defined by what each rank sends in a ring: an all-reduce goes round twice, the others once.

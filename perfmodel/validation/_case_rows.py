@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from perfmodel import catalog
 from perfmodel.calibration import Run
@@ -73,6 +72,9 @@ from perfmodel.validation._row_words import (
     unread_words,
 )
 from perfmodel.workload import parameter_count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COPIES_TO_HOST: Final = "copies of activations to the host"
 """Name of what `Case.assumed` holds where a run may copy activations to the host and nothing says whether it does."""
@@ -437,7 +439,7 @@ def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
     return round(min(1.0, max(0.0, 3 * (hardware / useful - 1))) * layers)
 
 
-def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int]]:
+def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, int]]:
     """Timed runs of a table, and why other rows are none (reason -> rows).
 
     Args:
@@ -447,6 +449,8 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
     Raises:
         TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
     """
+    import pandas as pd
+
     if isinstance(file, pd.DataFrame):
         table, name = file, "table of runs"
     else:

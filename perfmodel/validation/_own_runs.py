@@ -1,8 +1,6 @@
 """Runs of a table whose columns are words of `perfmodel.predict`: model, cluster, layout, global_batch and so on."""
 
-from typing import Any, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel import catalog
 from perfmodel.calibration import Run
@@ -14,6 +12,9 @@ from perfmodel.spec import Job
 from perfmodel.units import parse_length
 from perfmodel.validation._row_cells import Row, Unusable
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 STEP_COLUMNS: Final = ("step_time_s", "measured_iter_time_s")
 """Names of the column of a step's measured seconds."""
 _NEEDED: Final = ("model", "cluster", "layout", "global_batch")
@@ -22,7 +23,7 @@ _REMARKS: Final = ("name", *RUN_COLUMNS)
 """Columns that say nothing of the step, or say again what the words do."""
 
 
-def has_words_of_predict(table: pd.DataFrame) -> bool:
+def has_words_of_predict(table: "pd.DataFrame") -> bool:
     """Whether a table of runs states clusters and layouts as `predict` takes them; a `cluster` beside the columns of
     published runs is one of theirs."""
     if "layout" in table:
@@ -30,7 +31,7 @@ def has_words_of_predict(table: pd.DataFrame) -> bool:
     return "cluster" in table and not {"case_id", "source"} <= set(table)
 
 
-def require_words(table: pd.DataFrame, name: str) -> None:
+def require_words(table: "pd.DataFrame", name: str) -> None:
     """Refuse a table without the columns that a step needs, or with one that nobody knows.
 
     Raises:

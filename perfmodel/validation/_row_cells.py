@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.files import DAMAGED, TooLargeError
 from perfmodel.ingest.tables import NEEDED_OF_RUNS, read_csv
 from perfmodel.spec import Framework
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST: Final = 10**9
 """More than any size, degree or batch."""
@@ -24,12 +26,14 @@ FROM_OTHERS: Final = "cells_of_other_rows"
 """Column that names the cells which `with_heads` filled."""
 
 
-def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, str]]:
+def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, str]]":
     """All rows of the tables of runs among some files, and why other files are none.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
     """
+    import pandas as pd
+
     tables, ignored = [], {}
     for file in files:
         table = read_rows(Path(file))
@@ -45,22 +49,24 @@ def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, st
     return pd.concat(tables, ignore_index=True), ignored
 
 
-def missing_column(table: pd.DataFrame) -> str | None:
+def missing_column(table: "pd.DataFrame") -> str | None:
     """The first column that a table of runs needs and this one lacks."""
     return next(iter(missing_columns(table)), None)
 
 
-def missing_columns(table: pd.DataFrame) -> list[str]:
+def missing_columns(table: "pd.DataFrame") -> list[str]:
     """All columns that a table of runs needs and this one lacks."""
     return [name for name in NEEDED_OF_RUNS if name not in table]
 
 
-def read_rows(path: Path) -> pd.DataFrame:
+def read_rows(path: Path) -> "pd.DataFrame":
     """Any csv file; of tables of runs with the heads that other rows tell (`with_heads`).
 
     Raises:
         TableError: a file that is missing or no table.
     """
+    import pandas as pd
+
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
@@ -77,7 +83,7 @@ class Unusable(PerfModelError):
     """A row that states too little, or runs something that is not modelled."""
 
 
-def with_heads(table: pd.DataFrame) -> pd.DataFrame:
+def with_heads(table: "pd.DataFrame") -> "pd.DataFrame":
     """The table with heads where they are empty and the other rows of the same source and hidden size agree on theirs;
     the column `FROM_OTHERS` marks those rows."""
     if not {"source", "hidden", "heads"} <= set(table.columns):

@@ -5,14 +5,15 @@ They are checked by what checks the keys of a job file, and win over columns in 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework, Job, Layout, key_fields, written
 from perfmodel.validation._row_cells import Row, Unusable, number, text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KEY_TABLES: Final = ("layout", "job", "framework", "network", "model")
 """Words that stand before the dot of a key."""
@@ -56,7 +57,7 @@ _WHOLE_MODEL: Final = frozenset({"layers", "hidden", "heads"})
 """Keys with which `model.*` columns are a whole model, as the table [model] of a job file is."""
 
 
-def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+def rows_of(table: "pd.DataFrame") -> list[dict[str, Any]]:
     """The rows of a table of runs, with plain columns filled in from keys (`with_plain_columns`)."""
     records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
     return [dict(with_plain_columns(record)) for record in records]

@@ -8,10 +8,9 @@ below it (a host at fault, another job on the network).
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from perfmodel.catalog import DEVICES_PER_NODE, NVL72_DEVICES
 from perfmodel.cost.learn._collective_physics import KINDS, least_volume
@@ -27,6 +26,9 @@ from perfmodel.cost.learn._links import (
 )
 from perfmodel.ingest import clean_collectives
 from perfmodel.ingest.tables import groups_of, number, text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class SeriesKey(NamedTuple):
@@ -114,7 +116,7 @@ class CollectiveRows:
         return replace(self, series=np.zeros(len(self), np.int64), keys=(SeriesKey("", "", "", "", "auto", ""),))
 
 
-def collective_rows(table: pd.DataFrame) -> CollectiveRows:
+def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
     """Canonical rows of a collective table (columns of the data README); never raises for a strange row.
 
     Missing text columns count as empty, missing `ranks_per_node` as `num_ranks / num_nodes` or, if neither
@@ -157,7 +159,7 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
     )
 
 
-def _in_racks(table: pd.DataFrame, ranks: np.ndarray, per_node: np.ndarray) -> tuple[pd.DataFrame, np.ndarray]:
+def _in_racks(table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray) -> "tuple[pd.DataFrame, np.ndarray]":
     """The table and ranks per node, with the trays of a rack that NVLink joins as one node where no node is stated."""
     # tables count the four devices of a tray as a node, but its links go through the rack's switches
     names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
@@ -168,7 +170,7 @@ def _in_racks(table: pd.DataFrame, ranks: np.ndarray, per_node: np.ndarray) -> t
     return table.assign(nics_per_node=nics), np.where(trays, np.ceil(ranks / np.maximum(racks, 1)), per_node)
 
 
-def _series(table: pd.DataFrame) -> tuple[np.ndarray, tuple[SeriesKey, ...]]:
+def _series(table: "pd.DataFrame") -> tuple[np.ndarray, tuple[SeriesKey, ...]]:
     """Index of every row's series, and all series."""
     columns = [text(table, name) for name in ("source", "device", "interconnect", "collective", "algorithm", "way")]
     place: dict[SeriesKey, int] = {}
@@ -191,8 +193,10 @@ def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarra
     return reason
 
 
-def _fabrics(table: pd.DataFrame, per_node: np.ndarray) -> np.ndarray:
+def _fabrics(table: "pd.DataFrame", per_node: np.ndarray) -> np.ndarray:
     """Fabric of every row, object[n]; each distinct one is made once, as reading names takes long."""
+    import pandas as pd
+
     figures = [number(table, name) for name in ("nics_per_node", "nic_gbit_per_s", "devices_per_node")]
     frame = pd.DataFrame(dict(enumerate([text(table, "device"), text(table, "interconnect"), per_node, *figures])))
     fabrics = np.empty(len(frame), dtype=object)
@@ -300,6 +304,8 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
 
     Rates are nccl-tests' bus bandwidths, which do not count a node's ranks: one adapter per node is enough to pass.
     """
+    import pandas as pd
+
     bus = least_volume(kind, rows.ranks, rows.ranks, False) * rows.buffer_bytes
     # in a mesh each pair has its own link, of which few ranks use few
     nominal = np.full(len(rows), link.bandwidth_bytes_per_s)

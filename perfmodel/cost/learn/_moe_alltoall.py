@@ -6,10 +6,9 @@ with balanced routing (the mean number of non-empty bins; Johnson and Kotz, "Urn
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pandas as pd
 
 from perfmodel.catalog import DEVICES_PER_NODE
 from perfmodel.cost.learn._collective_curves import GRID, PER_OCTAVE, Placements, fit_curves
@@ -25,6 +24,9 @@ from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.cost.learn._links import link_class
 from perfmodel.ingest import is_marked_suspect
 from perfmodel.ingest.tables import groups_of, hashed, number, relabel, text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOE_KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
 ALL_MULTIPROCESSORS: Final = 24.0
@@ -71,7 +73,7 @@ class MoeRows:
         return ((self.keys[code], index) for (code,), index in groups_of(self.series))
 
 
-def moe_rows(table: pd.DataFrame) -> MoeRows:
+def moe_rows(table: "pd.DataFrame") -> MoeRows:
     """Canonical rows of a `moe_alltoall` table; a row that lacks a number says so in `skipped`."""
     nodes, ranks = number(table, "num_nodes", 1.0), number(table, "num_ranks")
     ranks = np.where(np.isfinite(ranks), ranks, nodes * DEVICES_PER_NODE)

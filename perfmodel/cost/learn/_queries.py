@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
 from perfmodel.cost.learn._rows import Rows, physics_of, rows_from_table
@@ -14,6 +13,9 @@ from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import factorise, relabel, text
 from perfmodel.ops import KernelKind, Machine, Physics
 from perfmodel.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
 """Order of trust; codes of `Prediction.provenance` index into it."""
@@ -163,7 +165,7 @@ class TableQueries:
                 yield at, PriceQuery(self.rows.take(at), self.queries, self.query[at], host_launch)
 
 
-def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
+def table_rows(table: "pd.DataFrame", family: str) -> TableQueries:
     """Questions of a table's rows of one family; unknown devices, dtypes and shapes get a reason."""
     device_code, devices = factorise(text(table, "device"))
     figures = [in_catalog(name) for name in devices]

@@ -3,16 +3,18 @@ are, and rows as the inputs of a regressor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.cost.learn._stack import Figures
-from perfmodel.ingest.tables import factorise, number, relabel, text
+from perfmodel.ingest.tables import codes_by_appearance, factorise, number, relabel, text
 from perfmodel.ops import FAMILIES, Family, KernelKind, KernelOp, KindColumns, Machine, Physics
 from perfmodel.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def kinds_of(columns: KindColumns) -> tuple[tuple[KernelKind, ...], Int64[np.nda
 
     # One number for each combination: comparing numbers is much faster than comparing tuples of text row by row.
     sizes = [max(len(names), 1) for names in (dtypes, ops, passes)]
-    index, distinct = pd.factorize(np.ravel_multi_index((dtype_code, op_code, pass_code), sizes))
+    combined = np.ravel_multi_index((dtype_code, op_code, pass_code), sizes)
+    index, distinct = codes_by_appearance(combined.tolist())
     combinations = np.transpose(np.unravel_index(distinct, sizes))
     kinds = tuple(KernelKind(dtypes[dtype], ops[op], passes[pass_]) for dtype, op, pass_ in combinations)
     return kinds, index
@@ -93,7 +96,7 @@ def rows_from_ops(ops: Sequence[KernelOp]) -> Rows:
     return _finish(family, shape, op_names, dtypes, passes, np.full(len(ops), "", object))
 
 
-def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]:
+def rows_from_table(table: "pd.DataFrame", family: str) -> tuple[Rows, np.ndarray]:
     """Columns of a clean table's rows of one family, and which of them are complete.
 
     Args:

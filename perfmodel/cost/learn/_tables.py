@@ -4,10 +4,9 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.cost.learn._rows import Rows, kinds_of, physics_of, rows_from_table
@@ -16,6 +15,9 @@ from perfmodel.errors import TableError
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import hashed, number, relabel, text
 from perfmodel.ops import KindColumns, Machine, Physics
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _STACK: Final = ("device", "source", "software")
 """Columns that tell stacks apart."""
@@ -54,12 +56,14 @@ class Samples:
         return physics_of([s.figures for s in self.stacks], self.stack, self.rows)
 
 
-def gather(tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...]) -> Samples:
+def gather(tables: "Iterable[pd.DataFrame]", family: str, dtypes: tuple[str, ...]) -> Samples:
     """Merge tables into the samples of one family (of some dtype classes, if any are named).
 
     Raises:
         TableError: if no usable row remains, or for a device that the catalog does not have.
     """
+    import pandas as pd
+
     parts = [_part(table, family, dtypes) for table in tables]
     usable = [part for part in parts if part is not None]
     if not usable:
@@ -67,8 +71,10 @@ def gather(tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...])
     return _merge(family, pd.concat(usable, ignore_index=True))
 
 
-def _part(table: pd.DataFrame, family: str, dtypes: tuple[str, ...]) -> pd.DataFrame | None:
+def _part(table: "pd.DataFrame", family: str, dtypes: tuple[str, ...]) -> "pd.DataFrame | None":
     """Usable rows of one table: shape columns, kind, and what identifies the stack."""
+    import pandas as pd
+
     table = clean_kernels(table)
     of_family: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
     if not len(of_family):
@@ -87,12 +93,12 @@ def _part(table: pd.DataFrame, family: str, dtypes: tuple[str, ...]) -> pd.DataF
     return usable if len(usable) else None
 
 
-def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
+def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
     """Rows of a clean table with a time that says something of its kernel and that its source does not contradict."""
     return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
 
 
-def _merge(family: str, frame: pd.DataFrame) -> Samples:
+def _merge(family: str, frame: "pd.DataFrame") -> Samples:
     """Samples of a frame with a row per measurement."""
     # Repeats of a kernel on a stack count once, by their median.
     names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
@@ -131,8 +137,10 @@ def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.flatnonzero(~test & ~check), order, np.flatnonzero(test)
 
 
-def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:
+def table_hashes(tables: "Iterable[Path | str | pd.DataFrame]") -> dict[str, str]:
     """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's record."""
+    import pandas as pd
+
     hashes = {}
     for index, table in enumerate(tables):
         if isinstance(table, pd.DataFrame):

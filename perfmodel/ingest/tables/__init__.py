@@ -1,25 +1,37 @@
 """Files in and out: measurement tables, atomic writes."""
 
-from perfmodel.display import shorten_reprs
-from perfmodel.ingest.tables._atomic import (
-    drop_least_recently_used,
-    mark_used,
-    write_atomic,
-    write_bytes,
-    write_json,
-    write_text,
-)
-from perfmodel.ingest.tables._columns import factorise, groups_of, hashed, number, relabel, text
-from perfmodel.ingest.tables._tables import (
-    COLUMNS,
-    NEEDED_OF_RUNS,
-    REQUIRED,
-    RUN_COLUMNS,
-    TableKind,
-    read_csv,
-    read_table,
-    table_kind,
-    write_table,
-)
+from typing import TYPE_CHECKING
 
-shorten_reprs(__name__)
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.ingest.tables._atomic import (
+        drop_least_recently_used,
+        mark_used,
+        write_atomic,
+        write_bytes,
+        write_json,
+        write_text,
+    )
+    from perfmodel.ingest.tables._columns import (
+        codes_by_appearance,
+        factorise,
+        groups_of,
+        hashed,
+        number,
+        relabel,
+        text,
+    )
+    from perfmodel.ingest.tables._tables import (
+        COLUMNS,
+        NEEDED_OF_RUNS,
+        REQUIRED,
+        RUN_COLUMNS,
+        TableKind,
+        read_csv,
+        read_table,
+        table_kind,
+        write_table,
+    )
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,14 +1,18 @@
 """Columns of a table as plain arrays, whatever pandas made of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
 
 
-def text(table: pd.DataFrame, name: str, default: str = "") -> np.ndarray:
+def text(table: "pd.DataFrame", name: str, default: str = "") -> np.ndarray:
     """A column as `str` objects [n]; `default` where empty or absent."""
     if name not in table:
         return np.full(len(table), default, object)
@@ -19,8 +23,10 @@ def text(table: pd.DataFrame, name: str, default: str = "") -> np.ndarray:
     return values
 
 
-def number(table: pd.DataFrame, name: str, default: float = np.nan) -> Float64[np.ndarray, "n"]:
+def number(table: "pd.DataFrame", name: str, default: float = np.nan) -> Float64[np.ndarray, "n"]:
     """A column as float64 [n]; `default` where empty, absent, infinite or not a number."""
+    import pandas as pd
+
     if name not in table:
         return np.full(len(table), default)
     column: Any = pd.to_numeric(table[name], errors="coerce")
@@ -28,10 +34,17 @@ def number(table: pd.DataFrame, name: str, default: float = np.nan) -> Float64[n
     return np.where(np.isfinite(values), values, default)
 
 
-def factorise(labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Codes [n] and the distinct labels in order of appearance."""
-    codes, uniques = pd.factorize(labels)
-    return codes, [str(u) for u in uniques]
+def codes_by_appearance(values: Sequence[T]) -> tuple[Int64[np.ndarray, "n"], list[T]]:
+    """Codes of values, and the distinct values in order of appearance, which the codes index."""
+    code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    codes = np.array([code_of[value] for value in values], np.int64)
+    return codes, list(code_of)
+
+
+def factorise(labels: np.ndarray) -> tuple[Int64[np.ndarray, "n"], list[str]]:
+    """Codes of labels [n], and the distinct labels in order of appearance."""
+    codes, distinct = codes_by_appearance(labels.tolist())
+    return codes, [str(label) for label in distinct]
 
 
 def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
@@ -43,6 +56,8 @@ def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
 
 def hashed(columns: Sequence[np.ndarray]) -> np.ndarray:
     """A number per row that is always alike for equal values, uint64[n]: folds that do not depend on the order."""
+    import pandas as pd
+
     pandas: Any = pd
     # Python's own hash of texts differs from one process to the next.
     frame = pd.DataFrame(dict(enumerate(columns)))

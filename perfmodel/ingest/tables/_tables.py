@@ -6,15 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import pandas as pd
 
 from perfmodel import files
 from perfmodel.errors import TableError, first_line
 from perfmodel.ingest.tables._atomic import write_atomic
 from perfmodel.ops import FAMILIES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TableKind = Literal["compute", "collective"]
 
@@ -196,7 +198,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
 """Columns that a table of runs may have: unit or kind of their values, and meaning."""
 
 
-def read_table(path: Path | str) -> pd.DataFrame:
+def read_table(path: Path | str) -> "pd.DataFrame":
     """Read and check a table of kernel or collective timings (csv, csv.gz or parquet).
 
     Rows keep their file order with a fresh 0-based index. Text columns hold `""` where empty.
@@ -206,6 +208,8 @@ def read_table(path: Path | str) -> pd.DataFrame:
             (or stands there without its unit); a number is missing where it must not be, is not a
             number, negative or infinite. The message names file, column and row.
     """
+    import pandas as pd
+
     path = Path(path)
     table = _load(path)
     kind = table_kind(table, path)
@@ -232,7 +236,7 @@ def read_table(path: Path | str) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
-def table_kind(table: pd.DataFrame, path: Path | str = "table") -> TableKind:
+def table_kind(table: "pd.DataFrame", path: Path | str = "table") -> TableKind:
     """`collective` if the table has a collective column, else `compute`."""
     if "collective" in table:
         return "collective"
@@ -244,7 +248,7 @@ def table_kind(table: pd.DataFrame, path: Path | str = "table") -> TableKind:
     )
 
 
-def write_table(path: Path | str, table: pd.DataFrame) -> None:
+def write_table(path: Path | str, table: "pd.DataFrame") -> None:
     """Write a table atomically; the suffix (.parquet, .csv, .csv.gz) chooses the format."""
     name = str(path)
     if name.endswith(".parquet"):
@@ -256,7 +260,9 @@ def write_table(path: Path | str, table: pd.DataFrame) -> None:
         raise TableError(f"{path}: table files end in .parquet, .csv or .csv.gz")
 
 
-def _load(path: Path) -> pd.DataFrame:
+def _load(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
@@ -273,7 +279,7 @@ def _load(path: Path) -> pd.DataFrame:
         raise TableError(f"{path}: not a readable table ({first_line(error)}); is the file complete?") from None
 
 
-def read_csv(path: Path, **options: Any) -> pd.DataFrame:
+def read_csv(path: Path, **options: Any) -> "pd.DataFrame":
     """A csv table, expanded first if it is compressed; `options` are those of `pandas.read_csv`.
 
     Raises:
@@ -281,6 +287,8 @@ def read_csv(path: Path, **options: Any) -> pd.DataFrame:
         files.TooLargeError: it is too large once it is expanded.
         ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: not a table, or damaged compressed data.
     """
+    import pandas as pd
+
     if files.is_compressed(path):
         # Pandas would expand the file to whatever size it has.
         return pd.read_csv(io.BytesIO(files.read_data(path)), low_memory=False, **options)
@@ -326,7 +334,7 @@ def _require_whole_rows(path: Path) -> None:
         raise TableError(f"{path}: ends within a row ({last[:40]!r}); is the file complete?")
 
 
-def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
+def _missing(path: Path, name: str, table: "pd.DataFrame") -> str:
     # A column without a unit is never guessed: milliseconds read as microseconds would fit, and be wrong by a thousand.
     for unitless, meant in _UNITLESS.items():
         if meant == name and unitless in table:
@@ -338,7 +346,9 @@ def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
     return f"{path}: column {name!r} is missing; found {', '.join(map(str, table.columns))}"
 
 
-def _checked(path: Path, name: str, values: pd.Series, column: Column) -> "pd.Series | np.ndarray":
+def _checked(path: Path, name: str, values: "pd.Series", column: Column) -> "pd.Series | np.ndarray":
+    import pandas as pd
+
     empty = np.asarray(values.isna(), bool)
     if column.text:
         return np.where(empty, "", values.astype(object).astype(str).to_numpy(object))
