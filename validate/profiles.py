@@ -30,7 +30,7 @@ MODEL: Final = Transformer(
     name="small", layers=4, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn_hidden=2048, vocab=1024, seq_len=256,
     tied_embeddings=False, dropout=False,
 )  # fmt: skip
-SERIAL: Final = Framework.from_fields(
+SERIAL: Final = Framework(
     name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False, zero_overlaps=False
 )
 """What `profile_ranks` does: hosts compute themselves, and wait for what they send."""

@@ -33,8 +33,9 @@ from perfmodel.spec import (
     written_values,
 )
 
-JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
-"""Keys of `[job]`, and words of a problem: what can be said of a job."""
+_JOB_KEYS: Final = {key: entry for key, entry in key_fields(Job).items() if key != "assumed"}
+JOB_WORDS: Final = tuple(sorted(_JOB_KEYS, key=lambda key: len(_JOB_KEYS[key].path)))
+"""Keys of `[job]`, and words of a problem: what can be said of a job, its own fields before those of its sections."""
 FRAMEWORK_FACTS: Final = tuple(key for key in key_fields(Framework) if key not in ("name", "since", "sources"))
 """Keys of a table [framework] beside `name`."""
 NAMED: Final = ("model", "cluster", "framework")

@@ -9,7 +9,7 @@ from perfmodel.cli._flags import add_calibration, add_json, sequence_length
 from perfmodel.cli._show import emit
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Framework
+from perfmodel.spec import Framework, HostCosts
 from perfmodel.units import GIB, dtype_name, duration, parse_seconds
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         "calibration": arguments.calibration,
         "ttft_limit_s": arguments.ttft_limit,
         "tpot_limit_s": arguments.tpot_limit,
-        "framework": Framework.from_fields(step_overhead_s=arguments.step_overhead),
+        "framework": Framework(host=HostCosts(step_overhead_s=arguments.step_overhead)),
     }
     if arguments.sweep:
         if arguments.devices is None and arguments.layout is None:

@@ -16,7 +16,7 @@ from typing import (
     get_type_hints,
 )
 
-from perfmodel.spec import SCHEDULE_ALIASES, Job, Layout, documented, written
+from perfmodel.spec import SCHEDULE_ALIASES, Job, Layout, documented, key_fields, written
 
 if TYPE_CHECKING:
     from perfmodel.ingest.tables import TableKind
@@ -56,7 +56,7 @@ def keys(kind: str) -> list[Key]:
         return _keys((Layout, f.name) for f in fields(Layout))
     from perfmodel.catalog import JOB_WORDS
 
-    return _keys((Job, word) for word in JOB_WORDS)
+    return _keys((key_fields(Job)[word].home, word) for word in JOB_WORDS)
 
 
 def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:

@@ -89,7 +89,7 @@ class ShardBlocks:
 
     def frozen_params(self, pipelined: bool, job: Job) -> Float[np.ndarray, " blocks"]:
         """Parameters among `dense_params` that have no gradients though the rest has."""
-        tied = [block.tied_params if pipelined and job.frozen_embedding else 0 for block in self.blocks]
+        tied = [block.tied_params if pipelined and job.fine_tuning.frozen_embedding else 0 for block in self.blocks]
         return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
 
     @cached_property
@@ -155,7 +155,7 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
     for number, (block, _) in enumerate(blocks):
         for phase, kernels_of_phase, comms in _phases(block):
             # Frozen weights have no gradients.
-            if job.frozen and phase == Phase.BACKWARD_WEIGHT:
+            if job.fine_tuning.frozen and phase == Phase.BACKWARD_WEIGHT:
                 continue
             for op, count in kernels_of_phase:
                 add(number, phase, _Event(op), count)
@@ -179,7 +179,7 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         overlappable=np.array([event.overlappable for event in events], bool),
         beside_attention=np.array([event.beside_attention for event in events], bool),
         follows=np.array([event.follows for event in events], bool),
-        launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op in ops], float),
+        launched=np.array([bool(job.narrow.fp8_recipe) or not is_cast(op) for op in ops], float),
         further_launches=np.array([_further_launches(op, job) for op in ops]),
     )
 
@@ -205,8 +205,8 @@ def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
     # Every expert's product is launched by itself, and with it what casts the expert's operand: one kernel, or two
     # where a maximum is found first (Transformer Engine 2 pytorch/module/grouped_linear.py: `split_quantize`,
     # `general_grouped_gemm` on several streams).
-    narrow = bool(job.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
-    casts = narrow * (2 if job.fp8_recipe in ("current", "nvfp4") else 1)
+    narrow = bool(job.narrow.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
+    casts = narrow * (2 if job.narrow.fp8_recipe in ("current", "nvfp4") else 1)
     return (1.0 + share * casts) * op.groups - 1.0
 
 

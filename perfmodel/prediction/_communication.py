@@ -146,11 +146,13 @@ def communication_events(
         _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
 
     # Both copies of a tied embedding, on the first and the last stage, need the sum of their gradients.
-    if spec.tied_embedding and not (job.frozen or job.frozen_embedding):
+    if spec.tied_embedding and not (job.fine_tuning.frozen or job.fine_tuning.frozen_embedding):
         ends = np.zeros((counts.shape[0], 1))
-        ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.grad_dtype)
+        ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.gradients.grad_dtype)
         place = Placement.of("embedding", ranks)
-        events.add(Kind.EMBEDDING_REDUCE, ends, lambda n: place.collective("all_reduce", n, job.grad_dtype, cluster))
+        events.add(
+            Kind.EMBEDDING_REDUCE, ends, lambda n: place.collective("all_reduce", n, job.gradients.grad_dtype, cluster)
+        )
     return events
 
 

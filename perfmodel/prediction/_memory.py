@@ -255,7 +255,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if blocks.frozen.any():
         updated = sharding.spread(dense - _dot(ranks.held, blocks.frozen), expert)
     layer_share = 1.0
-    if job.base_weights:
+    if job.fine_tuning.base_weights:
         layer_share = xp.where(blocks.layers, layer_weight_share(job), 1.0)
         stored_dense = _dot(ranks.held, blocks.dense * layer_share)
         stored_expert = _dot(ranks.held, blocks.expert * layer_share)
@@ -279,8 +279,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # whole, whatever fills them. Data-parallel wrappers keep a copy of all gradients in their buckets.
     reduced = sharding.reduced & trained
     buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.memory.bucket_bytes, gradients), 0.0)
-    if job.bucket_bytes is not None:
-        buffers = xp.where((sharding.zero >= 1) & reduced, job.bucket_bytes, buffers)
+    if job.gradients.bucket_bytes is not None:
+        buffers = xp.where((sharding.zero >= 1) & reduced, job.gradients.bucket_bytes, buffers)
     buffers = buffers + framework.memory.communicator_bytes * sharding.communicators
     if framework.memory.ddp_buckets:
         buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight_bytes * updated[1], 0.0)
@@ -295,7 +295,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
             live = xp.minimum(framework.memory.live_params, dense + expert)
             gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, live))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
-            is_bucketed = (sharding.zero == 3) & reduced & (job.bucket_bytes is None)
+            is_bucketed = (sharding.zero == 3) & reduced & (job.gradients.bucket_bytes is None)
             buffers = buffers + xp.where(is_bucketed, framework.memory.bucket_bytes / 2, 0.0)
         buffers = buffers + xp.where(gathers, weight_bytes * gathered, 0.0)
 
@@ -308,8 +308,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
     weights = xp.where(sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
-    if job.secondary_shards > 1:
-        weights = weights + xp.where(sharding.zero >= 3, weight_bytes * stored[1] / job.secondary_shards, 0.0)
+    if job.gradients.secondary_shards > 1:
+        weights = weights + xp.where(sharding.zero >= 3, weight_bytes * stored[1] / job.gradients.secondary_shards, 0.0)
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
         weights = weights + framework.memory.fp8_copy_bytes * _dot(ranks.held, params_of_layers)
@@ -327,7 +327,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 def has_fp8_copies(job: Job, framework: Framework) -> bool:
     """Whether weights have 8-bit copies beside them: of every weight that is trained in 8 bits, row-wise and, for the
     products of backward, column-wise."""
-    keeps_wide_weights = not (job.frozen or job.fp8_params)
+    keeps_wide_weights = not (job.fine_tuning.frozen or job.narrow.fp8_params)
     return framework.memory.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and keeps_wide_weights
 
 

@@ -51,7 +51,7 @@ def _both(first: _Off, second: _Off) -> _Off:
 
 def _fused_quantisation(problem: StepProblem) -> StepProblem:
     # Jobs in 16 bits cast nothing, and refuse a recipe.
-    narrow = problem.job.dtype in ("fp8", "fp4") or problem.job.fp8_recipe
+    narrow = problem.job.dtype in ("fp8", "fp4") or problem.job.narrow.fp8_recipe
     return _job(fp8_recipe="fused")(problem) if narrow else problem
 
 

@@ -103,20 +103,20 @@ def held_dtype_bytes(job: Job) -> int:
     # NVIDIA's LoRA sets: mlcommons/training_results_v4.0
     # NVIDIA/benchmarks/llama2_70b_lora/implementations/nemo/conf/megatron_gpt_peft_tuning_config.yaml, and NeMo 2
     # scripts/performance/llm/finetune_*.py).
-    return 1 if job.frozen and job.dtype == "fp8" else stored_dtype_bytes(job)
+    return 1 if job.fine_tuning.frozen and job.dtype == "fp8" else stored_dtype_bytes(job)
 
 
 def layer_weight_share(job: Job) -> float:
     """Bytes of a layer's weight over those of one that is stored in the products' type (`Job.base_weights`)."""
-    if not job.base_weights:
+    if not job.fine_tuning.base_weights:
         return 1.0
     # Norms and adapters, which are next to none of a layer's parameters, count as narrow too.
-    return BASE_WEIGHT_BYTES[job.base_weights] / stored_dtype_bytes(job)
+    return BASE_WEIGHT_BYTES[job.fine_tuning.base_weights] / stored_dtype_bytes(job)
 
 
 def gradient_dtype_bytes(job: Job) -> int:
     """Bytes per kept gradient, with the 16-bit one that a main gradient is accumulated from where both are kept."""
-    return dtype_bytes(job.grad_dtype) + (2 if job.adds_half_gradients else 0)
+    return dtype_bytes(job.gradients.grad_dtype) + (2 if job.adds_half_gradients else 0)
 
 
 def optimizer_bytes_per_param(job: Job) -> float:
@@ -138,7 +138,7 @@ def other_optimizer_bytes_per_param(job: Job) -> float:
 
 def is_trained(job: Job) -> bool:
     """Whether weights have gradients and are updated."""
-    return job.mode == "train" and not job.frozen
+    return job.mode == "train" and not job.fine_tuning.frozen
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:
@@ -162,7 +162,7 @@ def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
     """
     # Not where a pipeline's ranks hold replicas of its stages, which would wait for each other after every backward:
     # they add up whole gradients and reduce them once (as torch's pipelines do, `backward_maybe_with_nosync`).
-    added_up_whole = pipelined & job.whole_gradients_in_pipelines
+    added_up_whole = pipelined & job.gradients.whole_gradients_in_pipelines
     return ((zero == 3) | ((zero == 2) & np.logical_not(added_up_whole))) & (np.asarray(replicas) <= 1)
 
 
@@ -173,13 +173,13 @@ def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job
     Args:
         zero, pipelined, replicas: see `shards_gradients`.
     """
-    asked_for = job.reduce_every_micro_batch & (np.asarray(replicas) <= 1)
+    asked_for = job.gradients.reduce_every_micro_batch & (np.asarray(replicas) <= 1)
     return shards_gradients(zero, pipelined, replicas, job) | asked_for
 
 
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
     """How gradients are reduced: on all ranks, or each part where it is kept or applied."""
-    on_all_ranks = zero == 0 or (zero == 1 and job.all_reduce_gradients)
+    on_all_ranks = zero == 0 or (zero == 1 and job.gradients.all_reduce_gradients)
     return ("all_reduce",) if on_all_ranks else ("reduce_scatter", "all_reduce_copies")
 
 
@@ -198,11 +198,11 @@ def exchange(kind: Exchange, params: float, place: StatePlace, job: Job, cluster
         return None
     if kind == "all_gather":
         return group.collective(kind, params * stored_dtype_bytes(job), job.dtype, cluster)
-    n_bytes = params * dtype_bytes(job.grad_dtype)
+    n_bytes = params * dtype_bytes(job.gradients.grad_dtype)
     if kind == "all_reduce_copies":
         # A reduction inside the sharding group has left each rank its shard.
-        return group.collective("all_reduce", n_bytes / place.shards.size, job.grad_dtype, cluster)
-    return group.collective(kind, n_bytes, job.grad_dtype, cluster)
+        return group.collective("all_reduce", n_bytes / place.shards.size, job.gradients.grad_dtype, cluster)
+    return group.collective(kind, n_bytes, job.gradients.grad_dtype, cluster)
 
 
 def exchanged_units(
@@ -279,7 +279,7 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
     if layout.offload_states == "none":
         return HostSeconds(0.0, 0.0, 0.0)
     rate = host_bandwidth(setting.cluster.device)
-    weight_s, gradient_s = stored_dtype_bytes(setting.job) / rate, dtype_bytes(setting.job.grad_dtype) / rate
+    weight_s, gradient_s = stored_dtype_bytes(setting.job) / rate, dtype_bytes(setting.job.gradients.grad_dtype) / rate
     on_host = layout.offload_states == "weights"
     if not is_trained(setting.job):
         return HostSeconds(weight_s * on_host, 0.0, 0.0)

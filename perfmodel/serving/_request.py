@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 from perfmodel import catalog
 from perfmodel.catalog import JobFile, checked_fields
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Cluster, Framework, Model
+from perfmodel.spec import Cluster, Framework, HostCosts, Model
 from perfmodel.units import DTYPE_BYTES, whole
 
 Batching = Literal["continuous", "static"]
@@ -209,6 +209,6 @@ def serving_problem(
         cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
         layout=layout,
         options=options,
-        framework=framework or Framework.from_fields(step_overhead_s=options.step_overhead_s),
+        framework=framework or Framework(host=HostCosts(step_overhead_s=options.step_overhead_s)),
         calibration=calibration,
     )

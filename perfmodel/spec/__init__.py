@@ -20,16 +20,14 @@ from perfmodel.spec._framework_facts import (
     MemoryCounter,
     ReportedRanks,
 )
-from perfmodel.spec._job import (
+from perfmodel.spec._job import OPTIMIZERS, Job, Optimizer
+from perfmodel.spec._job_sections import (
     BASE_WEIGHT_BYTES,
-    OPTIMIZERS,
     AdapterModule,
     CudaGraphs,
     Dispatcher,
     EagerKernel,
     Fp8Recipe,
-    Job,
-    Optimizer,
     RecomputeModule,
     WideModule,
 )

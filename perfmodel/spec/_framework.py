@@ -16,23 +16,33 @@ from perfmodel.spec._framework_facts import (
     MemoryCosts,
     ReportedRanks,
 )
-from perfmodel.spec._job import Dispatcher, EagerKernel, Fp8Recipe, Job, RecomputeModule
-from perfmodel.spec._layout import ContextParallel, Layout, Recompute
+from perfmodel.spec._job import Job
+from perfmodel.spec._job_sections import Fp8Recipe, Implementation
+from perfmodel.spec._layout import Layout, Recompute
 from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._notation import written, written_values
 from perfmodel.spec._relevance import concerns
-from perfmodel.spec._sections import Sectioned, section
+from perfmodel.spec._sections import Sectioned, flat_keywords, section
 from perfmodel.spec._stage_partition import partition_by_cost
 from perfmodel.units import untraced, whole
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
 
+_OF_EVERY_LAYOUT: Final = ("zero", "recompute")
 _OF_TENSOR_PARALLEL: Final = ("sequence_parallel", "tp_overlap")
-_LAYOUT_DEFAULTS: Final = ("zero", "recompute", *_OF_TENSOR_PARALLEL)
-_CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
-_EXPERT_DEFAULTS: Final = ("ep_overlap",)
-"""What means nothing without context or expert parallelism."""
+_OF_CONTEXT_PARALLEL: Final = ("cp_kind", "cp_balanced")
+_OF_EXPERT_PARALLEL: Final = ("ep_overlap",)
+_LAYOUT_DEFAULTS: Final = (
+    *_OF_EVERY_LAYOUT,
+    *_OF_TENSOR_PARALLEL,
+    *_OF_CONTEXT_PARALLEL,
+    *_OF_EXPERT_PARALLEL,
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "micro_batch",
+)
+"""Fields of `Layout` that frameworks have defaults of their own for."""
 _JOB_DEFAULTS: Final = (
     "recompute_modules",
     "eager_kernels",
@@ -47,7 +57,12 @@ _JOB_DEFAULTS: Final = (
     "fused_batch_norm",
     "loss_with_gradient",
     "channels_last",
+    "fp8_recipe",
+    "flash_attention",
+    "grad_dtype",
+    "stops_recompute",
 )
+"""Fields of the sections of `Job` that they have defaults of their own for."""
 _NOT_NEGATIVE: Final = (
     "host_op_s",
     "grouped_launch_s",
@@ -63,6 +78,7 @@ _NOT_NEGATIVE: Final = (
 )
 
 
+@flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Framework(Stated, Sectioned):
     """One version of a training framework. The defaults are those of `generic`: eager PyTorch, Megatron-LM like, with
@@ -87,45 +103,13 @@ class Framework(Stated, Sectioned):
     launch: LaunchDefaults = field(default=LaunchDefaults(), metadata=section())
     """What a launch that states nothing means."""
 
-    # defaults of layouts and jobs
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
-    tp_overlap: bool = False
-    ep_overlap: bool = False
-    cp_kind: ContextParallel = "ring"
-    cp_balanced: bool = True
-    zero: int = 0
-    recompute: Recompute = "none"
-    sequence_parallel: bool = False
-    """All as in `Layout`."""
-    micro_batch: int = 1
-    """What a launch file means that says none. Not filled into layouts, which go with a global batch that it might not
-    divide."""
-    eager_kernels: tuple[EagerKernel, ...] = ()
-    """Kinds of element-wise work that are not fused."""
-    fp8_recipe: Fp8Recipe = ""
-    """How scales of 8-bit products are found where nothing else is said; empty where there are no such products.
-    Products of 4 bits go by nvfp4."""
-    expert_dispatcher: Dispatcher = "alltoall"
-    all_reduce_gradients: bool = False
-    whole_gradients_in_pipelines: bool = False
-    repeated_keys: bool = False
-    masked_head: bool = False
-    loss_with_gradient: bool = False
-    fused_batch_norm: bool = False
-    channels_last: bool = False
-    half_gradients: bool = False
-    keep_gathered: bool = False
-    weighted_experts: bool = False
-    """All as in `Job`."""
-    flash_attention: bool = True
-    """Fused attention, where products are in 16 bits or more."""
-    grad_dtype: str = "fp32"
-    """Element type in which 16-bit gradients are accumulated and reduced."""
-    stops_recompute: bool = False
-    """As in `Job`; compiled steps do anyway."""
-    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
-    """What `selective` recompute repeats."""
+    default_layout: Layout = field(default=Layout(), metadata=section(*_LAYOUT_DEFAULTS))
+    """A layout that states nothing. Its `micro_batch` is what a launch file means that says none; it is not filled into
+    layouts, which go with a global batch that it might not divide."""
+    default_job: Implementation = field(default=Implementation(), metadata=section(*_JOB_DEFAULTS))
+    """A job that states nothing: `flash_attention` for products of at least 16 bits, `grad_dtype` for 16-bit gradients,
+    `fp8_recipe` for 8-bit products (empty where there are none; those of 4 bits go by nvfp4). What is compiled has
+    `stops_recompute` anyway."""
 
     def running(self, job: Job, model: Model) -> "Framework":
         """The framework as it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled
@@ -133,14 +117,14 @@ class Framework(Stated, Sectioned):
         host = self.host
         if host.execution != "eager":
             return self
-        if job.cuda_graphs != "none":
-            execution = "graph" if job.cuda_graphs == "step" else "layer_graphs"
+        if job.kernels.cuda_graphs != "none":
+            execution = "graph" if job.kernels.cuda_graphs == "step" else "layer_graphs"
             return replace(self, host=replace(host, execution=execution))
         latent = isinstance(model, Transformer) and model.latent_attention is not None
-        saved = host.fused_dispatch_saves if job.expert_dispatcher == "hybridep" else (0, 0)
+        saved = host.fused_dispatch_saves if job.experts.expert_dispatcher == "hybridep" else (0, 0)
         running_host = replace(
             host,
-            execution="blocking" if job.blocking_launches else host.execution,
+            execution="blocking" if job.kernels.blocking_launches else host.execution,
             forward_bookkeeping=host.forward_bookkeeping + latent * host.latent_forward_bookkeeping,
             backward_bookkeeping=host.backward_bookkeeping + latent * host.latent_backward_bookkeeping,
             routing_forward_bookkeeping=max(0, host.routing_forward_bookkeeping - saved[0]),
@@ -164,9 +148,9 @@ class Framework(Stated, Sectioned):
         Nothing is overlapped that cannot be (`hides`).
         """
         can = self.capabilities
-        defaults = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
-        if stated.get("tp", 1) == 1:
-            defaults = {name: value for name, value in defaults.items() if name not in _OF_TENSOR_PARALLEL}
+        usual = self.default_layout
+        names = _OF_EVERY_LAYOUT if stated.get("tp", 1) == 1 else (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
+        defaults = {name: getattr(usual, name) for name in names}
         if stated.get("pp", 1) > 1:
             if self.launch.zero_in_pipelines is not None:
                 defaults["zero"] = self.launch.zero_in_pipelines
@@ -179,8 +163,8 @@ class Framework(Stated, Sectioned):
             defaults["recompute"] = "none"
         zero = stated.get("zero", defaults["zero"])
         overlaps = self.communication.hides(zero, stated.get("tp", 1))
-        reduces = self.overlap_grad_reduce or (self.communication.sharding_overlaps and zero >= 2)
-        gathers = self.overlap_param_gather or (self.communication.sharding_overlaps and zero == 3)
+        reduces = usual.overlap_grad_reduce or (self.communication.sharding_overlaps and zero >= 2)
+        gathers = usual.overlap_param_gather or (self.communication.sharding_overlaps and zero == 3)
         defaults |= {
             "overlap_grad_reduce": reduces and overlaps,
             "overlap_param_gather": gathers and overlaps,
@@ -191,7 +175,7 @@ class Framework(Stated, Sectioned):
     def cuts_collectives(self) -> bool:
         """Whether tensor-parallel collectives can run in parts beside products (`Layout.tp_overlap`), by default or by
         a switch."""
-        return self.tp_overlap or self.communication.tp_overlap_copies
+        return self.default_layout.tp_overlap or self.communication.tp_overlap_copies
 
     def usual_micro_batch(self, stages: int, batch_per_replica: int) -> int:
         """Sequences of a micro-batch where nothing is said.
@@ -200,17 +184,19 @@ class Framework(Stated, Sectioned):
             stages: of the pipeline, model chunks of all its ranks.
             batch_per_replica: sequences that a replica gets per step; 0 where that is not known.
         """
+        usual = self.default_layout.micro_batch
         if stages == 1:
-            return self.micro_batch
+            return usual
         if self.launch.micro_batches_per_stage:
             return max(1, batch_per_replica // (self.launch.micro_batches_per_stage * stages))
-        return self.micro_batch if self.launch.pipeline_micro_batch is None else self.launch.pipeline_micro_batch
+        return usual if self.launch.pipeline_micro_batch is None else self.launch.pipeline_micro_batch
 
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
         """Values of the fields that say how context and expert parallelism work, where there is any, as this framework
         has them."""
-        context, experts = _CONTEXT_DEFAULTS * (cp > 1), _EXPERT_DEFAULTS * (ep > 1)
-        return {name: getattr(self, name) for name in (*context, *experts)}
+        context = _OF_CONTEXT_PARALLEL if cp > 1 else ()
+        experts = _OF_EXPERT_PARALLEL if ep > 1 else ()
+        return {name: getattr(self.default_layout, name) for name in (*context, *experts)}
 
     def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
         """A layout from its notation, and a sentence on what was not said and is taken as this framework has it.
@@ -244,12 +230,13 @@ class Framework(Stated, Sectioned):
 
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """Values of a job's fields as this framework sets them for products of an element type."""
-        narrow = dtype in ("fp8", "fp4") and bool(self.fp8_recipe)
-        return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
+        usual = self.default_job
+        narrow = dtype in ("fp8", "fp4") and bool(usual.narrow.fp8_recipe)
+        return {name: usual.value(name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
-            "flash_attention": self.launch.fp8_flash_attention if narrow else self.flash_attention,
+            "flash_attention": self.launch.fp8_flash_attention if narrow else usual.kernels.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
-            "stops_recompute": self.stops_recompute or self.host.execution == "compiled",
+            "stops_recompute": usual.activations.stops_recompute or self.host.execution == "compiled",
             "narrow_logits": self.host.execution == "compiled",
         }
 
@@ -257,7 +244,10 @@ class Framework(Stated, Sectioned):
         # The only integers that training frameworks multiply are AQT's, under JAX.
         if dtype == "int8":
             return "aqt" if self.host.execution == "compiled" else ""
-        return self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else ""
+        recipe = self.default_job.narrow.fp8_recipe
+        if dtype == "fp4" and recipe:
+            return "nvfp4"
+        return recipe if dtype == "fp8" else ""
 
     def _grad_dtype(self, dtype: str) -> str:
         if dtype in ("fp64", "fp32"):
@@ -265,7 +255,7 @@ class Framework(Stated, Sectioned):
         # TF32 is a way to multiply fp32 tensors, whose gradients are fp32.
         if dtype == "tf32":
             return "fp32"
-        return ("" if dtype == "fp16" else self.launch.bf16_grad_dtype) or self.grad_dtype
+        return ("" if dtype == "fp16" else self.launch.bf16_grad_dtype) or self.default_job.gradients.grad_dtype
 
     def _selective_layers(self, stated: Mapping[str, Any], model: Model | None) -> int:
         """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""
@@ -321,7 +311,7 @@ class Framework(Stated, Sectioned):
             meaningful["eager_kernels"] = tuple(
                 kernel for kernel in meaningful["eager_kernels"] if concerns(kernel, model)
             )
-        meaningful = {n: value for n, value in meaningful.items() if value != getattr(plain, n)}
+        meaningful = {n: value for n, value in meaningful.items() if value != plain.value(n)}
         assumed = self._assumed(meaningful, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from typing import Literal
 
-from perfmodel.spec._job import Dispatcher
+from perfmodel.spec._job_sections import Dispatcher
 from perfmodel.spec._layout import Recompute
 
 CollectiveChecks = Literal["never", "pipelines", "always"]

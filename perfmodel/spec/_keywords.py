@@ -6,7 +6,7 @@ to the fields of `Job` and `Layout`.
 
 from typing import Literal, TypedDict
 
-from perfmodel.spec._job import (
+from perfmodel.spec._job_sections import (
     AdapterModule,
     BaseWeights,
     CudaGraphs,
@@ -21,58 +21,102 @@ from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
 from perfmodel.spec._notation import PerRank, PerStage
 
 
-class JobKeywords(TypedDict, total=False):
-    """Fields of `Job`, but for global batch, sequence length and element type."""
+class KernelKeywords(TypedDict, total=False):
+    """Fields of `KernelChoices`."""
 
-    mean_tokens: float | None
-    rms_tokens: float | None
-    input_samples_per_s: float | None
-    fp8_recipe: Fp8Recipe
-    mode: Literal["train", "inference"]
-    cached_tokens: int
     flash_attention: bool
-    fp8_attention: bool
-    fp8_activation_inputs: bool
-    operation_fuser: bool
-    grad_dtype: str
     fused_kernels: bool
     eager_kernels: tuple[EagerKernel, ...]
-    keep_gathered: bool
+    operation_fuser: bool
+    repeated_keys: bool
+    fused_batch_norm: bool
+    channels_last: bool
+    cuda_graphs: CudaGraphs
+    blocking_launches: bool
+
+
+class NarrowKeywords(TypedDict, total=False):
+    """Fields of `NarrowProducts`."""
+
+    fp8_recipe: Fp8Recipe
+    fp8_attention: bool
+    fp8_activation_inputs: bool
+    fp8_params: bool
+    wide_modules: tuple[WideModule, ...]
+    wide_last_layers: int
+
+
+class GradientKeywords(TypedDict, total=False):
+    """Fields of `GradientReduction`."""
+
+    grad_dtype: str
     half_gradients: bool
     all_reduce_gradients: bool
     reduce_every_micro_batch: bool
-    bucket_bytes: float | None
     whole_gradients_in_pipelines: bool
-    repeated_keys: bool
-    wide_modules: tuple[WideModule, ...]
-    wide_last_layers: int
+    bucket_bytes: float | None
+    secondary_shards: int
+
+
+class LossKeywords(TypedDict, total=False):
+    """Fields of `HeadAndLoss`."""
+
     head: Head
     masked_head: bool
     loss_with_gradient: bool
     narrow_logits: bool
-    secondary_shards: int
-    fp8_params: bool
     chunked_loss: bool
-    fused_batch_norm: bool
-    channels_last: bool
-    weighted_experts: bool
-    fused_experts: bool
+
+
+class ExpertKeywords(TypedDict, total=False):
+    """Fields of `ExpertTokens`."""
+
     expert_dispatcher: Dispatcher
     expert_imbalance: float
     expert_capacity_factor: float | None
-    cuda_graphs: CudaGraphs
-    blocking_launches: bool
+    weighted_experts: bool
+    fused_experts: bool
+
+
+class ActivationKeywords(TypedDict, total=False):
+    """Fields of `SavedActivations`."""
+
+    keep_gathered: bool
+    recompute_modules: tuple[RecomputeModule, ...]
+    stops_recompute: bool
+
+
+class FineTuningKeywords(TypedDict, total=False):
+    """Fields of `FineTuning`."""
+
     frozen: bool
     frozen_embedding: bool
     adapter_rank: int
     adapter_modules: tuple[AdapterModule, ...]
     adapter_dropout: bool
     base_weights: BaseWeights
-    weight_average: bool
     adapter_all_to_all: bool
-    stops_recompute: bool
-    recompute_modules: tuple[RecomputeModule, ...]
+
+
+class JobKeywords(
+    KernelKeywords,
+    NarrowKeywords,
+    GradientKeywords,
+    LossKeywords,
+    ExpertKeywords,
+    ActivationKeywords,
+    FineTuningKeywords,
+    total=False,
+):
+    """Fields of `Job` and of its sections, but for global batch, sequence length and element type."""
+
+    mean_tokens: float | None
+    rms_tokens: float | None
+    input_samples_per_s: float | None
+    mode: Literal["train", "inference"]
+    cached_tokens: int
     optimizer: str
+    weight_average: bool
 
 
 class LayoutKeywords(TypedDict, total=False):

@@ -1,17 +1,19 @@
 """Wide records in sections, whose keys stay flat.
 
-Code reads `framework.memory.bucket_bytes`; files, columns of tables and keywords say `bucket_bytes` alone. Which
-section a key belongs to follows from the dataclasses.
+Code reads `framework.memory.bucket_bytes`; files, columns of tables and keywords say `bucket_bytes` alone, as in
+`Framework(bucket_bytes=1e6)` and `replace(framework, bucket_bytes=1e6)`. Which section a key belongs to follows from
+the dataclasses.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, wraps
 from types import MappingProxyType
-from typing import Any, Final, Self, get_type_hints
+from typing import Any, Final, Self, TypeVar, get_type_hints
 
 from perfmodel.errors import UnknownNameError
 
+Record = TypeVar("Record")
 _SECTION: Final = "keys of a section"
 
 
@@ -51,39 +53,47 @@ def section(*keys: str) -> dict[str, Any]:
 
 @cache
 def key_fields(kind: type) -> Mapping[str, KeyField]:
-    """The fields of a record by flat key, those of its sections among them; sections themselves have no key."""
+    """The fields of a record by flat key, those of its sections among them; sections themselves have no key.
+
+    Raises:
+        ValueError: two fields have the same key.
+    """
     by_key: dict[str, KeyField] = {}
     for outer in fields(kind):
-        if _SECTION not in outer.metadata:
-            by_key[outer.name] = KeyField((outer.name,), kind)
-            continue
-        inner_fields = key_fields(type(outer.default))
-        for key in outer.metadata[_SECTION] or inner_fields:
-            inner = inner_fields[key]
-            by_key[key] = KeyField((outer.name, *inner.path), inner.home)
+        entries = {outer.name: KeyField((outer.name,), kind)}
+        if _SECTION in outer.metadata:
+            inner_fields = key_fields(type(outer.default))
+            keys = outer.metadata[_SECTION] or inner_fields
+            entries = {key: KeyField((outer.name, *inner_fields[key].path), inner_fields[key].home) for key in keys}
+        shared = by_key.keys() & entries.keys()
+        if shared:
+            raise ValueError(f"{kind.__name__} has two fields with the key {min(shared)}")
+        by_key |= entries
     return MappingProxyType(by_key)
 
 
+def flat_keywords(kind: type[Record]) -> type[Record]:
+    """Let the constructor of a dataclass in sections, and with it `dataclasses.replace`, take keys of the sections too.
+
+    `Framework(bucket_bytes=1e6)` is `Framework(memory=MemoryCosts(bucket_bytes=1e6))`. A section and keys of it
+    together are this section with these values, which is what `dataclasses.replace` passes.
+    """
+    plain_init = kind.__init__
+
+    @wraps(plain_init)
+    def init(self: Record, **values: Any) -> None:
+        plain_init(self, **_into_sections(kind, values))
+
+    kind.__init__ = init
+    return kind
+
+
 class Sectioned:
-    """A frozen dataclass, some of whose fields are sections: made, changed and read by flat keys too."""
-
-    @classmethod
-    def from_fields(cls, **values: Any) -> Self:
-        """A record by flat keys; what is left out has its default.
-
-        Raises:
-            UnknownNameError: a key that the record does not have.
-        """
-        defaults = {outer.name: outer.default for outer in fields(cls) if _SECTION in outer.metadata}  # pyright: ignore[reportArgumentType]
-        return cls(**_arguments(cls, values, defaults))
+    """A frozen dataclass, some of whose fields are sections: its values are found by flat keys too."""
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values of some flat keys.
-
-        Raises:
-            UnknownNameError: a key that the record does not have.
-        """
-        return replace(self, **_arguments(type(self), changes, vars(self)))  # pyright: ignore[reportArgumentType]
+        """A copy with other values of some fields, or of keys of its sections."""
+        return replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     def value(self, key: str) -> Any:
         """The value of a flat key."""
@@ -121,20 +131,30 @@ def flat_location(kind: type, location: Iterable[str | int]) -> tuple[str | int,
     return left
 
 
-def _arguments(kind: type, values: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the constructor for values by flat key; `sections` are those that are changed."""
+def _into_sections(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the plain constructor, for values of fields and of keys of sections.
+
+    Raises:
+        UnknownNameError: a keyword that is neither a field nor a key of a section.
+    """
+    # Most records are made of their own fields alone.
+    names = kind.__dataclass_fields__
+    if values.keys() <= names.keys():
+        return values
+
+    by_key = key_fields(kind)
     arguments: dict[str, Any] = {}
     changes: dict[str, dict[str, Any]] = {}
-    by_key = key_fields(kind)
-    for key, value in values.items():
-        if key not in by_key:
-            raise UnknownNameError(f"field of {kind.__name__}", key, by_key)
-        outer, *inner = by_key[key].path
-        if inner:
-            changes.setdefault(outer, {})[key] = value
+    for name, value in values.items():
+        if name in names:
+            arguments[name] = value
+        elif name in by_key:
+            changes.setdefault(by_key[name].path[0], {})[name] = value
         else:
-            arguments[outer] = value
-    for name, changed in changes.items():
-        before = sections[name]
-        arguments[name] = before.replace(**changed) if isinstance(before, Sectioned) else replace(before, **changed)
+            raise UnknownNameError(f"field of {kind.__name__}", name, {*names, *by_key})
+
+    # The section that is passed is changed, or else the default one.
+    for section_name, changed in changes.items():
+        before = arguments.get(section_name, names[section_name].default)
+        arguments[section_name] = replace(before, **changed)
     return arguments

@@ -13,7 +13,7 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Device, Framework
+from perfmodel.spec import Device, Framework, Layout
 from perfmodel.validation._case_rows import Case, framework_of
 from perfmodel.validation._choice import OpenChoice
 from perfmodel.validation._described_run import DescribedRun
@@ -188,7 +188,8 @@ def _read(
     # A micro-batch that the framework sets is no open cell.
     device, model = run.device(), run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
-    usual = framework.micro_batch if framework.micro_batch != Framework.micro_batch else None
+    micro_batch = framework.default_layout.micro_batch
+    usual = micro_batch if micro_batch != Layout.micro_batch else None
     rows = filled_rows(run.cells_for(framework), features, priors, usual, _narrow_dtype(device, framework))
     # A row is read before it is known whether its layout is possible, so more are read than are kept.
     read_first, weight = representatives(np.array([candidate.weight for candidate in rows]), 2 * MOST_WEIGHED)

@@ -65,15 +65,15 @@ class EncoderHead(OpenChoice):
 
     def matters(self, case: Case) -> bool:
         is_of_task = case.job.seq_len in _LENGTHS_OF_TASKS
-        return _reads_words_both_ways(case) and (is_of_task or not case.framework.masked_head)
+        return _reads_words_both_ways(case) and (is_of_task or not case.framework.default_job.loss.masked_head)
 
     def stated(self, case: Case) -> bool:
         return not {"head", "masked_head"}.isdisjoint(case.stated)
 
     def value(self, case: Case) -> str:
-        if case.job.head != "vocabulary":
+        if case.job.loss.head != "vocabulary":
             return "labels"
-        return "masked tokens" if case.job.masked_head else "all tokens"
+        return "masked tokens" if case.job.loss.masked_head else "all tokens"
 
     def variants(self, case: Case) -> Sequence[Variant]:
         labels = Variant(value="labels", job={"head": "token_labels"})
@@ -134,7 +134,7 @@ class Padding(OpenChoice):
         if not bin_tokens:
             return [computed, Variant(value="left out", job={"mean_tokens": text_tokens})]
         shortest, _ = _LENGTHS_OF_BERT[0]
-        if seq_len <= shortest or case.job.head != "vocabulary":
+        if seq_len <= shortest or case.job.loss.head != "vocabulary":
             return [computed]
         padded_tokens = min(seq_len, text_tokens + bin_tokens / 2)
         return [Variant(value="left out", job={"mean_tokens": padded_tokens})]

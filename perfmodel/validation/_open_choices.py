@@ -226,7 +226,7 @@ class ExpertDispatcher(OpenChoice):
         return "expert_dispatcher" in case.stated
 
     def value(self, case: Case) -> str:
-        return case.job.expert_dispatcher
+        return case.job.experts.expert_dispatcher
 
     def variants(self, case: Case) -> Sequence[Variant]:
         names = case.framework.capabilities.expert_dispatchers
@@ -252,7 +252,7 @@ class FlashAttention(OpenChoice):
         return "flash_attention" in case.stated
 
     def value(self, case: Case) -> str:
-        return on_or_off(case.job.flash_attention)
+        return on_or_off(case.job.kernels.flash_attention)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         unfused = Variant(value="off", job={"flash_attention": False, "fp8_attention": False})
@@ -285,8 +285,8 @@ class ChunkedLoss(UnsaidSwitch):
 
     def matters(self, case: Case) -> bool:
         job = case.job
-        has_logits = isinstance(case.model, Transformer) and job.head == "vocabulary" and job.mode == "train"
-        return has_logits and case.framework.launch.chunks_loss_unsaid and not job.loss_with_gradient
+        has_logits = isinstance(case.model, Transformer) and job.loss.head == "vocabulary" and job.mode == "train"
+        return has_logits and case.framework.launch.chunks_loss_unsaid and not job.loss.loss_with_gradient
 
 
 class Fp8ActivationInputs(UnsaidSwitch):
@@ -305,7 +305,7 @@ class OperationFuser(UnsaidSwitch):
 
     def matters(self, case: Case) -> bool:
         is_narrow = case.job.dtype in ("fp8", "fp4")
-        return case.framework.launch.fuses_operations_unsaid and (is_narrow or case.job.adapter_rank > 0)
+        return case.framework.launch.fuses_operations_unsaid and (is_narrow or case.job.fine_tuning.adapter_rank > 0)
 
 
 class DataParallelOverlap(OpenChoice):
@@ -316,7 +316,8 @@ class DataParallelOverlap(OpenChoice):
 
     def matters(self, case: Case) -> bool:
         framework = case.framework
-        hides = framework.overlap_grad_reduce and framework.communication.hides(case.layout.zero, case.layout.tp)
+        can_hide = framework.communication.hides(case.layout.zero, case.layout.tp)
+        hides = framework.default_layout.overlap_grad_reduce and can_hide
         return hides and case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
 
     def stated(self, case: Case) -> bool:
@@ -389,7 +390,7 @@ class CudaGraphs(OpenChoice):
         return "cuda_graphs" in case.stated
 
     def value(self, case: Case) -> str:
-        return case.job.cuda_graphs
+        return case.job.kernels.cuda_graphs
 
     def variants(self, case: Case) -> Sequence[Variant]:
         return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers")]

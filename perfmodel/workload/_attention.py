@@ -71,7 +71,7 @@ def self_attention(
         _attention_core(
             model,
             local,
-            kv_heads=heads if local.job.repeated_keys else kv,
+            kv_heads=heads if local.job.kernels.repeated_keys else kv,
             d_qk=d,
             d_v=d,
             seq_kv=local.keys,
@@ -103,7 +103,7 @@ def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterMod
 
 def _kept_share(local: ShardSizes) -> float:
     """Share of queries, keys and values that is kept: in 8-bit attention their narrow copies alone."""
-    return 1 / local.act_bytes if local.job.fp8_attention else 1.0
+    return 1 / local.act_bytes if local.job.narrow.fp8_attention else 1.0
 
 
 def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> list[Piece]:
@@ -275,7 +275,7 @@ def _attention_core(
 ) -> Piece:
     """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
     chunk = window if model.chunked_window and window < seq_kv else 0
-    if local.job.flash_attention:
+    if local.job.kernels.flash_attention:
         core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
     else:
         core = _materialised(model, local, d_qk, d_v, seq_kv)
@@ -283,7 +283,7 @@ def _attention_core(
 
     # A server fills its cache with the prompt's keys and values.
     prompt = local.job.mode == "inference" and local.seq_local > 1
-    if prompt and local.job.flash_attention and not model.latent_attention:
+    if prompt and local.job.kernels.flash_attention and not model.latent_attention:
         core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
     return recomputed("core_attn", [core])[0]
 
@@ -291,12 +291,12 @@ def _attention_core(
 def _kept_result_bytes(local: ShardSizes, d_v: int) -> float:
     """Bytes of its result that fused attention keeps for its gradient, beyond what the output projection keeps."""
     elements = float(local.tokens) * local.heads * d_v
-    if not local.job.flash_attention:
+    if not local.job.kernels.flash_attention:
         return 0.0
 
     # In 8 bits a copy of its own (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
     # `FusedAttnFunc`).
-    if local.job.fp8_attention:
+    if local.job.narrow.fp8_attention:
         return elements
 
     # Otherwise the tensor that the output projection keeps, or keeps no more where its weight is frozen.
@@ -332,8 +332,8 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
 
     # Between the products: scale, mask and softmax in one kernel or apart, then dropout.
-    wide = "wide_softmax" in local.job.eager_kernels and local.act_bytes == 2
-    fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
+    wide = "wide_softmax" in local.job.kernels.eager_kernels and local.act_bytes == 2
+    fused = local.job.kernels.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
     names = ["scale_mask_softmax"] if fused else ["softmax"]
     if model.dropout:
         names.append("dropout")
@@ -433,7 +433,7 @@ def _fused(
     window = chunk // 2 or window
     full_attention = Attention(
         op="flash_attention",
-        dtype="fp8" if local.job.fp8_attention else local.precision.wide_dtype,
+        dtype="fp8" if local.job.narrow.fp8_attention else local.precision.wide_dtype,
         batch=local.sequences,
         heads=local.heads,
         kv_heads=kv_heads,

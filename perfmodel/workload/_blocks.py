@@ -71,7 +71,7 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
 
     # In place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input.
     def relu(width: int) -> Piece:
-        saved = 0.0 if job.fused_kernels else float(rows) * width * precision.act_bytes
+        saved = 0.0 if job.kernels.fused_kernels else float(rows) * width * precision.act_bytes
         return pointwise(precision, [("relu", 1)], rows, width, saved_bytes=saved)
 
     if tp == 1:
@@ -179,11 +179,11 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
         yield pointwise(precision, [(name, 1)], batch * layer.c_in, layer.size_in**2, saved_bytes=tensor)
 
     # Its batch norm, which fused reads the shortcut as a second input.
-    fused = layer.batch_norm and job.fused_batch_norm
+    fused = layer.batch_norm and job.kernels.fused_batch_norm
     if layer.batch_norm:
         inputs = 2 if fused and layer.residual else 1
         norm = pointwise(precision, [("batch_norm", inputs)], rows, area, params=2 * layer.c_out, saved_bytes=tensor)
-        if job.channels_last and precision.act_bytes == 2:
+        if job.kernels.channels_last and precision.act_bytes == 2:
             norm = _norm_at_bandwidth(norm, precision, rows, area, inputs)
         yield norm
 

@@ -98,7 +98,7 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
     # torch.distributed's context parallelism).
     rows = local.sequences * q
     values = attention.heads * (attention.head_dim_v or attention.head_dim)
-    dtype = None if local.job.fuses("attention_merge") else "fp32"
+    dtype = None if local.job.kernels.fuses("attention_merge") else "fp32"
     summed = memory(local.precision, "add", rows, attention.heads * attention.head_dim, 2, dtype=dtype)
     passed = memory(
         local.precision,
@@ -120,7 +120,7 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
 def _merge(local: ShardSizes, rows: int, width: int) -> tuple[MemoryBound, ...]:
     """Kernels that add a step's results of [rows, width] to those before, rescaled by their statistics."""
     # One kernel that rescales and adds.
-    if local.job.fuses("attention_merge"):
+    if local.job.kernels.fuses("attention_merge"):
         return (memory(local.precision, "add", rows, width, 2),)
 
     # Or a conversion to fp32, a difference, a product and another difference.

@@ -96,7 +96,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     pieces = [norm(model, local)] if model.final_norm else []
     if model.patches:
         return [*pieces, *_patch_head(model, local, model.patches)]
-    if local.job.head != "vocabulary":
+    if local.job.loss.head != "vocabulary":
         return [*pieces, *_label_head(local)]
     local = _seen_by_head(model, local)
     if model.pooler_and_mlm_head:
@@ -107,7 +107,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     local = replace(local, hidden=table_width(model))
 
     # The projection. Tied to a frozen embedding, its weight has no gradient though the layers' weights have.
-    frozen = model.tied_embeddings and local.job.frozen_embedding
+    frozen = model.tied_embeddings and local.job.fine_tuning.frozen_embedding
     head_sizes = local
     if frozen:
         head_sizes = replace(local, precision=replace(local.precision, frozen=True))
@@ -210,7 +210,7 @@ def _label_head(local: ShardSizes) -> list[Piece]:
     """Labels of every token, or of every sequence from its pooled first token, with the loss on them (Hugging Face
     `BertForQuestionAnswering`, `BertForSequenceClassification`)."""
     rows, hidden, pieces = local.norm_tokens, local.hidden, []
-    if local.job.head == "sequence_label":
+    if local.job.loss.head == "sequence_label":
         rows = local.shard.micro_batch
         pieces += _pooler(local)
     made = linear(local.precision, rows, LABELS, hidden, bias=LABELS)
@@ -220,25 +220,25 @@ def _label_head(local: ShardSizes) -> list[Piece]:
 
 def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     """Transient bytes of the head beside the logits that it keeps."""
-    if local.job.head != "vocabulary":
+    if local.job.loss.head != "vocabulary":
         return 0.0
     seen = _seen_by_head(model, local)
-    if local.job.chunked_loss:
+    if local.job.loss.chunked_loss:
         return _logits_at_once(seen) * local.act_bytes
 
     # A gradient that is written over the logits needs no further tensor.
-    if local.job.loss_with_gradient or local.job.narrow_logits:
+    if local.job.loss.loss_with_gradient or local.job.loss.narrow_logits:
         return 0.0
 
     # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32 copy.
-    width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
+    width = local.act_bytes + (0 if local.job.kernels.fuses("cross_entropy") else 4)
     return _logits_at_once(seen) * width
 
 
 def _logits_at_once(local: ShardSizes) -> float:
     """Elements of the logits that exist at a time: all, or of a chunked loss those of one part of the tokens."""
     logits = float(local.tokens) * local.vocab
-    if not local.job.chunked_loss:
+    if not local.job.loss.chunked_loss:
         return logits
 
     # As many parts as the vocabulary has hidden sizes (Liger, fused_linear_cross_entropy.py).
@@ -249,7 +249,7 @@ def _logits_at_once(local: ShardSizes) -> float:
 
 def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
     """Sizes of the head: its tokens are all, or of masked language models the masked ones."""
-    if not (model.pooler_and_mlm_head and local.job.masked_head):
+    if not (model.pooler_and_mlm_head and local.job.loss.masked_head):
         return local
     return replace(
         local,
@@ -282,7 +282,7 @@ def _table(local: ShardSizes, rows: int) -> list[Piece]:
 def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
     """Rows of a table by their indices; indices have no gradient."""
     # As the table's product with a one-hot row for each token, which is written first.
-    if "one_hot_lookup" in local.job.eager_kernels:
+    if "one_hot_lookup" in local.job.kernels.eager_kernels:
         precision = local.unquantised.precision
         product = linear(precision, tokens, local.hidden, rows, kept_input=0.0)
         one_hot = memory(precision, "relu", tokens, rows)
@@ -299,9 +299,9 @@ def _cross_entropy(local: ShardSizes) -> Piece:
     documentation, autocast: `cross_entropy` runs in fp32). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit
     sum.
     """
-    if local.job.loss_with_gradient or local.job.chunked_loss:
+    if local.job.loss.loss_with_gradient or local.job.loss.chunked_loss:
         return _loss_with_gradient(local)
-    fused = local.job.fuses("cross_entropy")
+    fused = local.job.kernels.fuses("cross_entropy")
     name, dtype = ("cross_entropy", "fp32") if fused else ("cross_entropy_unfused", None)
     forward = memory(local.precision, name, local.tokens, local.vocab, dtype=dtype)
     # Losses of several operators take fp32 logits, which are made from those of the product, and their gradient is
@@ -312,7 +312,7 @@ def _cross_entropy(local: ShardSizes) -> Piece:
         forward=(*cast, forward),
         backward_input=(replace(forward, pass_="bwd"), *cast),
         forward_comm=_loss_reductions(local),
-        saved_bytes=(local.act_bytes if local.job.narrow_logits else 4.0) * local.tokens * local.vocab,
+        saved_bytes=(local.act_bytes if local.job.loss.narrow_logits else 4.0) * local.tokens * local.vocab,
     )
 
 
@@ -320,7 +320,7 @@ def _loss_with_gradient(local: ShardSizes) -> Piece:
     """The loss with the gradient of the logits, in one pass that moves what a softmax of the logits moves."""
     # The gradient is the softmax less one at the target, and takes the logits' place. A chunked loss keeps the
     # gradient of the hidden states instead, which it makes before the next part.
-    saved_columns = local.hidden if local.job.chunked_loss else local.vocab
+    saved_columns = local.hidden if local.job.loss.chunked_loss else local.vocab
     return Piece(
         forward=(memory(local.precision, "softmax", local.tokens, local.vocab),),
         forward_comm=_loss_reductions(local),

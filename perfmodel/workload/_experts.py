@@ -127,7 +127,7 @@ class Routing:
 def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
     """Spread the shard's tokens over all experts, evenly but for the load of the busiest rank.
 
-    The load is `Job.expert_load`; one rank that holds all experts gets no more than there is. Errors are those of
+    The load is `ExpertTokens.load`; one rank that holds all experts gets no more than there is. Errors are those of
     `expert_feed_forward`.
     """
     # Experts over expert-parallel ranks, their inner sizes over tensor-parallel ones.
@@ -160,8 +160,8 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
     # says how many each gets.
     rows = local.norm_tokens
     gathered = etp > 1 and (local.sequence_parallel or tp == 1)
-    load = local.job.expert_load if ep > 1 or local.job.expert_capacity_factor else 1.0
-    if local.job.expert_capacity_factor is None:
+    load = local.job.experts.load if ep > 1 or local.job.experts.expert_capacity_factor else 1.0
+    if local.job.experts.expert_capacity_factor is None:
         load = min(load, float(ep))
     copies = rows * experts.topk * (etp if gathered else 1) * load / (ep if shared else 1)
     return Routing(
@@ -198,7 +198,7 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
     """
     to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
-    saved_bytes = 0.0 if local.job.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
+    saved_bytes = 0.0 if local.job.experts.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
     return Piece(
         forward=sums,
         backward_input=copies,
@@ -222,7 +222,7 @@ def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, .
     # back (DeepEP's hybrid-ep branch, csrc/hybrid_ep/executor/executor.cu: `permute_launcher` in
     # `dispatch_postprocess`, `unpermute_launcher` in `combine_preprocess`; Megatron-Core's
     # `moe_permute_fusion_into_hybridep`, which joins them, is off by default).
-    if local.job.expert_dispatcher != "alltoall" and local.shard.ep > 1:
+    if local.job.experts.expert_dispatcher != "alltoall" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
 
     # An all-to-all dispatcher copies what it sends, and sorts what it receives by local expert (Megatron-LM
@@ -243,7 +243,7 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
     # Over expert-parallel ranks: an all-to-all sends a copy per chosen expert; the libraries send each token once
     # to every rank that needs it, how many these are follows from the choice.
     if local.shard.ep > 1 and not routing.shared:
-        once = local.job.expert_dispatcher != "alltoall"
+        once = local.job.experts.expert_dispatcher != "alltoall"
         copies = routing.rows if once else routing.sent
         sent = Comm(
             collective="all_to_all",
@@ -254,7 +254,7 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
         )
         to_experts = from_experts = (sent,)
         if once:
-            library = local.job.expert_dispatcher
+            library = local.job.experts.expert_dispatcher
             to_experts = (replace(sent, exchange=Exchange(library, "dispatch")),)
             from_experts = (replace(sent, exchange=Exchange(library, "combine")),)
 
@@ -304,7 +304,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
     narrow = dtype == "fp8" and local.precision.recipe == "mxfp8"
-    one_kernel = local.job.fused_experts and narrow and not model.bias
+    one_kernel = local.job.experts.fused_experts and narrow and not model.bias
     forward: tuple[KernelOp, ...] = (
         first,
         *(() if one_kernel else between.forward),

@@ -166,12 +166,12 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         layers += 2.0 * batch * 3 * h * h * letters.total()
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
-    seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.masked_head else s_out
+    seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.loss.masked_head else s_out
     width = table_width(model)
     vocabulary = head = 2.0 * batch * seen * width * model.vocab * (1 + model.mtp_layers)
     if model.patches:
         head = _patch_flops(model, model.patches, batch, s)
-    if job.head != "vocabulary" and not model.patches:
+    if job.loss.head != "vocabulary" and not model.patches:
         vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
     elif model.pooler_and_mlm_head:
         head += 2.0 * batch * (seen * h * width + (h * h + 2 * h) * model.pooler)
@@ -188,17 +188,17 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
     # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
     frozen = 0.0
-    if job.frozen:
+    if job.fine_tuning.frozen:
         frozen = layers + head
-    elif job.frozen_embedding and model.tied_embeddings and not model.patches:
+    elif job.fine_tuning.frozen_embedding and model.tied_embeddings and not model.patches:
         frozen = vocabulary
 
-    if SECOND_PRODUCTS in job.recompute_modules:
+    if SECOND_PRODUCTS in job.activations.recompute_modules:
         # Half of each product, and all of the routed experts' (`assemble`).
         routed = letters["E"] * _routed_weights(model)
         repeated = s * ((per_token - routed) / 2 + routed)
     else:
-        repeated = full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)
+        repeated = full * ("core_attn" in job.activations.recompute_modules) + s * _repeated(model, job)
     return ModelFlops(
         layers_forward=layers + 2.0 * batch * s * weightless,
         head_forward=head,
@@ -213,7 +213,7 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
 def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
     """Forward FLOPs of a head of labels for one sequence."""
-    if job.head == "token_labels":
+    if job.loss.head == "token_labels":
         return 2.0 * tokens * model.hidden * LABELS
     return 2.0 * model.hidden * (model.hidden + LABELS)
 
@@ -241,7 +241,7 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
 
     # Per token and unit of rank, an adapter of a product of k inputs and n outputs takes k + n.
     def beside(products: Mapping[str, int], k: int) -> int:
-        return sum(k + n for name, n in products.items() if name in job.adapter_modules)
+        return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
 
     # Latent attention has an adapter beside its output alone, and so has cross-attention.
     of_output = beside({"linear_proj": h}, model.heads * d_v)
@@ -249,12 +249,12 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     of_feed_forward = beside(first, h) + beside({"linear_fc2": h}, model.ffn_hidden)
     per_rank = job.tokens_per_sequence * ((letters["*"] + letters["W"]) * of_attention + letters["-"] * of_feed_forward)
     per_rank += model.decoder_layers * s_out * (of_attention + of_output + of_feed_forward)
-    return float(job.adapter_rank * per_rank)
+    return float(job.fine_tuning.adapter_rank * per_rank)
 
 
 def _repeated(model: Transformer, job: Job) -> int:
     """Elements of weights that a token passes again where modules of layers are recomputed."""
-    letters, modules = Counter("".join(model.stack)), job.recompute_modules
+    letters, modules = Counter("".join(model.stack)), job.activations.recompute_modules
     repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
 
     # Shared experts are part of the mixture, and repeated with it.
@@ -304,7 +304,7 @@ def _plain(layers: float, head: float, job: Job) -> ModelFlops:
         head_forward=head,
         attention_forward=0.0,
         attention_causal_forward=0.0,
-        frozen_forward=layers + head if job.frozen else 0.0,
+        frozen_forward=layers + head if job.fine_tuning.frozen else 0.0,
         train=job.mode == "train",
     )
 

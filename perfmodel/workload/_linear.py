@@ -109,10 +109,12 @@ def column_linear(
             again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
             scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
             # Backward gathers the input for the weight gradient alone, which a frozen weight does not have.
-            backward = (scatter,) if local.job.keep_gathered or local.job.frozen else (again, scatter)
+            backward = (
+                (scatter,) if local.job.activations.keep_gathered or local.job.fine_tuning.frozen else (again, scatter)
+            )
         else:
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
-    share = 1 / local.tp if local.sequence_parallel and not local.job.keep_gathered else 1.0
+    share = 1 / local.tp if local.sequence_parallel and not local.job.activations.keep_gathered else 1.0
     return linear(
         local.precision,
         rows,
@@ -182,7 +184,7 @@ def adapters(
     """
     adapted_outputs = [n for name, n in products if local.adapts(name)]
     pieces = [_adapter(local, n, k, row_parallel=row_parallel) for n in adapted_outputs]
-    if local.job.adapter_dropout:
+    if local.job.fine_tuning.adapter_dropout:
         return pieces
 
     # Without dropout they share their input, which the first of them keeps.
@@ -201,9 +203,9 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
         n, k: outputs and inputs of the frozen product on this device.
         row_parallel: whether the frozen product is row-parallel.
     """
-    rank, rows, tp = local.job.adapter_rank, local.tokens, local.tp
+    rank, rows, tp = local.job.fine_tuning.adapter_rank, local.tokens, local.tp
     precision = local.precision
-    drops = local.job.adapter_dropout
+    drops = local.job.fine_tuning.adapter_dropout
 
     # Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends) hold columns of B.
     # Beside a column-parallel product they hold columns of A too, whose results are gathered; beside a
@@ -218,7 +220,7 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     # The operation fuser has the second product scale its result and add it to the frozen product's, and the frozen
     # product's input gradient added to the adapter's (Transformer Engine 2.7 pytorch/ops/fused:
     # forward_linear_scale_add.py, backward_linear_scale.py, backward_linear_add.py; none of tensor-parallel products).
-    fused = local.job.operation_fuser and tp == 1
+    fused = local.job.kernels.operation_fuser and tp == 1
     scaled = () if fused else (memory(precision, "mul_scalar", out, n),)
     added = () if fused else (memory(precision, "add", out, n, 2),)
     gradients_added = () if fused else (memory(precision, "add", rows, k, 2),)
@@ -265,7 +267,7 @@ def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tup
     """Collectives of what lies between an adapter's two products, forward and backward."""
     if local.tp == 1:
         return (), ()
-    n_bytes = float(local.tokens) * local.job.adapter_rank * local.act_bytes
+    n_bytes = float(local.tokens) * local.job.fine_tuning.adapter_rank * local.act_bytes
     kind = "all_reduce" if row_parallel else "all_gather"
     sent = Comm(collective=kind, bytes=n_bytes, group="tp", follows=True)
 
@@ -304,7 +306,7 @@ def _adapter_result(local: ShardSizes, n: int) -> AdapterResult:
 
     # An exchange of columns for rows leaves each rank its rows whole, which come in tp parts to be joined.
     n_bytes, columns = float(local.tokens) * n * local.act_bytes, n // local.tp
-    if local.job.adapter_all_to_all and local.sequence_parallel:
+    if local.job.fine_tuning.adapter_all_to_all and local.sequence_parallel:
         exchanged = Comm(collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True)
         parts = copy(local.norm_tokens, n)
         return AdapterResult(

@@ -45,12 +45,12 @@ class Precision:
         act = storage_dtype(job.dtype)
         return cls(
             dtype=job.dtype,
-            recipe=job.fp8_recipe,
+            recipe=job.narrow.fp8_recipe,
             act_dtype=act,
             act_bytes=dtype_bytes(act),
-            accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.adds_half_gradients,
-            frozen=job.frozen,
-            base=job.base_weights,
+            accumulate=job.gradients.grad_dtype == "fp32" and act != "fp32" and not job.adds_half_gradients,
+            frozen=job.fine_tuning.frozen,
+            base=job.fine_tuning.base_weights,
         )
 
 
@@ -93,7 +93,7 @@ class ShardSizes:
 
     def for_module(self, module: WideModule) -> "ShardSizes":
         """Sizes for products that the job may keep wider than others (`Job.wide_modules`)."""
-        if module not in self.job.wide_modules:
+        if module not in self.job.narrow.wide_modules:
             return self
         if module != "mamba_output":
             return self.unquantised
@@ -115,7 +115,9 @@ class ShardSizes:
 
     def adapts(self, *modules: AdapterModule) -> bool:
         """Whether adapters stand beside any of these products."""
-        return self.job.adapter_rank > 0 and not set(modules).isdisjoint(self.job.adapter_modules)
+        return self.job.fine_tuning.adapter_rank > 0 and not set(modules).isdisjoint(
+            self.job.fine_tuning.adapter_modules
+        )
 
     @property
     def keys(self) -> int:
@@ -175,7 +177,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
     _require_divided_sequence(model, seq_len, cp, chunks, tp if sequence_parallel else 1)
-    if cp > 1 and not job.flash_attention:
+    if cp > 1 and not job.kernels.flash_attention:
         raise LayoutError(
             f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1",
             Reason.UNFUSED_CONTEXT,

@@ -32,7 +32,7 @@ def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
         updated = 2 * (4 + kind.state_bytes) + (0 if weight == "fp32" else dtype_bytes(weight))
     else:
         updated = 2 * (dtype_bytes(weight) + kind.state_bytes)
-    traffic = kind.gradient_reads * dtype_bytes(job.grad_dtype) + updated + kind.further_bytes
+    traffic = kind.gradient_reads * dtype_bytes(job.gradients.grad_dtype) + updated + kind.further_bytes
     if job.weight_average:
         traffic += AVERAGE_BYTES
 

@@ -31,7 +31,7 @@ def norm_params(model: Transformer, size: int) -> int:
 def residual(model: Transformer, local: ShardSizes) -> Piece:
     """Bias, dropout and residual addition after a row-parallel product; keeps the dropout mask."""
     rows, hidden = local.norm_tokens, local.hidden
-    fused = local.job.fuses("residual")
+    fused = local.job.kernels.fuses("residual")
     backward = []
     if not model.dropout:
         ops = [("add", 2)] if fused or not model.bias else [("add", 1), ("add", 2)]
@@ -142,16 +142,16 @@ def _pass(local: ShardSizes, ops: list[tuple[str, int]]) -> Piece:
 
 def gate(local: ShardSizes) -> list[tuple[str, int]]:
     """Kernels that multiply a tensor by the sigmoid of another."""
-    return [("silu_mul", 2)] if local.job.fuses("activation") else [("silu", 1), ("mul", 2)]
+    return [("silu_mul", 2)] if local.job.kernels.fuses("activation") else [("silu", 1), ("mul", 2)]
 
 
 def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs."""
-    name, fused = model.activation, local.job.fuses("activation")
+    name, fused = model.activation, local.job.kernels.fuses("activation")
 
     # Gate and value kept in 8 bits, by a cast after the kernel and another before it in backward (Megatron-Core 0.7
     # core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
-    if local.job.fp8_activation_inputs and model.gated_ffn and name == "silu" and fused:
+    if local.job.narrow.fp8_activation_inputs and model.gated_ffn and name == "silu" and fused:
         cast = memory(local.precision, QUANTISING, rows, 2 * width)
         swiglu = pointwise(local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width)
         return replace(swiglu, forward=(*swiglu.forward, cast), backward_input=(cast, *swiglu.backward_input))
@@ -167,7 +167,7 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
         ops, inputs = [("relu", 1)], int(name == "relu2")
         if name == "relu2" and not fused:
             ops.append(("mul", 1))
-    elif name == "gelu" and "gelu_formula" in local.job.eager_kernels:
+    elif name == "gelu" and "gelu_formula" in local.job.kernels.eager_kernels:
         ops, inputs = list(_GELU_FORMULA), _GELU_FORMULA_KEEPS
     elif name == "gelu" and model.bias and fused:
         ops = [("bias_gelu", 1)]
@@ -184,7 +184,7 @@ def _clamps(model: Transformer, local: ShardSizes) -> bool:
     """Whether an activation's inputs are cut by kernels of their own."""
     # What joins experts' products has an activation that cuts them (Transformer Engine pytorch/ops/basic/swiglu.py,
     # `ScaledClampedQGeGLU`).
-    separate = not local.job.fuses("clamp") and not local.job.fused_experts
+    separate = not local.job.kernels.fuses("clamp") and not local.job.experts.fused_experts
     return model.gated_ffn and model.clamped_glu and separate
 
 
@@ -202,13 +202,13 @@ def rotary(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
     """Rotation of `width` query and key elements per token; its gradient is a rotation back."""
     if model.positions != "rope":
         return []
-    name = "rope" if local.job.fuses("rope") else "rope_unfused"
+    name = "rope" if local.job.kernels.fuses("rope") else "rope_unfused"
     return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
 
 
 def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
     """Copies of queries, keys and values into the order of the attention kernel; gradients go the same ways back."""
-    if local.job.fuses("attention_layout"):
+    if local.job.kernels.fuses("attention_layout"):
         return []
 
     # All at once, then keys and values twice more, once to join them and once to interleave them (nanotron).
@@ -219,7 +219,7 @@ def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
 
 def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> Piece:
     """Norm over a compressed activation of `size` elements; keeps its input."""
-    fused = local.job.fuses("norm") or model.norm == "layer_norm"
+    fused = local.job.kernels.fuses("norm") or model.norm == "layer_norm"
     return pointwise(
         local.precision,
         [("layer_norm" if fused else "rms_norm_unfused", 1)],

@@ -93,12 +93,12 @@ def activation_quantises(local: ShardSizes) -> bool:
     takes the same operands in 16 bits (Megatron-Core core/extensions/transformer_engine.py `TEFusedMLP`).
     """
     adapted = local.adapts("linear_fc1", "linear_fc2", "up_proj", "gate_proj")
-    return local.job.operation_fuser and local.precision.recipe in _FUSED_IN_ACTIVATIONS and not adapted
+    return local.job.kernels.operation_fuser and local.precision.recipe in _FUSED_IN_ACTIVATIONS and not adapted
 
 
 def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
     """The kernel that brings operands of 8-bit attention, or its results, from one type to the other."""
-    if not local.job.fp8_attention:
+    if not local.job.narrow.fp8_attention:
         return ()
 
     # What the layers around attention exchange stays in 16 bits (Transformer Engine 2,

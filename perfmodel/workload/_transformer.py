@@ -57,7 +57,7 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
     # Recipes of narrow types may leave the last layers in 16 bits; in a job of 16 bits all are alike.
     local = local_sizes(model, job, shard, job.seq_len)
-    n_wide = job.wide_last_layers if local != local.unquantised else 0
+    n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
     stack = [(word, position >= first_wide) for position, word in enumerate(model.stack)]
 
@@ -243,7 +243,7 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
 
     # A frozen table has no gradient, though the layers after it have.
-    frozen = local.job.frozen_embedding
+    frozen = local.job.fine_tuning.frozen_embedding
     if frozen:
         pieces = [replace(piece, backward_weight=()) for piece in pieces]
     block = assemble(
@@ -268,7 +268,9 @@ def _head(model: Transformer, local: ShardSizes) -> BlockOps:
         train=local.job.mode == "train",
         is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
-        tied_params=local.vocab * table_width(model) if model.tied_embeddings and local.job.head == "vocabulary" else 0,
+        tied_params=local.vocab * table_width(model)
+        if model.tied_embeddings and local.job.loss.head == "vocabulary"
+        else 0,
     )
 
 
@@ -296,8 +298,8 @@ def _layer(
         workspace_bytes=local.hidden_bytes + 2.0 * elements * local.act_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
-        stops_recompute=local.job.stops_recompute,
-        modules=local.job.recompute_modules,
+        stops_recompute=local.job.activations.stops_recompute,
+        modules=local.job.activations.recompute_modules,
     )
 
 
@@ -346,7 +348,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
 
     # Recompute may end before the last product, whose output nothing of the backward needs.
     *inner_pieces, last = recomputed("mlp", pieces)
-    if local.job.stops_recompute:
+    if local.job.activations.stops_recompute:
         work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
         last = replace(last, recomputed_work=tuple(work))
     return [*inner_pieces, last]

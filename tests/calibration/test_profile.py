@@ -23,9 +23,7 @@ MODEL = Transformer(
     name="small", layers=2, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn_hidden=4096, vocab=8192, seq_len=512,
     tied_embeddings=False, dropout=False,
 )  # fmt: skip
-SERIAL = Framework.from_fields(
-    name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False
-)
+SERIAL = Framework(name="serial", execution="compiled", overlap_grad_reduce=False, overlap_param_gather=False)
 
 
 def problem(framework: Framework = SERIAL) -> Problem:

@@ -146,9 +146,9 @@ def test_a_file_of_one_s_own_builds_on_the_catalog(tmp_path: Path) -> None:
         '[2023]\nbased_on = "nanotron@2024"\n[2025]\nbased_on = "ours@2023"\nzero = { value = 1, source = "our fork" }'
     )
     ours = catalog.framework(str(tmp_path / "ours.toml"))
-    assert (ours.label, ours.zero, ours.half_gradients) == ("ours@2025", 1, True)
+    assert (ours.label, ours.default_layout.zero, ours.default_job.gradients.half_gradients) == ("ours@2025", 1, True)
     assert "our fork" in ours.sources
-    assert catalog.framework(f"{tmp_path}/ours.toml@2024").zero == 0
+    assert catalog.framework(f"{tmp_path}/ours.toml@2024").default_layout.zero == 0
 
 
 def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
@@ -239,7 +239,7 @@ def test_a_pipeline_of_torchtitan_2024_makes_a_micro_batch_per_stage(stages: int
     framework = catalog.framework("torchtitan@2024")
     micro_batch = framework.usual_micro_batch(stages, batch_per_replica)
     if stages == 1:
-        assert micro_batch == framework.micro_batch
+        assert micro_batch == framework.default_layout.micro_batch
     else:
         assert micro_batch == max(1, batch_per_replica // stages)
     later = catalog.framework("torchtitan@2025")

@@ -94,7 +94,7 @@ def test_the_command_line_takes_them(flags: tuple[str, str], capsys: pytest.Capt
 
 def test_python_takes_names_of_element_types() -> None:
     job = pm.Job(global_batch=8, seq_len=1024, dtype="bfloat16", grad_dtype="float32")
-    assert (job.dtype, job.grad_dtype) == ("bf16", "fp32")
+    assert (job.dtype, job.gradients.grad_dtype) == ("bf16", "fp32")
 
 
 IDLE = {

@@ -514,7 +514,7 @@ def test_buckets_stay_in_a_file_that_is_written_like_another(tmp_path: Path) -> 
     launch = read_launch(tmp_path / "ds.json", model="llama3-8b", devices=96)
     assert launch.layout is not None
     job = launch.problem("dgx-a100").job
-    assert job.bucket_bytes == pytest.approx(3.78e9 * 2)
+    assert job.gradients.bucket_bytes == pytest.approx(3.78e9 * 2)
     written = export_launch(launch.layout, "deepspeed", model=launch.model, job=job, like=tmp_path / "ds.json")
     zero = json.loads(written)["zero_optimization"]
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 1260000000

@@ -474,7 +474,7 @@ def test_grouped_products_are_launched_expert_by_expert() -> None:
 def test_scales_of_blocks_need_matrix_units_that_take_them() -> None:
     bridge = catalog.framework("megatron-bridge@2026")
     recipes = {
-        name: bridge.job(MODEL, catalog.device(name), global_batch=8, dtype="fp8").fp8_recipe
+        name: bridge.job(MODEL, catalog.device(name), global_batch=8, dtype="fp8").narrow.fp8_recipe
         for name in ("H100-SXM5-80GB", "B200-SXM-180GB")
     }
     assert recipes == {"H100-SXM5-80GB": "current", "B200-SXM-180GB": "mxfp8"}

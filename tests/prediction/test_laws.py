@@ -98,7 +98,7 @@ def test_devices_of_one_die_differ_by_no_more_than_their_figures(
 @given(cases())
 def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case) -> None:
     """By kernels of attention that both have, with whichever recipe of floats."""
-    framework = case.framework.replace(fp8_flash_attention=case.framework.flash_attention)
+    framework = case.framework.replace(fp8_flash_attention=case.framework.default_job.kernels.flash_attention)
     if {"fp8", "bf16"} <= set(case.cluster.device.dtypes):
         alike = replace(case, framework=framework)
         for one in (alike, alike.laid(tp=2, tp_overlap=True)):  # casts hide no ring steps, products do
@@ -121,7 +121,7 @@ def test_casts_that_no_recipe_names_pay_beside_ring_steps_too(tokens: int) -> No
         model=catalog.model("gpt3-125m"), cluster=catalog.cluster("dgx-h100"), layout=layout, rounds=1,
         framework=catalog.framework("megatron-deepspeed@2023"), seq_len=tokens, dtype="fp8",
     )  # fmt: skip
-    assert not case.job.fp8_recipe
+    assert not case.job.narrow.fp8_recipe
     assert_between(case, replace(case, dtype="bf16"), most=2.0)
 
 

@@ -13,7 +13,7 @@ from perfmodel.spec import Framework, Job, Layout
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks
 
-PLAIN = Framework.from_fields(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
+PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
 STATE_BYTES = {"adam": 8, "lamb": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
 KEEPS_MASTER = {"adam", "lamb", "lion", "sgd", "adafactor", "muon"}
 MUON_OTHERS_BYTES = 8
@@ -87,10 +87,10 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
     has_master = job.optimizer in KEEPS_MASTER and dtype_bytes(job.dtype) < 4
     state_bytes = STATE_BYTES[job.optimizer] + (4 if has_master else 0)
     shards_gradients = layout.zero == 3 or (
-        layout.zero == 2 and not (layout.pp > 1 and job.whole_gradients_in_pipelines)
+        layout.zero == 2 and not (layout.pp > 1 and job.gradients.whole_gradients_in_pipelines)
     )
-    gradients = dtype_bytes(job.grad_dtype) * states(rank, layout, shards_gradients)
-    gradients += 2 * states(rank, layout, shards_gradients) * job.half_gradients
+    gradients = dtype_bytes(job.gradients.grad_dtype) * states(rank, layout, shards_gradients)
+    gradients += 2 * states(rank, layout, shards_gradients) * job.gradients.half_gradients
     replicated = layout.dp * layout.cp > 1
 
     optimizer = state_bytes * states(rank, layout, layout.zero >= 1)

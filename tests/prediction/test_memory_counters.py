@@ -12,7 +12,7 @@ from perfmodel.spec import Framework, Job, Layout
 
 MIB = 2**20
 HOLES = 0.15
-PLAIN = Framework.from_fields(context_bytes=3e8, communicator_bytes=1e8)
+PLAIN = Framework(context_bytes=3e8, communicator_bytes=1e8)
 MODEL = replace(catalog.model("llama3-8b"), layers=8)
 LAYOUTS = (Layout(), Layout(tp=2, pp=4, dp=2), Layout(pp=2, dp=4, zero=3), Layout(tp=2, pp=2, sequence_parallel=True))
 

@@ -8,7 +8,7 @@ from perfmodel import catalog
 from perfmodel.prediction import StepProblem, needed_memory, predict, step_problem
 from perfmodel.spec import Framework, Job, Layout
 
-PLAIN = Framework.from_fields(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
+PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
 OF_STEPS = PLAIN.replace(step_bytes_per_param=8.0)
 
 

@@ -59,7 +59,7 @@ def test_gradients_that_pipelines_keep_whole_are_those_of_zero_1():
     asked = catalog.problem("llama3-8b", "dgx-h100", global_batch=64, framework="torchtitan")
     problem, each = (
         step_problem(asked.model, asked.cluster, replace(asked.job, whole_gradients_in_pipelines=whole))
-        for whole in (asked.job.whole_gradients_in_pipelines, False)
+        for whole in (asked.job.gradients.whole_gradients_in_pipelines, False)
     )
     one, two = Layout(pp=4, dp=8, zero=1), Layout(pp=4, dp=8, zero=2)
     assert explain(problem, two).memory.gradients == explain(problem, one).memory.gradients
@@ -158,7 +158,7 @@ def test_ranks_of_a_node_share_the_memory_of_their_host():
 def test_what_moves_more_bytes_takes_the_host_longer():
     plain = _update_s("dgx-h100", 8)
     assert _update_s("dgx-h100", 8, optimizer="adam8bit") < plain < _update_s("dgx-h100", 8, dtype="fp16")
-    eager = Framework.from_fields(eager_host_updates=True)
+    eager = Framework(eager_host_updates=True)
     job = Job(global_batch=64, seq_len=2048)
     moved = [host_bytes_per_parameter(job, eager=is_eager) for is_eager in (True, False)]
     assert _update_s("dgx-h100", 8, eager) == pytest.approx(plain * moved[0] / moved[1])
@@ -166,14 +166,14 @@ def test_what_moves_more_bytes_takes_the_host_longer():
 
 def test_few_threads_update_as_fast_as_they_stream():
     """Until the memory's bandwidth is used up."""
-    seconds = [_update_s("dgx-h100", 8, Framework.from_fields(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
+    seconds = [_update_s("dgx-h100", 8, Framework(host_threads=threads)) for threads in (1, 2, 64, 128, 0)]
     assert seconds[0] == pytest.approx(2 * seconds[1])
     assert seconds[2] == seconds[3] == seconds[4]
     # a process that has a node to itself takes all of its cores
-    assert _update_s("dgx-h100", 1, Framework.from_fields(host_threads=1)) == _update_s("dgx-h100", 1, Framework())
-    assert _update_s("dgx-h100", 8, Framework.from_fields(host_updates_per_s=1e9)) == 8e-9
+    assert _update_s("dgx-h100", 1, Framework(host_threads=1)) == _update_s("dgx-h100", 1, Framework())
+    assert _update_s("dgx-h100", 8, Framework(host_updates_per_s=1e9)) == 8e-9
     with pytest.raises(PerfModelError, match="host_threads"):
-        Framework.from_fields(host_threads=-1)
+        Framework(host_threads=-1)
 
 
 @pytest.mark.parametrize("layout", ["dp=16", "dp=16,zero=1", "dp=16,overlap_grad_reduce=false", "tp=2,pp=2,dp=4"])
@@ -238,7 +238,7 @@ def test_the_notation_holds_all_of_it():
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
 def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> None:
     """DeepSpeed of 2021 cut and copied each rank's part of each weight by itself: the host's time grows with ranks."""
-    listing = Framework.from_fields(overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6)
+    listing = Framework(overlap_param_gather=False, overlap_grad_reduce=False, partition_copy_s=10e-6)
     buffers = listing.replace(partition_copy_s=0.0)
 
     def step_s(framework: Framework, dp: int, zero: int) -> float:

@@ -11,7 +11,7 @@ from perfmodel.catalog import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts._question import SEARCH_WORDS, SearchKeywords
 from perfmodel.serving._request import ServingKeywords, ServingOptions
-from perfmodel.spec import Job, JobKeywords, Layout, LayoutKeywords, StepKeywords
+from perfmodel.spec import Job, JobKeywords, Layout, LayoutKeywords, StepKeywords, key_fields
 
 EXPLICIT = {"global_batch", "seq_len", "dtype"}
 PROBLEM_FUNCTIONS = [
@@ -36,7 +36,7 @@ def types(owner: type) -> dict[str, object]:
 
 def test_keywords_of_layouts_and_jobs_are_their_fields() -> None:
     assert get_type_hints(LayoutKeywords) == types(Layout)
-    job = {name: hint for name, hint in types(Job).items() if name in JOB_WORDS and name not in EXPLICIT}
+    job = {name: key_fields(Job)[name].hint for name in JOB_WORDS if name not in EXPLICIT}
     assert get_type_hints(JobKeywords) == job
     assert get_type_hints(StepKeywords) == types(Layout) | job
 

@@ -55,7 +55,7 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said["zero"] = case.layout.zero
     if case.layout.offload:
         said["offload"] = True
-    stated = {name: getattr(case.job, name) for name in case.stated_job | {"cuda_graphs"}}
+    stated = {name: case.job.value(name) for name in case.stated_job | {"cuda_graphs"}}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
         dtype=case.job.dtype, **stated,

@@ -101,7 +101,7 @@ def test_experts_in_a_row_need_no_catalog_entry():
 )
 def test_dispatch_that_the_launch_tells_is_predicted(flags, dispatcher, overlap):
     case = read_case(MOE | {"framework": "megatron-bridge@2026", "launch_and_overlap": flags})
-    assert (case.job.expert_dispatcher, case.layout.ep_overlap) == (dispatcher, overlap)
+    assert (case.job.experts.expert_dispatcher, case.layout.ep_overlap) == (dispatcher, overlap)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_dispatch_that_the_launch_tells_is_predicted(flags, dispatcher, overlap)
 )
 def test_switches_of_the_launch_are_read(flags, graphs, overlap):
     case = read_case(ROW | {"framework": "nemo@2024", "launch_and_overlap": flags})
-    assert (case.job.cuda_graphs, case.layout.tp_overlap) == (graphs, overlap)
+    assert (case.job.kernels.cuda_graphs, case.layout.tp_overlap) == (graphs, overlap)
 
 
 @pytest.mark.parametrize(
@@ -131,20 +131,23 @@ def test_switches_of_the_launch_are_read(flags, graphs, overlap):
 )
 def test_tensorwise_scales_are_what_the_framework_calls_so(framework, recipe):
     for words in ("fp8 tensorwise", "fp8 tensorwise hybrid"):
-        assert read_case(ROW | {"framework": framework, "dtype": words, "dtype_recipe": words}).job.fp8_recipe == recipe
+        assert (
+            read_case(ROW | {"framework": framework, "dtype": words, "dtype_recipe": words}).job.narrow.fp8_recipe
+            == recipe
+        )
 
 
 def test_the_operation_fuser_is_read_from_the_launch():
     for flags, fused in ((None, False), ("use_te_ops=0", False), ("use_te_ops=1; lora_a2a=1", True)):
         case = read_case(ROW | {"framework": "nemo@2025", "launch_and_overlap": flags})
-        assert case.job.operation_fuser == fused
+        assert case.job.kernels.operation_fuser == fused
 
 
 def test_adapters_exchange_where_the_launch_says_so():
     row = ROW | {"framework": "nemo@2024", "model": "m-lora"}
     for flags, exchanges in ((None, False), ("lora_a2a=0", False), ("lora_a2a=1", True)):
-        assert read_case(row | {"launch_and_overlap": flags}).job.adapter_all_to_all == exchanges
-    assert not read_case(ROW | {"launch_and_overlap": "lora_a2a=1"}).job.adapter_all_to_all
+        assert read_case(row | {"launch_and_overlap": flags}).job.fine_tuning.adapter_all_to_all == exchanges
+    assert not read_case(ROW | {"launch_and_overlap": "lora_a2a=1"}).job.fine_tuning.adapter_all_to_all
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_adapters_that_a_name_or_columns_tell():
     said = ({}, False, 0), ({"model": "m-LoRA"}, True, 16), (columns, True, 8), (columns | {"model": "m-lora"}, True, 8)
     for cells, frozen, rank in said:
         case = read_case(ROW | cells)
-        assert (case.job.frozen, case.job.adapter_rank) == (frozen, rank)
+        assert (case.job.fine_tuning.frozen, case.job.fine_tuning.adapter_rank) == (frozen, rank)
         assert ("adapter_rank" in case.assumed) == (rank == 16)
 
 

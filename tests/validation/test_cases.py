@@ -139,8 +139,8 @@ def test_details_of_recomputation_tell_which_mode_is_nearest(recompute, detail, 
 
 def test_details_of_recomputation_name_what_is_repeated():
     row = KORTHIKANTI_22B | {"recompute": "selective", "recompute_detail": "selective moe_act+core_attn"}
-    assert set(read_case(row).job.recompute_modules) == {"moe_act", "core_attn"}
-    assert read_case(KORTHIKANTI_22B).job.recompute_modules == ("core_attn",)
+    assert set(read_case(row).job.activations.recompute_modules) == {"moe_act", "core_attn"}
+    assert read_case(KORTHIKANTI_22B).job.activations.recompute_modules == ("core_attn",)
 
 
 def test_a_policy_that_repeats_one_product_counts_as_that_share_of_the_layers():
@@ -183,22 +183,22 @@ def test_a_run_that_told_its_recompute_keeps_activations_in_8_bits_where_it_woul
     }  # fmt: skip
     assert read_case(row).recompute_stated
     run = predict_run(row)
-    in_8_bits = np.array([case.job.fp8_activation_inputs for case in run.completions], float)
+    in_8_bits = np.array([case.job.narrow.fp8_activation_inputs for case in run.completions], float)
     assert run.weights @ in_8_bits > 0.5  # more than before it had to fit
     assert all(case.layout.recompute == "none" for case in run.completions)
     assert run.prediction.memory_needed_bytes <= 1.05 * run.prediction.memory_capacity_bytes
     of_parts = predict_run(row | {"dp": 2, "cp": 4, "global_batch": 2})
-    in_8_bits = np.array([case.job.fp8_activation_inputs for case in of_parts.completions], float)
+    in_8_bits = np.array([case.job.narrow.fp8_activation_inputs for case in of_parts.completions], float)
     assert of_parts.weights @ in_8_bits == pytest.approx(0.5, abs=0.1)  # it fits either way
     unable = predict_run(row | {"framework": "megatron-lm@2023"})
-    assert not any(case.job.fp8_activation_inputs for case in unable.completions)
+    assert not any(case.job.narrow.fp8_activation_inputs for case in unable.completions)
 
 
 def test_missing_cells_are_filled_from_what_is_known():
     case = read_case({k: v for k, v in KORTHIKANTI_22B.items() if k not in ("vocab", "ffn_hidden", "vpp")})
     assert case.model.ffn_hidden == 4 * 6144
     assert case.layout.vpp == 1
-    assert case.job.flash_attention is False
+    assert case.job.kernels.flash_attention is False
     assert case.layout.overlap_grad_reduce is False
 
 

@@ -137,7 +137,7 @@ def test_frozen_weights_in_8_bits_are_held_once():
     layout = Layout(tp=8, sequence_parallel=True)
     usual, frozen = (Job(global_batch=8, seq_len=4096, dtype="fp8", frozen=one) for one in (False, True))
     held = {
-        (name, job.frozen): explain(step_problem(MODEL, catalog.cluster(name), job), layout).memory
+        (name, job.fine_tuning.frozen): explain(step_problem(MODEL, catalog.cluster(name), job), layout).memory
         for name in ("dgx-h100", "hgx-b200")
         for job in (usual, frozen)
     }

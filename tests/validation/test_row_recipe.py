@@ -29,16 +29,16 @@ def at(release: str, **cells: object):
 
 def test_releases_differ_in_what_their_recipes_set():
     early, late = at("26.02"), at("26.06")
-    assert (early.job.cuda_graphs, early.layout.ep_overlap) == ("layers", False)
-    assert (late.job.cuda_graphs, late.layout.ep_overlap) == ("step", True)
+    assert (early.job.kernels.cuda_graphs, early.layout.ep_overlap) == ("layers", False)
+    assert (late.job.kernels.cuda_graphs, late.layout.ep_overlap) == ("step", True)
     assert early.layout.recompute == late.layout.recompute == "selective"
-    assert early.job.recompute_modules == late.job.recompute_modules == ("mla_up_proj",)
+    assert early.job.activations.recompute_modules == late.job.activations.recompute_modules == ("mla_up_proj",)
     assert early.recompute_stated
     assert at("26.06", device="GB300-NVL72").layout.recompute == "none"
-    assert (early.job.fused_experts, late.job.fused_experts) == (False, True)
-    assert not late.job.fp8_attention
-    assert at("26.06", device="GB300-NVL72", flash_attention=1).job.fp8_attention
-    assert not at("26.06", device="GB300-NVL72", flash_attention=0).job.fp8_attention
+    assert (early.job.experts.fused_experts, late.job.experts.fused_experts) == (False, True)
+    assert not late.job.narrow.fp8_attention
+    assert at("26.06", device="GB300-NVL72", flash_attention=1).job.narrow.fp8_attention
+    assert not at("26.06", device="GB300-NVL72", flash_attention=0).job.narrow.fp8_attention
 
 
 def test_what_a_row_says_goes_before_its_recipe():
@@ -110,9 +110,9 @@ def test_a_recipe_without_releases_is_of_several_frameworks():
     pax |= {"seq_len": 2048, "flash_attention": None, "recipe_release": "default"}
     read = read_case(pax)
     assert (read.layout.recompute, read.recompute_stated) == ("selective", True)
-    assert read.job.recompute_modules == ("core_attn", "layernorm", "mlp_act")
-    assert read.job.flash_attention
-    assert not read_case(pax | {"model": "gpt3-126M"}).job.flash_attention
+    assert read.job.activations.recompute_modules == ("core_attn", "layernorm", "mlp_act")
+    assert read.job.kernels.flash_attention
+    assert not read_case(pax | {"model": "gpt3-126M"}).job.kernels.flash_attention
     assert not read_case(pax | {"recipe_release": ""}).recompute_stated
     assert recipe("pax", "gpt3-5b", "H100-SXM5-80GB", "bf16", "") == recipe("pax-te", "gpt3-5b", "A100", "fp8", "25.04")
     assert recipe("megatron-bridge", "llama3-8b", "GB200-NVL72", "current", "") == {}
@@ -138,8 +138,8 @@ def test_launch_scripts_beside_a_page_are_its_recipes(notes, blocks):
     page = "bigscience-workshop/bigscience@9e64ede:train/{}/chronicles-prequel.md"
     pages = [row | {"url_or_repo": page.format(name)} for name in ("tr11-176B-ml", "tr10-104B-ml")]
     its_own, other = map(read_case, rows_of(prepare(pd.DataFrame(pages))))
-    assert its_own.job.blocking_launches == blocks
-    assert not other.job.blocking_launches
+    assert its_own.job.kernels.blocking_launches == blocks
+    assert not other.job.kernels.blocking_launches
 
 
 @pytest.mark.parametrize(("tag", "sharded", "replicas"), [("v24.11.1", True, {4}), ("v25.04", False, {1, 2, 4})])
@@ -160,9 +160,9 @@ def test_a_recipe_says_what_stays_wide():
     row = V3 | {"model": "nemotron-3-super", "device": "GB300-NVL72", "pp": 1, "vpp": 1, "n_devices": 64}
     row |= {"recipe_release": "v26.06"}
     narrow, wider = (read_case(row | {"dtype": dtype}).job for dtype in ("nvfp4", "mxfp8"))
-    assert narrow.wide_last_layers == 14
-    assert set(narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
-    assert (wider.wide_last_layers, wider.wide_modules) == (0, ("further_tokens",))
+    assert narrow.narrow.wide_last_layers == 14
+    assert set(narrow.narrow.wide_modules) == {"attention", "latent", "further_tokens", "mamba_output"}
+    assert (wider.narrow.wide_last_layers, wider.narrow.wide_modules) == (0, ("further_tokens",))
 
 
 def test_a_recipe_may_leave_tensor_parallel_collectives_alone():

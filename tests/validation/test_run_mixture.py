@@ -85,10 +85,10 @@ def test_a_node_may_have_one_adapter_of_the_rate_that_is_told_or_several():
 def test_a_framework_with_two_dispatchers_leaves_open_which_exchanges_tokens():
     experts = ROW | {"model": "mixtral-8x7b", "ep": 8, "seq_len": 4096}
     run = predict_run(experts)
-    assert {case.job.expert_dispatcher for case in run.completions} == {"alltoall", "deepep"}
+    assert {case.job.experts.expert_dispatcher for case in run.completions} == {"alltoall", "deepep"}
     assert any(text.startswith("expert_dispatcher") for text in run.assumed)
     stated = predict_run(experts | {"job.expert_dispatcher": "deepep"})
-    assert {case.job.expert_dispatcher for case in stated.completions} == {"deepep"}
+    assert {case.job.experts.expert_dispatcher for case in stated.completions} == {"deepep"}
 
 
 def test_the_choice_that_moves_most_comes_first():
@@ -252,7 +252,7 @@ def test_a_described_job_names_what_is_wrong():
 def test_devices_before_flash_attention_run_none(device, choices):
     older = {"model": "gpt2-345m", "seq_len": 1024, "dtype": "fp16", "framework": "megatron-lm@2023"}
     run = predict_run(ROW | older | {"device": device, "inter_link": None, "flash_attention": None})
-    assert {case.job.flash_attention for case in run.completions} == choices
+    assert {case.job.kernels.flash_attention for case in run.completions} == choices
 
 
 def test_text_of_pretraining_data_fills_less_of_longer_sequences():
@@ -290,7 +290,7 @@ def test_a_loader_that_sorts_by_length_pads_half_a_bin(seq_len, head, most_token
     plain = {"tp": 1, "dp": 16, "zero_stage": 0, "sequence_parallel": 0, "launch_and_overlap": ""}
     encoder = {"model": "bert-large", "seq_len": seq_len, "framework": "pytorch@2021", "dtype": "fp16"}
     jobs = [completion.job for completion in predict_run(ROW | plain | encoder).completions]
-    assert {(job.head, job.mean_tokens) for job in jobs} == {(head, most_tokens)}
+    assert {(job.loss.head, job.mean_tokens) for job in jobs} == {(head, most_tokens)}
 
 
 def test_encoders_of_unstated_length_may_have_either_of_berts_lengths():

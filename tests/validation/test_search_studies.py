@@ -80,7 +80,7 @@ def test_blocking_sends_lengthen_pipelines_only():
     )
     layouts = [Layout(pp=4, micro_batch=64, dp=1), Layout(tp=4, micro_batch=4096)]
     free, held = (
-        evaluate(step_problem(model, cluster, job, None, Framework.from_fields(blocking_sends=b)), layouts).step_time_s
+        evaluate(step_problem(model, cluster, job, None, Framework(blocking_sends=b)), layouts).step_time_s
         for b in (False, True)
     )
     assert held[0] > free[0] * (1 + 1e-5)

@@ -156,7 +156,8 @@ def test_stored_weights_take_their_bytes_and_a_pass_before_every_product(base, n
     of_layers = NET.layers * layer(tp=1).params
     outside = 2 * NET.vocab * NET.hidden
     found = {
-        each.base_weights: predict("llama3-8b", "dgx-a100", "dp=8", global_batch=8, job=each) for each in (job, narrow)
+        each.fine_tuning.base_weights: predict("llama3-8b", "dgx-a100", "dp=8", global_batch=8, job=each)
+        for each in (job, narrow)
     }
     assert found[base].memory.weights == pytest.approx(2 * outside + n_bytes * of_layers, rel=0.01)
     assert found[""].memory.weights == pytest.approx(2 * (outside + of_layers), rel=0.01)

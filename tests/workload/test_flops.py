@@ -178,13 +178,13 @@ def test_a_step_is_forward_input_gradients_and_weight_gradients_of_what_is_train
     computed = 0.0
     for block, repeats in blocks(net, job, Shard()):
         passes = [block.forward, block.backward_input]
-        if not job.frozen:
+        if not job.fine_tuning.frozen:
             passes.append(block.backward_weight)
         computed += repeats * sum(map(matmul_flops, passes))
     padding = 0.0
     if isinstance(net, Transformer) and not net.patches:
         rows = (net.decoder_seq_len or net.seq_len) * (1 + net.mtp_layers)
-        head_is_frozen = job.frozen or (job.frozen_embedding and net.tied_embeddings)
+        head_is_frozen = job.fine_tuning.frozen or (job.fine_tuning.frozen_embedding and net.tied_embeddings)
         padding = (2 if head_is_frozen else 3) * 2.0 * rows * net.hidden * (padded_vocab(net.vocab, 1) - net.vocab)
     tolerance = 0.01 if getattr(net, "experts", None) else 1e-6  # every expert has equally many rows
     if getattr(net, "patches", None):

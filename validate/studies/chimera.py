@@ -111,7 +111,7 @@ class Conditions:
 
     def job(self, study: Study, model: Model) -> Job:
         """What a step computes: fp32 and Adam, as in the authors' code."""
-        kernels = self.framework.eager_kernels
+        kernels = self.framework.default_job.kernels.eager_kernels
         if study.formula_gelu and self.formula_gelu:
             kernels = (*kernels, "gelu_formula")
         return self.framework.job(

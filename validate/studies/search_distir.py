@@ -63,7 +63,7 @@ MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
 """Section 5.1: 2 to 128 for layouts with a pipeline, 1 for others: 75 layouts of a batch, as table 1 counts."""
 COUNTS: Final = ("micro_batches >= min(pp, 2)", f"micro_batches <= 1 + {MICRO_BATCHES[-1] - 1} * (min(pp, 2) - 1)")
 TOLERANCE: Final = 0.03
-DISTIR: Final = Framework.from_fields(
+DISTIR: Final = Framework(
     tp_overlap_loss=1.0, blocking_sends=True, contends=False, context_bytes=0.0, memory_margin=0.0
 )
 """Section 2.1: a device executes one operation at a time, so that nothing hides behind kernels. Section 3.3 and 5.2:

@@ -206,7 +206,7 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
         # Without experts on other ranks nothing is dispatched, and a file need not say how.
         if layout.ep > 1:
             names += ("expert_dispatcher", "expert_capacity_factor")
-        fields |= {name: getattr(job, name) for name in names}
+        fields |= {name: job.value(name) for name in names}
     if model is None:
         return fields
     # Torchtitan and others name models instead of describing them; stages need to know layers in any case.
@@ -232,7 +232,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     if job is not None:
         stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
         stated = {name: value for name, value in stated.items() if value is not None}
-        wanted, got = wanted | {name: getattr(job, name) for name in stated}, got | stated
+        wanted, got = wanted | {name: job.value(name) for name in stated}, got | stated
     lost = [name for name in got if wanted[name] != got[name]]
     if lost:
         # What is lost is named with why, and with the values that the framework would run instead.

@@ -281,8 +281,8 @@ def _flags(problem: Problem) -> list[str]:
         dtype=job.dtype,
     )
     for name in catalog.JOB_WORDS:
-        value = getattr(job, name)
-        if name != "global_batch" and value != getattr(usual, name):
+        value = job.value(name)
+        if name != "global_batch" and value != usual.value(name):
             flags += ["--set", f"job.{name}={_toml(value)}"]
     return flags
 

@@ -76,9 +76,9 @@ class _SettingFault:
     """Fields of the layout or job as they are with the fault."""
     remedy: str
 
-    def differs(self, stated: object) -> bool:
-        """Whether the script's layout or job has another value of any of these fields."""
-        return any(getattr(stated, field) != value for field, value in self.fields.items())
+    def differs(self, stated: Mapping[str, Any]) -> bool:
+        """Whether the script's layout or job, by key, has another value of any of these fields."""
+        return any(stated[field] != value for field, value in self.fields.items())
 
 
 def _times(name: str) -> Callable[[StepProblem, Layout, float], Sequence[Setting]]:
@@ -211,10 +211,10 @@ def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Faul
     applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
     candidates = [_machine_fault(problem, layout, fault) for fault in applicable]
     for setting in _LAYOUT_SETTINGS:
-        if setting.differs(layout):
+        if setting.differs(vars(layout)):
             candidates.append(_setting_fault(problem, replace(layout, **setting.fields), setting))
     for setting in _JOB_SETTINGS:
-        if setting.differs(problem.job):
+        if setting.differs(problem.job.values()):
             changed = replace(problem, job=replace(problem.job, **setting.fields))
             candidates.append(_setting_fault(changed, layout, setting))
     candidates.append(_data_loading(expected_s))

@@ -299,7 +299,7 @@ def _states(
     Choices with offloaded layers occur without a pipeline only; the caller combines them with no recompute.
     """
     job = problem.job
-    replicated, trained = degrees.replicated, job.mode == "train" and not job.frozen
+    replicated, trained = degrees.replicated, job.mode == "train" and not job.fine_tuning.frozen
     # Without gradients and optimizer states only weights can be sharded (ZeRO 3), and nothing is reduced.
     effective = [z if trained or z == 3 else 0 for z in space.zero] if replicated else [0]
     zeros = tuple(dict.fromkeys(effective))

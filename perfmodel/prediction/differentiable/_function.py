@@ -294,7 +294,7 @@ def _by_element_type(problem: StepProblem) -> list[StepProblem]:
         return [problem]
     # Fields that the job has as its framework's default change with the type; those that it states do not.
     defaults, other_defaults = framework.job_defaults(job.dtype), framework.job_defaults(other)
-    changed = {name: value for name, value in other_defaults.items() if getattr(job, name) == defaults[name]}
+    changed = {name: value for name, value in other_defaults.items() if job.value(name) == defaults[name]}
     in_other_type = replace(problem, job=replace(job, dtype=other, **changed))
     return [in_other_type, problem] if job.dtype == "fp8" else [problem, in_other_type]
 

@@ -14,7 +14,7 @@ from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.prediction.sites._population import GENERIC, SitePopulation, SitePrior, population
 from perfmodel.prediction.sites._site_constants import MemorySpread, Sustained, memory_spread, sustained
 from perfmodel.prediction.sites._teams import team_key
-from perfmodel.spec import AttentionKernel, Device, Framework, Job, Model
+from perfmodel.spec import AttentionKernel, Device, Framework, HostCosts, Job, Model
 
 WITH_CLOCKS_OF_THEIR_OWN: Final = ("NVIDIA", "AMD")
 """Vendors whose devices each choose their clock, by their own leakage, temperature and power limit."""
@@ -24,7 +24,7 @@ for outliers (Sinha et al., arXiv 2208.11035), here taken for whiskers of box pl
 of a normal law. Found with published runs in view, whose error is flat from 1 to 2 %."""
 EAGER: Final = Framework()
 """Framework of predictions where none is named."""
-COMPILED: Final = Framework.from_fields(execution="compiled")
+COMPILED: Final = Framework(host=HostCosts(execution="compiled"))
 """A step that is one compiled program."""
 
 

@@ -36,7 +36,7 @@ CLUSTER = replace(
     A100, levels=tuple(replace(A100.levels[0], name=f"of {n}", size=n, contention=0.0) for n in (4, 8, 64))
 )
 """Nodes of four in racks of eight: groups of every dimension lie inside nodes, across them and across racks."""
-FRAMEWORK = Framework.from_fields(host_op_s=0.0, kernel_gap_s=0.0, tp_overlap_loss=1.0)
+FRAMEWORK = Framework(host_op_s=0.0, kernel_gap_s=0.0, tp_overlap_loss=1.0)
 """A host that costs nothing; collectives of tensor-parallel ranks hold up the kernels beside them, as in programs."""
 POSITION_BYTES = 4 * SEQ_LEN * HIDDEN
 """Of the replicated table of positions, of which sequence parallelism needs on a rank those of its tokens."""

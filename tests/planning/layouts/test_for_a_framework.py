@@ -20,7 +20,7 @@ from perfmodel.planning.layouts import (
 )
 from perfmodel.spec import Framework
 
-NO_PIPELINED_ZERO = Framework.from_fields(
+NO_PIPELINED_ZERO = Framework(
     name="ours", schedules=("1f1b",), zero_stages=(0, 1, 2, 3), zero_stages_in_pipelines=(0,), virtual_stages=False
 )
 

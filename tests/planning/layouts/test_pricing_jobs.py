@@ -1,6 +1,6 @@
 """Memory and bounds of grids hold for every flag of a job, every kind of model, schedule and framework."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -24,7 +24,7 @@ from perfmodel.prediction import (
 from perfmodel.prediction.composition import bundle_events
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer
+from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer, key_fields
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
 DENSE = Transformer(
@@ -48,11 +48,9 @@ MODELS = [
 FRAMEWORKS = [
     EAGER,
     COMPILED,
-    Framework.from_fields(
-        dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0
-    ),
-    Framework.from_fields(blocking_sends=True, host_op_s=0.0),
-    Framework.from_fields(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
+    Framework(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0),
+    Framework(blocking_sends=True, host_op_s=0.0),
+    Framework(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
 ]
 MOST_MICRO_BATCHES = 24
 JOBS = (
@@ -68,7 +66,7 @@ JOBS = (
         "wide_modules": st.sampled_from([(), ("attention", "further_tokens")]),
         "wide_last_layers": st.sampled_from([0, 3]),
         "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
-        "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
+        "expert_dispatcher": st.sampled_from(get_args(key_fields(Job)["expert_dispatcher"].hint)),
         "expert_imbalance": st.sampled_from([1.0, 1.3]),
         "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
         "secondary_shards": st.sampled_from([0, 0, 2]),
@@ -83,7 +81,7 @@ JOBS = (
         "input_samples_per_s": st.sampled_from([None, None, 40.0]),
         "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
     }
-    | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
+    | {key: st.booleans() for key, entry in key_fields(Job).items() if isinstance(entry.default, bool)}
     | {
         "fp8_attention": st.just(False),  # of products in 8 bits
     }
@@ -125,7 +123,7 @@ def possible(problem: StepProblem, layout: Layout) -> bool:
 
 
 def test_every_field_of_a_job_is_drawn():
-    assert set(JOBS) == {field.name for field in fields(Job)} - {"assumed"}  # words, which cost nothing
+    assert set(JOBS) == set(key_fields(Job)) - {"assumed"}  # words, which cost nothing
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
