@@ -15,7 +15,7 @@ from perfmodel.workload._quantisation import QUANTISING
 
 
 def norm(model: Transformer, local: ShardSizes) -> Piece:
-    """Layer or RMS norm over the hidden size; keeps its input."""
+    """Layer or RMS norm over the hidden size; keeps its input, or what its operators need (`small_norm`)."""
     return small_norm(model, local, local.norm_tokens, local.hidden)
 
 
@@ -218,15 +218,19 @@ def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
 
 
 def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> Piece:
-    """Norm over a compressed activation of `size` elements; keeps its input."""
+    """Norm over a compressed activation of `size` elements; keeps its input, or what each of its operators needs."""
+    # An RMS norm of several operators works on an fp32 copy, of which the mean of squares and the scaling need the same
+    # tensor; the product with the weight needs the scaled one, made as wide as the input again (Transformers 4
+    # modeling_llama.py `LlamaRMSNorm`; torchtune modules/rms_norm.py). The input itself is not kept.
     fused = local.job.kernels.fuses("norm") or model.norm == "layer_norm"
+    kept_bytes = local.act_bytes if fused else 4 + local.act_bytes
     return pointwise(
         local.precision,
         [("layer_norm" if fused else "rms_norm_unfused", 1)],
         rows,
         size,
         params=norm_params(model, size),
-        saved_bytes=float(rows * size * local.act_bytes),
+        saved_bytes=float(rows * size * kept_bytes),
     )
 
 

@@ -83,6 +83,21 @@ def test_llama_layer_written_out():
     assert layer.none == 2 * s * (4 * h + q + 2 * kv + q + 3 * f) + 4 * s * llama.heads
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("fp32", 4)])
+def test_an_rms_norm_of_operators_keeps_an_fp32_copy_and_what_its_weight_multiplies(dtype, width):
+    """Instead of its input: 4 bytes an element more, whatever the type. A layer norm is one kernel everywhere."""
+    llama = model("llama3-8b")
+    plain = Job(global_batch=1, seq_len=llama.seq_len, dtype=dtype)
+    eager = Job(global_batch=1, seq_len=llama.seq_len, dtype=dtype, eager_kernels=("norm",))
+    fused, apart = (blocks(llama, job, Shard())[1][0].activation_bytes for job in (plain, eager))
+    tensor = llama.seq_len * llama.hidden
+    assert apart.none - fused.none == 2 * 4 * tensor
+    assert apart.full == fused.full == width * tensor
+
+    gpt_eager = Job(global_batch=B, seq_len=S, dtype="fp16", flash_attention=False, eager_kernels=("norm",))
+    assert parts(job=gpt_eager)["dense_layer"].activation_bytes == parts()["dense_layer"].activation_bytes
+
+
 def test_the_encoder_output_is_kept_once():
     t5 = model("t5-large")
     s, h, f = 512, t5.hidden, t5.ffn_hidden
