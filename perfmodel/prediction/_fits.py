@@ -39,7 +39,7 @@ def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
     setting = problem.setting
     live = program_live(setting, batch.spec)
     ranks = RankBlocks.of(batch.counts.sum(axis=1), batch.full.sum(axis=1), live)
-    return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts), setting)
+    return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts, setting.job), setting)
 
 
 def _on_ranks(memory_on_kind: Mapping[int, MemoryBatch], kind_of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:

@@ -18,8 +18,8 @@ from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
     held_dtype_bytes,
+    held_weight_share,
     is_trained,
-    layer_weight_share,
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
     shards_gradients,
@@ -38,7 +38,7 @@ class MemoryBatch:
     weights: Float[Any, "*#layouts ranks"]
     """All versions of the weights, and copies in other types."""
     gradients: Float[Any, "*#layouts ranks"]
-    """Gradients that micro-batches add to."""
+    """Gradients that micro-batches add to, as far as they do not take the place of activations."""
     optimizer: Float[Any, "*#layouts ranks"]
     """States of the optimizer, with master weights."""
     activations: Float[Any, "*#layouts ranks"]
@@ -203,9 +203,11 @@ class Sharding:
     """Whether a pipeline has several stages."""
     offloaded: Int[np.ndarray, "*layouts 1"]
     """See `Layout.offload_layers`."""
+    one_backward: Bool[np.ndarray, "*layouts 1"]
+    """Whether a step has a single backward, which all gradients are of."""
 
     @classmethod
-    def of(cls, layouts: Sequence[Layout]) -> "Sharding":
+    def of(cls, layouts: Sequence[Layout], job: Job) -> "Sharding":
         """Collect the sharding of layouts, one after another."""
         places_of_states = get_args(StateOffload)
 
@@ -222,6 +224,7 @@ class Sharding:
             communicators=column(communicators(layout) for layout in layouts),
             pipelined=column(layout.pp > 1 for layout in layouts) > 0,
             offloaded=column(layout.offload_layers for layout in layouts),
+            one_backward=column(has_one_backward(layout, job) for layout in layouts) > 0,
         )
 
     def spread(
@@ -229,6 +232,11 @@ class Sharding:
     ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
         """Parameters per rank where they are sharded, and where they are not."""
         return dense / self.dense + expert / self.expert, dense + expert
+
+
+def has_one_backward(layout: Layout, job: Job) -> bool:
+    """Whether a step is one micro-batch, in a single stage."""
+    return layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch
 
 
 def communicators(layout: Layout) -> int:
@@ -248,15 +256,17 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     weight_bytes = held_dtype_bytes(job)
 
     # Parameters of a rank by what is kept of them: updated ones have gradients and optimizer states; stored ones count
-    # narrow weights of layers (`Job.base_weights`) as so many weights of the products' type as take the same bytes.
+    # narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) as so many weights of the products' type as take
+    # the same bytes.
     # Each is a pair: where parameters are sharded, and where they are not.
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
     stored = updated = sharding.spread(dense, expert)
     if blocks.frozen.any():
         updated = sharding.spread(dense - _dot(ranks.held, blocks.frozen), expert)
     layer_share = 1.0
-    if job.fine_tuning.base_weights:
-        layer_share = xp.where(blocks.layers, layer_weight_share(job), 1.0)
+    held_share = held_weight_share(job, setting.cluster.device)
+    if held_share != 1.0:
+        layer_share = xp.where(blocks.layers, held_share, 1.0)
         stored_dense = _dot(ranks.held, blocks.dense * layer_share)
         stored_expert = _dot(ranks.held, blocks.expert * layer_share)
         stored = sharding.spread(stored_dense, stored_expert)
@@ -306,6 +316,13 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         saved = saved - on_host + moving
     transient = _transient(ranks, blocks, moving, trains=trains)
 
+    # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
+    # grow layer by layer, so that together they are largest at either end: all activations, or all gradients.
+    all_gradients = gradients
+    if framework.memory.frees_gradients and trained:
+        beyond = xp.maximum(gradients - saved, 0.0)
+        gradients = xp.where(sharding.one_backward, beyond, gradients)
+
     # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
     weights = xp.where(sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
     if job.gradients.secondary_shards > 1:
@@ -316,7 +333,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if framework.memory.step_bytes_per_param and trained:
-        in_step = step_bytes(updated, sharding, framework) - saved
+        in_step = step_bytes(updated, sharding, framework) + (all_gradients - gradients) - saved
         buffers = xp.maximum(buffers + transient, in_step) + framework.memory.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.

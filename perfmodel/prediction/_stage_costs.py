@@ -162,7 +162,7 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
             number = np.cumsum(single)[:, None] - 1
             alone = LiveState(number, single[:, None], single, single, spec.replicas, split=False)
             ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
-            memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts), problem.setting)
+            memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts, problem.job), problem.setting)
         out[stage, start, end] = (
             memory.weights[0] * live.versions[stage]
             + memory.gradients[0]

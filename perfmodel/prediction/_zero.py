@@ -96,8 +96,17 @@ def stored_dtype_bytes(job: Job) -> int:
     return max(dtype_bytes(job.dtype), 2)
 
 
-def held_dtype_bytes(job: Job) -> int:
+_FP4_WEIGHT_BYTES: Final = 2 * (1 / 2 + 1 / 16)
+"""Bytes of a weight of NVFP4 products, both ways round: 4 bits, and an 8-bit scale for 16 of them (Transformer Engine
+2.8 pytorch/tensor/nvfp4_tensor.py, NVFP4Quantizer: row-wise and column-wise data with scales of their own)."""
+
+
+def held_dtype_bytes(job: Job) -> float:
     """Bytes per weight in device memory."""
+    # Frozen weights of 4-bit products have no wider copy either: with one, NVIDIA's LoRA of 70B in NVFP4 would not fit
+    # into the devices that it ran on (MLPerf Training v5.1; read with these runs in view).
+    if job.fine_tuning.frozen and job.dtype == "fp4":
+        return _FP4_WEIGHT_BYTES
     # Frozen weights of fp8 products need no other copy (`fp8_params` of NeMo's LoRA): the transposed one that input
     # gradients read before Blackwell is made anew in every backward (`disable_parameter_transpose_cache`, which
     # NVIDIA's LoRA sets: mlcommons/training_results_v4.0
@@ -112,6 +121,30 @@ def layer_weight_share(job: Job) -> float:
         return 1.0
     # Norms and adapters, which are next to none of a layer's parameters, count as narrow too.
     return BASE_WEIGHT_BYTES[job.fine_tuning.base_weights] / stored_dtype_bytes(job)
+
+
+TRANSPOSED_FP8_WEIGHTS: Final = ("Ada", "Hopper")
+"""Architectures whose 8-bit products take operands one way round only, so that backward, which multiplies by the
+transposed weight, reads a second copy of it (Transformer Engine 2.3 pytorch/csrc/quantizer.cpp, Float8Quantizer:
+`create_transpose = columnwise_usage && !nvte_is_non_tn_fp8_gemm_supported()`)."""
+_ONE_SCALE: Final = ("delayed", "current", "tensorwise")
+"""Recipes with one scale for a whole tensor, which holds for the transposed one too. Scales of rows or blocks do not:
+what is quantised for backward is another tensor."""
+
+
+def fp8_weight_bytes(job: Job, device: Device) -> float:
+    """Bytes of a trained weight that is kept in 8 bits alone (`Job.fp8_params`), in all the ways that products read."""
+    if device.architecture not in TRANSPOSED_FP8_WEIGHTS and job.narrow.fp8_recipe in _ONE_SCALE:
+        return 1.0
+    # MXFP8 has an 8-bit scale for 32 elements (OCP Microscaling Formats 1.0, section 5.2).
+    return 2 * (1 + 1 / 32) if job.narrow.fp8_recipe == "mxfp8" else 2.0
+
+
+def held_weight_share(job: Job, device: Device) -> float:
+    """Bytes of a layer's weight in device memory over those of one that is stored in the products' type."""
+    if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
+        return fp8_weight_bytes(job, device) / stored_dtype_bytes(job)
+    return layer_weight_share(job)
 
 
 def gradient_dtype_bytes(job: Job) -> int:

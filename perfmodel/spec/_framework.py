@@ -61,6 +61,8 @@ _JOB_DEFAULTS: Final = (
     "flash_attention",
     "grad_dtype",
     "stops_recompute",
+    "fp8_params",
+    "narrow_logits",
 )
 """Fields of the sections of `Job` that they have defaults of their own for."""
 _NOT_NEGATIVE: Final = (
@@ -108,8 +110,8 @@ class Framework(Stated, Sectioned):
     layouts, which go with a global batch that it might not divide."""
     default_job: Implementation = field(default=Implementation(), metadata=section(*_JOB_DEFAULTS))
     """A job that states nothing: `flash_attention` for products of at least 16 bits, `grad_dtype` for 16-bit gradients,
-    `fp8_recipe` for 8-bit products (empty where there are none; those of 4 bits go by nvfp4). What is compiled has
-    `stops_recompute` anyway."""
+    `fp8_recipe` for 8-bit products (empty where there are none; those of 4 bits go by nvfp4). What is compiled as a
+    whole has `stops_recompute` and `narrow_logits` anyway."""
 
     def running(self, job: Job, model: Model) -> "Framework":
         """The framework as it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled
@@ -234,10 +236,11 @@ class Framework(Stated, Sectioned):
         narrow = dtype in ("fp8", "fp4") and bool(usual.narrow.fp8_recipe)
         return {name: usual.value(name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
+            "fp8_params": usual.narrow.fp8_params and dtype == "fp8",
             "flash_attention": self.launch.fp8_flash_attention if narrow else usual.kernels.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": usual.activations.stops_recompute or self.host.execution == "compiled",
-            "narrow_logits": self.host.execution == "compiled",
+            "narrow_logits": usual.loss.narrow_logits or self.host.execution == "compiled",
         }
 
     def _recipe(self, dtype: str) -> Fp8Recipe:

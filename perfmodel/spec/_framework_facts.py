@@ -150,6 +150,9 @@ class MemoryCosts:
     """Parameters that ZeRO 3 keeps gathered after their use, as long as no more than so many are."""
     fp8_copy_bytes: float = 0.0
     """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
+    frees_gradients: bool = False
+    """Gradients are freed between steps instead of set to zero where they lie (`zero_grad(set_to_none=True)`): those of
+    a step's first micro-batch come into being while its activations go."""
     ddp_buckets: bool = False
     """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
     cached_weight_gradients: bool = False

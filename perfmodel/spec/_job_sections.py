@@ -160,8 +160,8 @@ class NarrowProducts:
     """Inputs of the activation of gated feed-forwards are kept for backward in 8 bits, by a cast each way
     (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
     fp8_params: bool = False
-    """Weights of 8-bit products are kept in 8 bits alone, both ways round, instead of in 16 with 8-bit copies beside
-    (Megatron-Core's `--fp8-param-gather`)."""
+    """Trained weights of 8-bit products are kept in 8 bits alone instead of in 16 with 8-bit copies beside
+    (Megatron-Core's `--fp8-param-gather`): both ways round where products need that, else once."""
     wide_modules: tuple[WideModule, ...] = ()
     """What stays in 16 bits where products have 8 or 4."""
     wide_last_layers: int = 0

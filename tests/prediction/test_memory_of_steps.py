@@ -12,13 +12,13 @@ PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
 OF_STEPS = PLAIN.replace(step_bytes_per_param=8.0)
 
 
-def problem_of(framework: Framework, **fields: Any) -> StepProblem:
+def problem_of(framework: Framework, cluster: str = "dgx-h100", **fields: Any) -> StepProblem:
     job = Job(**({"global_batch": 64, "seq_len": 1024} | fields))
-    return step_problem(catalog.model("llama3.2-1b"), catalog.cluster("dgx-h100"), job, None, framework)
+    return step_problem(catalog.model("llama3.2-1b"), catalog.cluster(cluster), job, None, framework)
 
 
-def first_rank(framework: Framework, layout: Layout, **fields: Any) -> Any:
-    return needed_memory(problem_of(framework, **fields), layout)[0]
+def first_rank(framework: Framework, layout: Layout, cluster: str = "dgx-h100", **fields: Any) -> Any:
+    return needed_memory(problem_of(framework, cluster, **fields), layout)[0]
 
 
 def total(memory: Any) -> float:
@@ -76,6 +76,68 @@ def test_eight_bit_copies_are_those_of_layers_that_are_trained_in_eight_bits() -
         plain, copied = (first_rank(framework, layout, **fields) for framework in (PLAIN, copies))
         layers = 1.2358e9 - 128256 * 2048
         assert copied.weights - plain.weights == pytest.approx(more * layers, rel=1e-3)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize(("micro_batch", "pp"), [(8, 1), (2, 1), (8, 2)])
+def test_gradients_of_a_single_backward_take_the_place_of_activations(
+    recompute: Any, zero: Any, micro_batch: int, pp: int
+) -> None:
+    """Of one micro-batch without a pipeline; gradients that lie from step to step, or are added to, come on top."""
+    layout = Layout(dp=8 // pp, pp=pp, zero=zero, micro_batch=micro_batch, recompute=recompute)
+    freed = PLAIN.replace(frees_gradients=True)
+    lying, coming = (first_rank(framework, layout, global_batch=64 // pp) for framework in (PLAIN, freed))
+    is_single = micro_batch == 8 and pp == 1
+    saved = min(lying.gradients, lying.activations) if is_single else 0.0
+    assert total(lying) - total(coming) == pytest.approx(saved)
+    assert coming.activations == lying.activations
+
+    # In the optimizer's step all of them are there.
+    in_step = PLAIN.replace(frees_gradients=True, step_bytes_per_param=1e3)
+    at_least = lying.weights + lying.gradients + lying.optimizer * (1 + 1e3 / 12)
+    assert total(first_rank(in_step, layout, global_batch=64 // pp)) >= at_least
+
+
+@pytest.mark.parametrize(
+    ("cluster", "recipe", "bytes_per_weight"),
+    [
+        ("dgx-h100", "delayed", 2.0),
+        ("dgx-h100", "tensorwise", 2.0),
+        ("dgx-b200", "delayed", 1.0),
+        ("dgx-b200", "current", 1.0),
+        ("dgx-b200", "rowwise", 2.0),
+        ("dgx-b200", "mxfp8", 2 + 2 / 32),
+    ],
+)
+@pytest.mark.parametrize("zero", [1, 3])
+def test_weights_in_eight_bits_alone_are_held_once_or_both_ways_round(
+    cluster: str, recipe: Any, bytes_per_weight: float, zero: int
+) -> None:
+    """Twice where products take operands one way round, or where scales are not those of the whole tensor."""
+    layout = Layout(dp=8, zero=zero)  # pyright: ignore
+    narrow, wide = (
+        first_rank(PLAIN, layout, cluster, dtype="fp8", fp8_recipe=recipe, fp8_params=alone) for alone in (True, False)
+    )
+    layers = (1.2358e9 - 128256 * 2048) / (8 if zero == 3 else 1)
+    assert narrow.weights - wide.weights == pytest.approx((bytes_per_weight - 2) * layers, rel=1e-3, abs=1.0)
+    assert narrow.optimizer == wide.optimizer
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_weight"), [("bf16", 2.0), ("fp8", 1.0), ("fp4", 2 * 9 / 16)])
+def test_frozen_weights_lie_as_products_read_them(dtype: str, bytes_per_weight: float) -> None:
+    """In 4 bits with an 8-bit scale for 16 of them, both ways round; in 8 bits once."""
+    memory = first_rank(PLAIN, Layout(dp=8), "dgx-b200", dtype=dtype, frozen=True)
+    assert memory.weights == pytest.approx(bytes_per_weight * 1.2358e9, rel=1e-3)
+    assert memory.gradients == memory.optimizer == 0
+
+
+def test_only_trained_weights_of_eight_bit_products_are_kept_in_eight_bits() -> None:
+    for fields in ({"dtype": "bf16"}, {"dtype": "fp8", "fp8_recipe": "current", "frozen": True}):
+        narrow, wide = (
+            first_rank(PLAIN, Layout(dp=8), "dgx-b200", fp8_params=alone, **fields) for alone in (True, False)
+        )
+        assert total(narrow) == total(wide)
 
 
 def test_eight_bits_take_more_than_sixteen_where_weights_have_copies() -> None:

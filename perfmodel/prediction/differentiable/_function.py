@@ -81,7 +81,7 @@ class Memory:
             of_sizes = []
             for batches in steps:
                 batch = batches[i]
-                sharding = Sharding.of(batch.layouts)
+                sharding = Sharding.of(batch.layouts, setting.job)
                 of_sizes.append(_MemoryTerms(setting, batch.bytes, sharding, _live(setting, batch)))
             of_types.append(tuple(of_sizes))
         return cls(cuts, np.array(sizes, float), tuple(of_types))

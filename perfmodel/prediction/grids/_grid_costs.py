@@ -264,7 +264,7 @@ def grid_memory(
     peak_bytes, largest = np.empty(shape), np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
         places = np.flatnonzero(offloads == offload)
-        sharding = Sharding.of([layouts[place] for place in places.tolist()])
+        sharding = Sharding.of([layouts[place] for place in places.tolist()], setting.job)
         memory = rank_memory(model.ranks(grid, offload), block_bytes, sharding, setting)
         peak_bytes[..., places] = memory.peak
         largest[..., places] = memory.largest
