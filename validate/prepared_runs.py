@@ -152,6 +152,23 @@ def shards(row: Row) -> Row:
     return {"sharding": "FSDP+DP"} if noted and _words(row, "sharding").lower() == "fsdp" else {}
 
 
+def compiled(row: Row) -> Row:
+    """Whether the step is compiled: `torch.compile=yes` or `torch.compile off`; `... compile` at the end of the
+    framework's name."""
+    noted = re.search(r"torch\.compile\b[ =]*(no|off)?", _words(row, "notes").lower())
+    named = re.search(r"[ ,]compile$", _words(row, "framework_as_stated").lower())
+    in_recipe = re.search(r"\bcompile\b", _words(row, "dtype_recipe").lower())
+    is_compiled = bool(noted and not noted[1]) or bool(named or in_recipe)
+    launch = _words(row, "launch_and_overlap")
+    return {"launch_and_overlap": f"{launch}; compile=1" if launch else "compile=1"} if is_compiled else {}
+
+
+def memory_unit(row: Row) -> Row:
+    """GiB where a page copies what torchtitan logs (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`),
+    whatever the page's heading says."""
+    return {"memory_unit": "GiB"} if "logged by torchtitan" in _words(row, "memory_kind") else {}
+
+
 def collected_adapters(row: Row) -> Row:
     """Columns of adapters that were collected from other numbers of the same words (storage, the name of an instance)
     are emptied."""
@@ -179,6 +196,8 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     recipe,
     batch_per_replica,
     shards,
+    compiled,
+    memory_unit,
     collected_adapters,
 )
 """What is read from notes, each as a function of a row to columns."""

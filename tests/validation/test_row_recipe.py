@@ -171,3 +171,30 @@ def test_a_recipe_may_leave_tensor_parallel_collectives_alone():
     assert not read_case(row).layout.tp_overlap
     # Megatron-Bridge cuts them into ring steps elsewhere
     assert read_case(row | {"recipe_release": ""}).layout.tp_overlap
+
+
+@pytest.mark.parametrize(
+    ("cells", "compiles"),
+    [
+        ({"notes": "torch.compile=yes; iteration time derived"}, True),
+        ({"notes": "batch 1; torch.compile; median"}, True),
+        ({"notes": "torch.compile=no; iteration time derived"}, False),
+        ({"notes": "torch.compile off, fused AdamW"}, False),
+        ({"notes": "one logged step; no compile"}, False),
+        ({"framework_as_stated": "torchtitan@2026-07 compile"}, True),
+        ({"dtype_recipe": "fp8 compile"}, True),
+        ({"dtype_recipe": "fp8 nocompile prototype"}, False),
+    ],
+)
+def test_notes_tell_whether_a_launch_compiles(cells: dict[str, str], compiles: bool) -> None:
+    row = {"notes": "", "framework": "torchtitan@2025", "launch_and_overlap": "overlap_dp=1"} | cells
+    (launch,) = prepare(pd.DataFrame([row]))["launch_and_overlap"]
+    assert launch == ("overlap_dp=1; compile=1" if compiles else "overlap_dp=1")
+
+
+def test_memory_that_torchtitan_logs_is_in_gib() -> None:
+    rows = [
+        {"notes": "", "memory_unit": "GB", "memory_kind": kind}
+        for kind in ("as logged by torchtitan", "torch reserved")
+    ]
+    assert prepare(pd.DataFrame(rows))["memory_unit"].tolist() == ["GiB", "GB"]
