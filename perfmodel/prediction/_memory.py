@@ -5,7 +5,7 @@ broadcast against each other, so that one call covers a whole grid; the arithmet
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -26,6 +26,7 @@ from perfmodel.prediction._zero import (
     stored_dtype_bytes,
 )
 from perfmodel.spec import Framework, Job, Layout, StateOffload
+from perfmodel.units import dtype_bytes
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 """Categories of memory, in the order of the fields of `MemoryBatch`."""
@@ -174,6 +175,15 @@ class BlockBytes:
             dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
         )
 
+    def reducing(self, sharding: "Sharding", bytes_per_param: float) -> "BlockBytes":
+        """The blocks with what ZeRO 3 reduces of each when its backward ends: its whole gradient as backward made it,
+        and the copy of it that is reduced, in the type of reductions (PyTorch torch/distributed/fsdp/_fully_shard/
+        _fsdp_collectives.py `foreach_reduce`, whose input is filled before the gradients are freed)."""
+        # An axis of one stands for blocks here, as it does for ranks elsewhere.
+        params = self.dense - self.frozen + self.expert
+        reduced = np.where((sharding.zero == 3) & sharding.reduced, params * bytes_per_param, 0.0)
+        return replace(self, transient=self.transient + reduced, transient_full=self.transient_full + reduced)
+
     def saved(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
@@ -314,7 +324,10 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if trains and sharding.offloaded.any():
         on_host, moving = copied_bytes(ranks.held, blocks, sharding.offloaded)
         saved = saved - on_host + moving
-    transient = _transient(ranks, blocks, moving, trains=trains)
+    running = blocks
+    if trained and gathers.any() and not (framework.memory.live_params or framework.memory.planned_memory):
+        running = blocks.reducing(sharding, weight_bytes + dtype_bytes(job.gradients.grad_dtype))
+    transient = _transient(ranks, running, moving, trains=trains)
 
     # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
     # grow layer by layer, so that together they are largest at either end: all activations, or all gradients.

@@ -98,7 +98,10 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
         shards = layout.dp * layout.cp // layout.replicate if layout.zero >= 1 else 1
         optimizer += (MUON_OTHERS_BYTES - STATE_BYTES["muon"]) * outside_layers(rank) / shards
 
-    buffers = framework.memory.context_bytes + while_it_runs(rank, layout)
+    # ZeRO 3 reduces a block's whole gradient, from a copy in the type of reductions.
+    reduces_blocks = layout.zero == 3 and replicated
+    reduced_bytes = weight_bytes + dtype_bytes(job.gradients.grad_dtype) if reduces_blocks else 0.0
+    buffers = framework.memory.context_bytes + while_it_runs(rank, layout, reduced_bytes)
     sizes_of_groups = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
     buffers += framework.memory.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
     if layout.zero < 3 and replicated:
@@ -127,12 +130,14 @@ def gathered(rank: Rank, layout: Layout) -> float:
     return outside_layers(rank) + min(1 + layout.prefetch, n) * (rank.dense_of(layer) + layer.expert_params)
 
 
-def while_it_runs(rank: Rank, layout: Layout) -> float:
-    """The largest block at work, with what it recomputes; behind the head, of which then nothing is left, layers."""
-    transient = [
-        (block.workspace_bytes + block.activation_bytes.none - kept(block, layout), is_layer)
-        for block, _, is_layer in rank.blocks
-    ]
+def while_it_runs(rank: Rank, layout: Layout, reduced_bytes: float) -> float:
+    """The largest block at work, with what it recomputes and so many bytes of each parameter's gradient; behind the
+    head, of which then nothing is left, layers."""
+    transient = []
+    for block, _, is_layer in rank.blocks:
+        gradients = reduced_bytes * (rank.dense_of(block) + block.expert_params)
+        recomputed = block.activation_bytes.none - kept(block, layout)
+        transient.append((block.workspace_bytes + recomputed + gradients, is_layer))
     last, _, ends_in_layer = rank.blocks[-1]
     if ends_in_layer:
         return max(size for size, _ in transient)

@@ -52,12 +52,28 @@ def test_a_step_on_the_host_takes_nothing_on_the_device() -> None:
 
 def test_weights_stay_live_under_zero_3_alone() -> None:
     """Up to all of them: more than the model has are not kept."""
-    live = PLAIN.replace(live_params=1e9)
+    # One live weight, so that gradients are reduced from buckets in both.
+    no_more, live = PLAIN.replace(live_params=1.0), PLAIN.replace(live_params=1e9)
     for layout, more in ((Layout(dp=8, zero=2), False), (Layout(dp=8, zero=3), True)):
-        plain, kept = (first_rank(framework, layout) for framework in (PLAIN, live))
+        plain, kept = (first_rank(framework, layout) for framework in (no_more, live))
         assert (total(kept) > total(plain)) == more
     everything = first_rank(PLAIN.replace(live_params=1e12), Layout(dp=8, zero=3))
-    assert everything.buffers - first_rank(PLAIN, Layout(dp=8, zero=3)).buffers < 2 * 1.24e9
+    assert everything.buffers - first_rank(no_more, Layout(dp=8, zero=3)).buffers < 2 * 1.24e9
+
+
+@pytest.mark.parametrize("grad_dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_zero_3_reduces_the_whole_gradient_of_a_block_from_a_copy(zero: Any, grad_dtype: str) -> None:
+    """The largest is that of the tied table, in the type of weights and in that of reductions. Planned programs reduce
+    weight by weight."""
+    layout = Layout(dp=8, zero=zero, recompute="full")
+    blockwise, planned = (
+        first_rank(framework, layout, grad_dtype=grad_dtype, seq_len=16)
+        for framework in (PLAIN, PLAIN.replace(planned_memory=True))
+    )
+    table = 128256 * 2048
+    whole = table * (2 + (4 if grad_dtype == "fp32" else 2)) if zero == 3 else 0
+    assert blockwise.buffers - planned.buffers == pytest.approx(whole, rel=0.05)
 
 
 def test_secondary_shards_keep_the_weights_once_more() -> None:
