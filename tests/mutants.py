@@ -214,14 +214,16 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Kinds of changes of an expression, each with what stands in its place."""
     match node:
         case ast.BinOp(left=left, op=op, right=right) if not (_is_text(left) or _is_text(right)):
-            if other := SWAPPED_OPERATORS.get(type(op)):
+            is_product = isinstance(op, ast.Mult | ast.Div)
+            if (other := SWAPPED_OPERATORS.get(type(op))) and not (is_product and _is_one(right)):
                 yield "operator", _text(ast.BinOp(left, other(), right))
             if isinstance(op, ast.Add | ast.Sub):
                 yield "term dropped", _text(left)
             if isinstance(op, ast.Add):
                 yield "term dropped", _text(right)
-            if isinstance(op, ast.Mult | ast.Div):
+            if is_product:
                 yield "factor of two", f"(2 * {_text(node)})"
+            if is_product and not _is_one(right):
                 yield "factor dropped", _text(left)
         case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
             yield "sign", _text(operand)
@@ -251,6 +253,11 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield "off by one", str(value + 1)
         case ast.Constant(value=float(value)):
             yield "constant", "0.5" if value == 0 else repr(2 * value)
+
+
+def _is_one(node: ast.AST) -> bool:
+    """Whether a factor is 1: dividing by it is multiplying by it (numbers are made floats so)."""
+    return isinstance(node, ast.Constant) and node.value == 1 and type(node.value) is not bool
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -410,6 +417,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", default="1/1", metavar="I/N", help="of the mutants drawn, every Nth from the Ith on")
+    parser.add_argument("--places", type=int, nargs="*", metavar="N", help="of the mutants drawn, these (from --list)")
     parser.add_argument(
         "--again", type=Path, metavar="CSV", help="of the mutants drawn, those that this table has alive"
     )
@@ -424,6 +432,9 @@ def main() -> None:
         # the working tree may change meanwhile: all is of the copy
         scratch = Scratch(Path(folder))
         mutants = draw(list(rooms.values()), arguments.count, arguments.seed, scratch.folder)
+        place_of = {mutant: place for place, mutant in enumerate(mutants)}
+        if arguments.places:
+            mutants = [mutants[place] for place in arguments.places]
         part, parts = map(int, arguments.part.split("/"))
         mutants = mutants[part - 1 :: parts]
         if arguments.again:
@@ -431,7 +442,8 @@ def main() -> None:
             mutants = [m for m in mutants if (m.file, m.before, m.after) in alive]
         if arguments.list:
             for m in mutants:
-                print(f"{m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}")
+                place = place_of[m]
+                print(f"{place:3} {m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}")
             return
         _import_what_is_slow()
         if not arguments.trust:

@@ -1,4 +1,4 @@
-"""Quantities, element types and names as people write them; flags that would have no effect."""
+"""Quantities, element types and names on the command line, as people write them; flags that would have no effect."""
 
 import json
 from typing import Any
@@ -9,49 +9,11 @@ import perfmodel as pm
 from perfmodel.cli import main
 from perfmodel.cli._idle_flags import IDLE_FLAGS
 from perfmodel.cli._main import parser, parsers
-from perfmodel.errors import PerfModelError
 from perfmodel.planning.what_if._scenario import parse_setting
-from perfmodel.units import DTYPE_ALIASES, DTYPE_BYTES, dtype_name, parse_length, parse_quantity
+from perfmodel.units import DTYPE_ALIASES, DTYPE_BYTES, dtype_name
 
 STEP = ("--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", "16")
 LAID_OUT = (*STEP, "--layout", "dp=8")
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "value"),
-    [
-        ("200Gbit/s", "bandwidth", 25e9), ("200Gbps", "bandwidth", 25e9), ("200 Gb/s", "bandwidth", 25e9),
-        ("25GB/s", "bandwidth", 25e9), ("25GBps", "bandwidth", 25e9), ("3.35TB/s", "bandwidth", 3.35e12),
-        ("1GiB/s", "bandwidth", 2**30), ("25e9", "bandwidth", 25e9), ("100Mbit/s", "bandwidth", 12.5e6),
-        ("1T", "tokens", 1e12), ("300B", "tokens", 3e11), ("15e12", "tokens", 15e12), ("1.5M", "tokens", 1.5e6),
-        ("50us", "time", 50e-6), ("2ms", "time", 2e-3), ("0.5", "time", 0.5), ("2 h", "time", 7200.0),
-        ("80GiB", "memory", 80 * 2**30), ("80GB", "memory", 80e9), ("512MiB", "memory", 2**29),
-        ("700W", "power", 700.0), ("0.7kW", "power", 700.0), ("989TFLOP/s", "rate", 989e12),
-        ("1.5GHz", "frequency", 1.5e9),
-    ],
-)  # fmt: skip
-def test_quantities_are_read_with_their_units(text: str, kind: str, value: float) -> None:
-    assert parse_quantity(text, kind) == pytest.approx(value, rel=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["bandwidth", "tokens", "time", "memory", "power", "rate", "frequency", "sequence"])
-@pytest.mark.parametrize("text", ["", "k", "-1", "nan", "inf", "1e999", "1_000", "1 2", "5 parsecs", "0x10", "1,5"])
-def test_what_is_no_quantity_is_refused_with_examples(text: str, kind: str) -> None:
-    with pytest.raises(PerfModelError, match=r"is no .*; write "):
-        parse_quantity(text, kind)
-
-
-@pytest.mark.parametrize(
-    ("text", "length"), [("4096", 4096), ("128k", 131072), ("8K", 8192), ("1M", 2**20), ("0.5k", 512)]
-)
-def test_lengths_of_sequences_count_in_1024(text: str, length: int) -> None:
-    assert parse_length(text) == length
-
-
-@pytest.mark.parametrize("text", ["0", "0.3", "1e14", "1.5", "2T"])
-def test_what_is_no_length_of_a_sequence_is_refused(text: str) -> None:
-    with pytest.raises(PerfModelError, match="is no length of a sequence"):
-        parse_length(text)
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,16 @@ def test_states_on_the_host_leave_the_device(zero: int) -> None:
     if zero == 3:
         (weights_too,) = needed_memory(problem, Layout(dp=4, zero=3, offload_states="weights"))
         assert (weights_too.weights, weights_too.gradients, weights_too.optimizer) == (0, 0, 0)
+
+
+def test_a_lone_replica_gathers_what_is_kept_on_the_host_alone() -> None:
+    """Its own weights are whole already; those on the host it copies into room for the layers in use."""
+    problem = problem_of("llama3-8b")
+    on_device, of_optimizer, of_weights = (
+        needed_memory(problem, Layout(zero=3, offload_states=offload))[0]  # pyright: ignore
+        for offload in ("none", "optimizer", "weights")
+    )
+    assert of_optimizer.buffers == on_device.buffers
+    layout = Layout(zero=3)
+    weight_bytes = 2 * gathered(Rank.of(problem, layout, 0), layout)
+    assert of_weights.buffers - on_device.buffers == pytest.approx(weight_bytes)

@@ -16,6 +16,8 @@ from perfmodel.units import (
     duration,
     figure,
     long_duration,
+    parse_length,
+    parse_quantity,
     parse_seconds,
     plain_number,
     plain_whole,
@@ -68,6 +70,70 @@ def test_times_are_read_in_their_unit(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(PerfModelError):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("200Gbit/s", "bandwidth", 25e9), ("200Gbps", "bandwidth", 25e9), ("200 Gb/s", "bandwidth", 25e9),
+        ("25GB/s", "bandwidth", 25e9), ("25GBps", "bandwidth", 25e9), ("3.35TB/s", "bandwidth", 3.35e12),
+        ("1GiB/s", "bandwidth", 2**30), ("25e9", "bandwidth", 25e9), ("100Mbit/s", "bandwidth", 12.5e6),
+        ("1T", "tokens", 1e12), ("300B", "tokens", 3e11), ("15e12", "tokens", 15e12), ("1.5M", "tokens", 1.5e6),
+        ("50us", "time", 50e-6), ("2ms", "time", 2e-3), ("0.5", "time", 0.5), ("2 h", "time", 7200.0),
+        ("80GiB", "memory", 80 * 2**30), ("80GB", "memory", 80e9), ("512MiB", "memory", 2**29),
+        ("700W", "power", 700.0), ("0.7kW", "power", 700.0), ("989TFLOP/s", "rate", 989e12),
+        ("1.5GHz", "frequency", 1.5e9),
+    ],
+)  # fmt: skip
+def test_quantities_are_read_with_their_units(text: str, kind: str, value: float) -> None:
+    assert parse_quantity(text, kind) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "value"),
+    [("bandwidth", "B/s", 1.0), ("bandwidth", "Bps", 1.0), ("bandwidth", "bit/s", 1 / 8), ("bandwidth", "b/s", 1 / 8),
+     ("bandwidth", "bps", 1 / 8), ("memory", "B", 1.0), ("memory", "bit", 1 / 8), ("memory", "b", 1 / 8)],
+)  # fmt: skip
+def test_prefixes_of_bytes_and_bits_are_a_thousand_or_1024_apart(kind: str, unit: str, value: float) -> None:
+    assert parse_quantity(f"3{unit}", kind) == 3 * value
+    for power, prefix in enumerate("kMGTPE", start=1):
+        assert parse_quantity(f"3{prefix}{unit}", kind) == pytest.approx(3 * value * 1000**power, rel=1e-12)
+    for power, prefix in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1):
+        assert parse_quantity(f"3{prefix}{unit}", kind) == 3 * value * 1024**power
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "value"),
+    [("rate", f"{prefix}FLOP/s", 1000.0**power) for power, prefix in enumerate("kMGTPE", start=1)]
+    + [("frequency", f"{prefix}Hz", 1000.0**power) for power, prefix in enumerate(("", "k", "M", "G"))]
+    + [("tokens", unit, 1000.0**power) for power, unit in enumerate(("", "k", "M", "B", "T"))]
+    + [("power", "mW", 1e-3), ("power", "MW", 1e6), ("time", "min", 60.0), ("time", "ns", 1e-9)]
+    + [("tokens", "K", 1e3), ("tokens", "G", 1e9), ("sequence", "Ki", 1024.0), ("sequence", "Mi", 1024.0**2)],
+)
+def test_other_units_are_what_their_prefix_says(kind: str, unit: str, value: float) -> None:
+    assert parse_quantity(f"3{unit}", kind) == pytest.approx(3 * value, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["bandwidth", "tokens", "time", "memory", "power", "rate", "frequency", "sequence"])
+@pytest.mark.parametrize("text", ["", "k", "-1", "nan", "inf", "1e999", "1_000", "1 2", "5 parsecs", "0x10", "1,5"])
+def test_what_is_no_quantity_is_refused_with_examples(text: str, kind: str) -> None:
+    with pytest.raises(PerfModelError, match=r"is no .*; write "):
+        parse_quantity(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("4096", 4096), ("128k", 131072), ("8K", 8192), ("1M", 2**20), ("0.5k", 512), ("1", 1), ("95M", 95 * 2**20),
+     ("100000000", 100_000_000)],
+)  # fmt: skip
+def test_lengths_of_sequences_count_in_1024(text: str, length: int) -> None:
+    assert parse_length(text) == length
+
+
+@pytest.mark.parametrize("text", ["0", "0.3", "1e14", "1.5", "2T", "96M", "100000001"])
+def test_what_is_no_length_of_a_sequence_is_refused(text: str) -> None:
+    with pytest.raises(PerfModelError, match="is no length of a sequence"):
+        parse_length(text)
 
 
 @pytest.mark.parametrize(("text", "number"), [("8", 8), ("0", 0), ("-1", -1), ("007", 7), ("9" * 18, 10**18 - 1)])
