@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip's own notices are not ours to print
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip's own notices are not ours to print; of torch and the like few modules are ever imported, and compiled then
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 # a notebook that waits for ever must not hold up whoever waits for the site
 DOCS_LIMIT_S ?= 2400
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)

@@ -71,7 +71,7 @@ def smoke(python: str, versions: str, wheel: Path, folder: Path) -> None:
     """Install the wheel with the lowest or the newest dependencies into a fresh environment and run the smoke set."""
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     program = str(folder / "bin" / "python")
-    pip = [program, "-m", "pip", "install", "-qq", "--disable-pip-version-check", f"{wheel}[{EXTRA}]"]
+    pip = [program, "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", f"{wheel}[{EXTRA}]"]
     if versions == "lowest":
         pinned = folder / "constraints.txt"
         pinned.write_text(constraints(), "utf-8")
