@@ -71,6 +71,7 @@ from perfmodel.validation._row_words import (
     sharding_of,
     unread_words,
 )
+from perfmodel.validation._vocabulary import INTERLEAVED_NAMES
 from perfmodel.workload import parameter_count
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ class Case:
 _SCHEDULES = {
     "none": "1f1b",
     "": "1f1b",
-    "interleaved-1f1b": "interleaved",
-    "1f1b-i": "interleaved",
+    **dict.fromkeys(INTERLEAVED_NAMES, "interleaved"),
     # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
     "zb-1p": "zb-h1",
     "zb-2p": "zb-h2",

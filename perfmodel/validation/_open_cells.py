@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.validation._priors import ChoicePriors
 from perfmodel.validation._row_cells import Row, count, number, text
 from perfmodel.validation._run_features import RunFeatures
-from perfmodel.validation._vocabulary import SHARDING, read_phrases
+from perfmodel.validation._vocabulary import INTERLEAVED_NAMES, SHARDING, read_phrases
 
 _DEGREES: Final = ("tp", "pp", "dp")
 MOST_STAGES: Final = 16
@@ -61,8 +61,8 @@ def filled_rows(
       sequence (where that is not stated either), in powers of two, such that replicas share out the batch.
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
     - The micro-batch: powers of two that divide what a replica gets.
-    - Model chunks per stage, in a 1F1B pipeline or one of no stated schedule: all that divide the layers of a
-      stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
+    - Model chunks per stage, in a pipeline of no stated schedule or an interleaved one (several then): all that divide
+      the layers of a stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
     - Over how many replicas weights are sharded, where `sharding` says `FSDP+DP` and no number: a node and more, in
       powers of two, each as likely.
     - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
@@ -192,13 +192,20 @@ def nearest_power_of_two(value: float) -> int:
 def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
     """Yield the row with numbers of model chunks, where it leaves them open."""
     row = before.cells
-    stages = count(row, "pp", 1)
-    if stages == 1 or text(row, "vpp") or text(row, "schedule").lower() not in ("", "1f1b"):
+    stages, schedule = count(row, "pp", 1), text(row, "schedule").lower()
+    is_interleaved = schedule in INTERLEAVED_NAMES
+    if stages == 1 or text(row, "vpp") or not (is_interleaved or schedule == ""):
         return
-    # Published runs are counted by three kinds of chunks; numbers of one kind share its probability.
+
+    # Schedules are named for what they do. All published runs that state `1f1b` and a number of chunks have one, and
+    # all that state an interleaved schedule have several.
     per_stage = max(1, count(row, "layers", stages) // stages)
     dividing = {n for n in range(1, min(MOST_CHUNKS, per_stage) + 1) if per_stage % n == 0}
     possible = sorted(dividing | {*powers_of_two(min(MOST_CHUNKS, per_stage))})
+    if is_interleaved:
+        possible = [chunks for chunks in possible if chunks > 1] or possible
+
+    # Published runs are counted by three kinds of chunks; numbers of one kind share its probability.
     kinds = [chunks_of(chunks, per_stage) for chunks in possible]
     known = tuple(dict.fromkeys(kinds))
     chances = priors.probabilities("vpp", features.contexts(CHUNKS_CHAIN), known)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from perfmodel.catalog import Network, stated_network, unread_link_words
+from perfmodel.catalog import Network, frameworks, stated_network, unread_link_words
 from perfmodel.spec import CudaGraphs, Fp8Recipe, Framework, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 from perfmodel.validation._vocabulary import (
@@ -44,6 +44,8 @@ _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
 }
 _OF_TRANSFORMER_ENGINE: Final = ("delayed", "current", "mxfp8")
 """Recipes by which frameworks that run Transformer Engine take 8 bits where nothing is said."""
+_COMPILES: Final = re.compile(r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torch\.)?compiled?(?![\w-])")
+"""Words for torch.compile in a framework's description: neither `nocompile` nor `without torch.compile`."""
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -335,7 +337,8 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
 def framework_name(row: Row) -> str:
     """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names,
     Megatron-DeepSpeed on Gaudi is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel submits to
-    MLPerf beside it: DeepSpeed (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune)."""
+    MLPerf beside it: DeepSpeed (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune). A framework
+    whose launch compiles is the catalog's compiled one."""
     # The same name means another code base on other hardware or with another sharding.
     name = text(row, "framework")
     if text(row, "device").lower().startswith("gaudi"):
@@ -343,9 +346,20 @@ def framework_name(row: Row) -> str:
             return name.replace("nemo", "deepspeed-gaudi")
         if name.startswith("megatron-deepspeed"):
             return name.replace("megatron-deepspeed", "megatron-deepspeed-gaudi")
-    if "deepspeed" not in text(row, "sharding").lower() or "deepspeed" in name or not name:
-        return name
-    return f"deepspeed{name[name.index('@') :]}" if "@" in name else "deepspeed"
+    if "deepspeed" in text(row, "sharding").lower() and "deepspeed" not in name and name:
+        return f"deepspeed{name[name.index('@') :]}" if "@" in name else "deepspeed"
+
+    # torch.compile is a switch of a launch, and an entry of its own in the catalog.
+    plain, at, year = name.partition("@")
+    compiled = f"{plain}-compile"
+    return f"{compiled}{at}{year}" if compiled in frameworks() and _compiles(row) else name
+
+
+def _compiles(row: Row) -> bool:
+    """Whether a row's launch, or the source's own words for its framework, say that it compiles."""
+    if launch_switches(row).get("compile"):
+        return True
+    return bool(_COMPILES.search(text(row, "framework_as_stated").lower()))
 
 
 def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:

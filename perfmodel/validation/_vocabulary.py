@@ -217,6 +217,9 @@ SHARDING: Final = (
 )
 """Column `sharding`."""
 
+INTERLEAVED_NAMES: Final = ("interleaved", "interleaved-1f1b", "1f1b-i")
+"""What the column `schedule` calls 1F1B with several model chunks per stage."""
+
 LAUNCH_SWITCHES: Final = {
     "tp_comm_overlap": "tp_overlap",
     "ub_tp_comm_overlap": "tp_overlap",
@@ -241,6 +244,7 @@ LAUNCH_SWITCHES: Final = {
     "use_te_ops": "operation_fuser",
     "use_transformer_engine_op_fuser": "operation_fuser",
     "bf16_gradient_reduction": "bf16 gradients",
+    "compile": "compile",
     # known, and without a setting of their own here
     "fp8_params": "",
     "fp8_param_gather": "",
@@ -254,7 +258,6 @@ LAUNCH_SWITCHES: Final = {
     "router_and_permute_fusion": "",
     "distributed_optimizer": "distributed_optimizer",
     "mcore_distributed_optimizer": "distributed_optimizer",
-    "compile": "",
     "eager": "",
 }
 """Switches `name=value` of column `launch_and_overlap` (spaces and hyphens in names are underscores), and what they

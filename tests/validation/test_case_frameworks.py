@@ -13,7 +13,7 @@ from perfmodel.prediction import Site
 from perfmodel.validation import predict_cases, read_case, read_rows, rows_of, validate_cases
 from perfmodel.validation._cases import counter_of, unstated_share
 from perfmodel.validation._row_recipe import recipe_of
-from perfmodel.validation._row_words import layout_switches
+from perfmodel.validation._row_words import framework_name, layout_switches
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
 TABLE = [
@@ -166,3 +166,32 @@ def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
     for row, told in zip(first.values(), predict_cases(runs).itertuples(), strict=True):
         if told.skipped_reason is None and told.completions == 1:  # what leaves something open is several questions
             assert_equal(row, told)
+
+
+COMPILED_WORDS = {
+    "torchtitan@2025-09 compile": True,
+    "torchtitan, torch.compile": True,
+    "compiled PyTorch": True,
+    "torchtitan@2025-09 eager": False,
+    "torchtitan, no compile": False,
+    "torchtitan without torch.compile": False,
+    "nocompile": False,
+    "": False,
+}
+
+
+def test_a_launch_that_compiles_is_the_compiled_framework():
+    for name in ("torchtitan@2025", "fsdp@2024", "pytorch", "torchtitan-compile@2025"):
+        plain, at, year = name.partition("@")
+        compiled = name if plain.endswith("-compile") else f"{plain}-compile{at}{year}"
+        row = {"framework": name, "device": "H100"}
+        for words, is_compiled in COMPILED_WORDS.items():
+            assert framework_name(row | {"framework_as_stated": words}) == (compiled if is_compiled else name), words
+        for switches, is_compiled in {"compile=1": True, "compile": True, "compile=0": False}.items():
+            assert framework_name(row | {"launch_and_overlap": switches}) == (compiled if is_compiled else name)
+        assert catalog.framework(compiled).name == compiled.partition("@")[0]
+
+
+@pytest.mark.parametrize("name", ["megatron-core@2025", "maxtext@2025", "somebody@2024", ""])
+def test_a_framework_without_a_compiled_entry_keeps_its_name(name: str):
+    assert framework_name({"framework": name, "device": "H100", "launch_and_overlap": "compile=1"}) == name

@@ -80,9 +80,23 @@ def test_what_a_framework_takes_by_default_is_not_open():
 def test_chunks_of_stages_that_nothing_tells_divide_their_layers_or_are_powers_of_two():
     row = ROW | {"vpp": None}
     assert [one["vpp"] for one in filled(row)[0]] == [1, 2, 4, 8, 16]
-    assert [one["vpp"] for one in filled(row | {"layers": 12, "schedule": "1f1b"})[0]] == [1, 2, 3, 4, 6]
+    assert [one["vpp"] for one in filled(row | {"layers": 12})[0]] == [1, 2, 3, 4, 6]
     for told in ({"schedule": "zb-1p"}, {"pp": 1, "dp": 16}):
         assert filled(row | told) == ([row | told], [])
+
+
+def test_the_name_of_a_schedule_tells_whether_it_interleaves():
+    row = ROW | {"vpp": None}
+    # 1F1B is the schedule of one chunk per stage.
+    for name in ("1f1b", "1F1B", "none"):
+        assert filled(row | {"schedule": name}) == ([row | {"schedule": name}], [])
+    for name in ("interleaved", "Interleaved-1F1B", "1F1B-I"):
+        rows, names = filled(row | {"schedule": name})
+        assert (names, [filled_row["vpp"] for filled_row in rows]) == (["vpp"], [2, 4, 8, 16])
+        one_layer = row | {"schedule": name, "layers": 2}
+        assert [filled_row["vpp"] for filled_row in filled(one_layer)[0]] == [1]
+        stated = row | {"schedule": name, "vpp": 3}
+        assert filled(stated) == ([stated], [])
 
 
 def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_have_a_narrow_one():

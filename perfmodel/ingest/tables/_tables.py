@@ -136,6 +136,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "nic_gbit_per_s": ("Gbit/s", "rate of one adapter"),
     # The model: by name, or by its sizes.
     "framework": ("text", "training framework, NAME or NAME@YEAR"),
+    "framework_as_stated": ("text", "the same in the source's own words, such as torchtitan compile"),
     "model": ("text", "catalog name; or what the next columns say"),
     "family": ("text", "kind of model, such as llama"),
     "params_b": ("10^9", "parameters"),
