@@ -3,7 +3,14 @@ from perfmodel.cost._events import EventTimes, PricesCollectives, PricesKernels,
 from perfmodel.cost._growth import MonotoneGrid
 from perfmodel.cost._inference import inference_times
 from perfmodel.cost._kernels import KernelModel
-from perfmodel.cost._power import TENSOR_TYPES, has_power_law, sustained_seconds, under_load
+from perfmodel.cost._power import (
+    TENSOR_TYPES,
+    has_power_law,
+    step_clock,
+    sustained_seconds,
+    takes_tensor_units,
+    under_load,
+)
 from perfmodel.cost._roofline import measured_work, roofline_seconds
 from perfmodel.cost.learn import calibration_files, describe_calibration
 from perfmodel.display import shorten_reprs

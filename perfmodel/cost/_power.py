@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
+from perfmodel.ops import Attention, Convolution, Gemm, KernelOp, MoE, Op
 from perfmodel.spec import Device
 
 
@@ -58,6 +58,8 @@ _WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.525, "int8": 0.
 which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
 _STEPS: Final = 4
 """To the last digits: the first guess is short by less than a half, most where both take the same."""
+_HALVINGS: Final = 40
+"""Of the range in which the clock of a step is looked for."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 
@@ -109,3 +111,58 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
 def under_load(device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """Times of events one after another, relative to their times alone: 1 where the power limit does not bind."""
     return np.maximum(sustained_seconds(device, ops) / np.maximum(alone_s, 1e-300), 1.0)
+
+
+def step_clock(
+    device: Device,
+    ops: Sequence[KernelOp],
+    counts: Float64[np.ndarray, "n"],
+    alone_s: Float64[np.ndarray, "n"],
+) -> float:
+    """Clock at which the mean power of kernels that follow one another fits a device's limit.
+
+    The limit holds over tens of milliseconds and more, in which a device runs many kernels: products above the limit
+    are paid for by attention, norms and casts below it, and all of them run at one clock. Of c in
+
+        sum n (E_memory + E_compute (t_ref c / t)^v) = (P_limit - P_idle) sum n t / c,
+
+    where t is the time alone and kernels that are no work of tensor units take t at any clock.
+
+    Args:
+        counts: how often each kernel runs (n).
+        alone_s: times at the clock of a kernel timed alone (t).
+
+    Returns:
+        The clock relative to that of a kernel timed alone, 1 where the limit does not bind or is not known.
+    """
+    energy = _OF_DIE.get(device.die)
+    if energy is None or device.power_w is None or device.idle_power_w is None:
+        return 1.0
+    width = np.array([_WIDTH[op.dtype] if takes_tensor_units(op) else 0.0 for op in ops])
+    clocked = width > 0
+    budget_w = device.power_w - device.idle_power_w
+    if budget_w <= 0 or not clocked.any():
+        return 1.0
+    flops, moved = np.array([op.amounts() for op in ops]).T
+    flops = flops * width
+    memory_j = counts @ (energy.byte_j * moved)
+    reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
+    compute_j = counts @ (energy.flop_j * flops * (reference_s / np.maximum(alone_s, 1e-300)) ** _VOLTAGE)
+    clocked_s, other_s = counts @ np.where(clocked, alone_s, 0.0), counts @ np.where(clocked, 0.0, alone_s)
+
+    def excess_j(clock: float) -> float:
+        return memory_j + compute_j * clock**_VOLTAGE - budget_w * (clocked_s / clock + other_s)
+
+    # Energy rises and time falls with the clock, so there is one clock at which they meet.
+    low, high = 0.0, 1.0
+    if excess_j(high) <= 0:
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess_j(middle) > 0 else (middle, high)
+    return high
+
+
+def takes_tensor_units(op: Op) -> bool:
+    """Whether a kernel is work of tensor units, whose time goes with the clock."""
+    return isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH

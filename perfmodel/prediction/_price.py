@@ -2,24 +2,27 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, MonotoneGrid, event_times, under_load
+from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, step_clock, takes_tensor_units
 from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import PLAIN, Phase, Variant
+from perfmodel.prediction._phases import PASSED, PLAIN, Phase, Variant
 from perfmodel.prediction._problem import StepProblem, session_cached
-from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
+from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard, shard_events
 from perfmodel.prediction.sites._adjustment import factors_of
 from perfmodel.prediction.sites._site import FORWARD_SHARE, generation, training_forward
 from perfmodel.program import COMBINED
 from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype, undivided
 
+_FULL_TOKENS: Final = 8192
+"""Tokens of a micro-batch that fills a device, so that hardly any kernel waits for the host."""
 _HALVINGS: Final = 12
 """Halvings of the range in which the share of casts that pay is searched."""
 
@@ -90,7 +93,8 @@ class EventPrices:
         in_step = in_steps.times(alone.at_most(*_bounds(problem, ops)))
 
         # A training step keeps the device near its power limit, where the clock is lower.
-        load = under_load(device, ops, in_step.time_s) if site.power_limited else np.ones(len(ops))
+        slower = 1 / _clock(problem) if site.power_limited else 1.0
+        load = np.array([slower if takes_tensor_units(op) else 1.0 for op in ops])
         load = load * np.array([site.clock(op, device) for op in ops])
         times = in_step.scaled(load)
 
@@ -129,6 +133,33 @@ class EventPrices:
 def event_prices(problem: StepProblem) -> EventPrices:
     """The prices of a problem's events, one table in a session."""
     return EventPrices(problem)
+
+
+@session_cached
+def _clock(problem: StepProblem) -> float:
+    """The clock of a step under the power limit, relative to that of a kernel timed alone (`step_clock`).
+
+    It is that of the whole model's passes on one device with micro-batches that fill it. Layouts share it: what they
+    divide changes the kernels' sizes, but hardly what they are. Waits for communication, which would raise it, are
+    left out.
+    """
+    device, job = problem.cluster.device, problem.job
+    if not has_power_law(device):
+        return 1.0
+    micro_batch = ceil(_FULL_TOKENS / job.seq_len)
+    setting = replace(problem.setting, job=replace(job, global_batch=micro_batch))
+    blocks = shard_events(setting, Layout(micro_batch=micro_batch))
+    passes = PASSED if job.mode == "train" else [Phase.FORWARD]
+    counts = np.array(blocks.repeats, float) @ blocks.counts[:, passes].sum(axis=1)
+    ops: list[KernelOp] = []
+    often: list[float] = []
+    for op, count in zip(blocks.ops, counts.tolist(), strict=True):
+        if isinstance(op, KernelOp) and count > 0:
+            ops.append(op)
+            often.append(count)
+    alone = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
+    alone_s = alone.time_s * np.array([generation(problem.framework, op, device) for op in ops])
+    return step_clock(device, ops, np.array(often), alone_s)
 
 
 def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:

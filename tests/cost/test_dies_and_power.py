@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import device
-from perfmodel.cost import KernelModel, sustained_seconds, under_load
+from perfmodel.cost import KernelModel, step_clock, sustained_seconds, under_load
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 from perfmodel.spec import Device
 
@@ -102,3 +102,51 @@ def test_published_rates_under_load(name: str, power_w: float | None, dtype: str
     at, op = device(name), Gemm(m=size, n=size, k=size, dtype=dtype)
     at = at if power_w is None else replace(at, power_w=power_w)
     assert op.flops / sustained_seconds(at, [op])[0] == pytest.approx(measured, rel=0.04)
+
+
+hot_kernels = st.lists(st.one_of(products, attentions), min_size=1, max_size=6)
+
+
+@given(products, st.sampled_from(MEASURED), st.floats(150.0, 2000.0), st.integers(1, 100))
+@settings(max_examples=60, deadline=None)
+def test_a_step_of_one_product_runs_at_the_clock_of_that_product(
+    op: Gemm, name: str, power_w: float, count: int
+) -> None:
+    at = replace(device(name), power_w=power_w)
+    alone_s = times_s(at, [op])
+    clock = step_clock(at, [op], np.array([float(count)]), alone_s)
+    assert 1 / clock == pytest.approx(under_load(at, [op], alone_s)[0], rel=1e-6)
+
+
+@given(hot_kernels, st.sampled_from(MEASURED), st.floats(150.0, 2000.0))
+@settings(max_examples=60, deadline=None)
+def test_the_clock_of_a_step_lies_between_those_of_its_kernels(ops: list[KernelOp], name: str, power_w: float) -> None:
+    at = replace(device(name), power_w=power_w)
+    alone_s = times_s(at, ops)
+    clock = step_clock(at, ops, np.ones(len(ops)), alone_s)
+    slowest = under_load(at, ops, alone_s)
+    assert slowest.min() * (1 - 1e-9) <= 1 / clock <= slowest.max() * (1 + 1e-9)
+
+
+@given(hot_kernels, st.sampled_from(MEASURED), st.floats(150.0, 2000.0), st.floats(1.01, 10.0))
+@settings(max_examples=60, deadline=None)
+def test_kernels_that_take_little_power_let_the_clock_rise(
+    ops: list[KernelOp], name: str, power_w: float, more: float
+) -> None:
+    at = replace(device(name), power_w=power_w)
+    cool = MemoryBound(op="add", rows=64, hidden=64, pass_="fwd")
+    alone_s = np.append(times_s(at, ops), 1e-3)
+    counts = np.ones(len(alone_s))
+    before = step_clock(at, [*ops, cool], counts, alone_s)
+    alone_s[-1] *= more
+    after = step_clock(at, [*ops, cool], counts, alone_s)
+    assert before <= after <= 1
+    assert before < after or after == 1
+
+
+def test_clocks_of_steps_that_nothing_limits() -> None:
+    op, a100 = Gemm(m=8192, n=8192, k=8192), device("A100-SXM4-80GB")
+    cool = MemoryBound(op="add", rows=64, hidden=64, pass_="fwd")
+    for at in (device("L40S"), replace(a100, power_w=None), replace(a100, idle_power_w=None)):
+        assert step_clock(at, [op], np.ones(1), np.array([1e-3])) == 1.0
+    assert step_clock(a100, [cool], np.ones(1), np.array([1e-3])) == 1.0
