@@ -128,6 +128,9 @@ def step_clock(
 
     where t is the time alone and kernels that are no work of tensor units take t at any clock.
 
+    Nobody has measured attention's energy: beside its products it takes exponentials and row sums, whose energy its
+    FLOPs leave out. It is taken to draw the limit at least, so that it neither pays for products nor is paid for.
+
     Args:
         counts: how often each kernel runs (n).
         alone_s: times at the clock of a kernel timed alone (t).
@@ -145,9 +148,13 @@ def step_clock(
         return 1.0
     flops, moved = np.array([op.amounts() for op in ops]).T
     flops = flops * width
-    memory_j = counts @ (energy.byte_j * moved)
+    kernel_memory_j = energy.byte_j * moved
     reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
-    compute_j = counts @ (energy.flop_j * flops * (reference_s / np.maximum(alone_s, 1e-300)) ** _VOLTAGE)
+    kernel_compute_j = energy.flop_j * flops * (reference_s / np.maximum(alone_s, 1e-300)) ** _VOLTAGE
+    is_attention = np.array([isinstance(op, Attention) for op in ops])
+    at_limit_j = np.where(is_attention, budget_w * alone_s - kernel_memory_j, 0.0)
+    memory_j = counts @ kernel_memory_j
+    compute_j = counts @ np.maximum(kernel_compute_j, at_limit_j)
     clocked_s, other_s = counts @ np.where(clocked, alone_s, 0.0), counts @ np.where(clocked, 0.0, alone_s)
 
     def excess_j(clock: float) -> float:

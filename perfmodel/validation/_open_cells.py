@@ -17,6 +17,7 @@ from perfmodel.validation._vocabulary import INTERLEAVED_NAMES, SHARDING, read_p
 
 _DEGREES: Final = ("tp", "pp", "dp")
 MOST_STAGES: Final = 16
+MOST_TENSOR: Final = 16
 MOST_CONTEXT: Final = 8
 MOST_CHUNKS: Final = 16
 MOST_MICRO_BATCH: Final = 1024
@@ -57,8 +58,9 @@ def filled_rows(
     """The row with what it leaves open of degrees, micro-batch, chunks and element type filled in, in every plausible
     way; the row itself where nothing is open.
 
-    - Two or more degrees: tensor parallelism within a node, up to `MOST_STAGES` stages and `MOST_CONTEXT` parts of the
-      sequence (where that is not stated either), in powers of two, such that replicas share out the batch.
+    - Two or more degrees: tensor parallelism of up to `MOST_TENSOR` ranks within a node (a slice of TPUs), up to
+      `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not stated either), in powers of two,
+      such that replicas share out the batch.
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
     - The micro-batch: powers of two that divide what a replica gets.
     - Model chunks per stage, in a pipeline of no stated schedule or an interleaved one (several then): all that divide
@@ -104,7 +106,7 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
         return
     devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
     # Tensor parallelism stays within a node, whose links are fast enough for its collectives.
-    inside = min(devices, count(row, "devices_per_node", 8))
+    inside = min(devices, count(row, "devices_per_node", 8), MOST_TENSOR)
     usual = {
         "tp": powers_of_two(inside),
         "pp": powers_of_two(MOST_STAGES),

@@ -144,6 +144,19 @@ def test_kernels_that_take_little_power_let_the_clock_rise(
     assert before < after or after == 1
 
 
+@given(products, attentions, st.sampled_from(MEASURED), st.floats(150.0, 2000.0))
+@settings(max_examples=60, deadline=None)
+def test_attention_pays_for_no_products(op: Gemm, attention: Attention, name: str, power_w: float) -> None:
+    at = replace(device(name), power_w=power_w)
+    alone_s = times_s(at, [op, attention])
+    clock = step_clock(at, [op, attention], np.ones(2), alone_s)
+    # Attention that draws the limit at full clock draws less at a lower one, by at most the clock's power of 1.5. The
+    # clock is then no higher than the mean of those of both, attention's weighed so.
+    alone = step_clock(at, [op], np.ones(1), alone_s[:1])
+    weight = 1.5 * alone_s[1]
+    assert clock <= (alone * alone_s[0] + weight) / (alone_s[0] + weight) + 1e-9
+
+
 def test_clocks_of_steps_that_nothing_limits() -> None:
     op, a100 = Gemm(m=8192, n=8192, k=8192), device("A100-SXM4-80GB")
     cool = MemoryBound(op="add", rows=64, hidden=64, pass_="fwd")
