@@ -225,6 +225,9 @@ class LaunchDefaults:
     micro_batches_per_stage: int = 0
     """Micro-batches that a pipeline makes of what a replica gets for each of its stages (model chunks of all ranks),
     where a run states neither their number nor their size; 0: their size is what has a default."""
+    names_schedules: bool = False
+    """A launch names its pipeline schedule, so that 1F1B has one model chunk per stage. False: the schedule follows
+    from a number of chunks, and is called 1F1B however many these are."""
     stages_by_cost: bool = False
     """Pipeline stages are cut by the multiplications of layers and head instead of the number of layers."""
     selective_layers: bool = False

@@ -190,7 +190,14 @@ def _read(
     features = model_features(model, device, run.seq_len(model), framework, run.year)
     micro_batch = framework.default_layout.micro_batch
     usual = micro_batch if micro_batch != Layout.micro_batch else None
-    rows = filled_rows(run.cells_for(framework), features, priors, usual, _narrow_dtype(device, framework))
+    rows = filled_rows(
+        run.cells_for(framework),
+        features,
+        priors,
+        usual,
+        _narrow_dtype(device, framework),
+        names_schedules=framework.launch.names_schedules,
+    )
     # A row is read before it is known whether its layout is possible, so more are read than are kept.
     read_first, weight = representatives(np.array([candidate.weight for candidate in rows]), 2 * MOST_WEIGHED)
     readable: list[Completion] = []

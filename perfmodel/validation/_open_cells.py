@@ -54,6 +54,8 @@ def filled_rows(
     priors: ChoicePriors,
     micro_batch: int | None,
     narrow: str | None,
+    *,
+    names_schedules: bool,
 ) -> list[FilledRow]:
     """The row with what it leaves open of degrees, micro-batch, chunks and element type filled in, in every plausible
     way; the row itself where nothing is open.
@@ -63,8 +65,9 @@ def filled_rows(
       such that replicas share out the batch.
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
     - The micro-batch: powers of two that divide what a replica gets.
-    - Model chunks per stage, in a pipeline of no stated schedule or an interleaved one (several then): all that divide
-      the layers of a stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
+    - Model chunks per stage, in a pipeline of no stated schedule, of 1F1B unless its framework names schedules, or of
+      an interleaved one (several then): all that divide the layers of a stage, and powers of two (chunks may be
+      uneven). What a framework cannot run is left out later.
     - Over how many replicas weights are sharded, where `sharding` says `FSDP+DP` and no number: a node and more, in
       powers of two, each as likely.
     - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
@@ -75,6 +78,7 @@ def filled_rows(
         priors: how likely the values are.
         micro_batch: what the framework takes where nothing is said, if that is known.
         narrow: the element type of 8 bits that the framework runs on the device, if any.
+        names_schedules: whether its launches name their schedule (`LaunchDefaults.names_schedules`).
 
     Raises:
         Unusable: a cell that is no number.
@@ -82,7 +86,9 @@ def filled_rows(
     # Fill in one group of cells after the other. Each step multiplies the rows by its possible
     # values, or leaves a row that states them as it is.
     rows = [FilledRow(row)]
-    steps = [_with_degrees, _with_replicas, _with_chunks, _with_shards]
+    steps = [_with_degrees, _with_replicas, _with_shards]
+    if not names_schedules or text(row, "schedule").lower() != "1f1b":
+        steps.insert(2, _with_chunks)
     if micro_batch is None:
         steps.insert(2, _with_micro_batch)
     for step in steps:
@@ -196,11 +202,10 @@ def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     row = before.cells
     stages, schedule = count(row, "pp", 1), text(row, "schedule").lower()
     is_interleaved = schedule in INTERLEAVED_NAMES
-    if stages == 1 or text(row, "vpp") or not (is_interleaved or schedule == ""):
+    if stages == 1 or text(row, "vpp") or not (is_interleaved or schedule in ("", "1f1b")):
         return
 
-    # Schedules are named for what they do. All published runs that state `1f1b` and a number of chunks have one, and
-    # all that state an interleaved schedule have several.
+    # All published runs that state an interleaved schedule and a number of chunks have several.
     per_stage = max(1, count(row, "layers", stages) // stages)
     dividing = {n for n in range(1, min(MOST_CHUNKS, per_stage) + 1) if per_stage % n == 0}
     possible = sorted(dividing | {*powers_of_two(min(MOST_CHUNKS, per_stage))})

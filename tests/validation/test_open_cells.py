@@ -20,9 +20,9 @@ FEATURES = model_features(
 )
 
 
-def filled(row, micro_batch=None, narrow=None):
+def filled(row, micro_batch=None, narrow=None, names_schedules=False):
     """Filled rows, and the names of what was open."""
-    found = filled_rows(row, FEATURES, choice_priors(), micro_batch, narrow)
+    found = filled_rows(row, FEATURES, choice_priors(), micro_batch, narrow, names_schedules=names_schedules)
     names = list(dict.fromkeys(name for each in found for name in each.chosen))
     return [each.cells for each in found], names
 
@@ -80,16 +80,19 @@ def test_what_a_framework_takes_by_default_is_not_open():
 def test_chunks_of_stages_that_nothing_tells_divide_their_layers_or_are_powers_of_two():
     row = ROW | {"vpp": None}
     assert [one["vpp"] for one in filled(row)[0]] == [1, 2, 4, 8, 16]
-    assert [one["vpp"] for one in filled(row | {"layers": 12})[0]] == [1, 2, 3, 4, 6]
+    assert [one["vpp"] for one in filled(row | {"layers": 12, "schedule": "1f1b"})[0]] == [1, 2, 3, 4, 6]
     for told in ({"schedule": "zb-1p"}, {"pp": 1, "dp": 16}):
         assert filled(row | told) == ([row | told], [])
 
 
 def test_the_name_of_a_schedule_tells_whether_it_interleaves():
     row = ROW | {"vpp": None}
-    # 1F1B is the schedule of one chunk per stage.
-    for name in ("1f1b", "1F1B", "none"):
-        assert filled(row | {"schedule": name}) == ([row | {"schedule": name}], [])
+    # Where launches name schedules, 1F1B is that of one chunk per stage. Elsewhere it may have several.
+    for name in ("1f1b", "1F1B"):
+        one_chunk = row | {"schedule": name}
+        assert filled(one_chunk, names_schedules=True) == ([one_chunk], [])
+        assert [filled_row["vpp"] for filled_row in filled(one_chunk)[0]] == [1, 2, 4, 8, 16]
+    assert [filled_row["vpp"] for filled_row in filled(row, names_schedules=True)[0]] == [1, 2, 4, 8, 16]
     for name in ("interleaved", "Interleaved-1F1B", "1F1B-I"):
         rows, names = filled(row | {"schedule": name})
         assert (names, [filled_row["vpp"] for filled_row in rows]) == (["vpp"], [2, 4, 8, 16])
@@ -118,7 +121,7 @@ def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_h
 
 def test_open_values_multiply_and_their_priors_are_products():
     row = ROW | {"tp": None, "dp": None, "micro_batch": None, "global_batch": 16}
-    rows = filled_rows(row, FEATURES, choice_priors(), None, None)
+    rows = filled_rows(row, FEATURES, choice_priors(), None, None, names_schedules=False)
     cells = [each.cells for each in rows]
     assert len(rows) == len({(row["tp"], row["micro_batch"]) for row in cells}) == 1 + 2 + 3 + 4
     assert all(row["tp"] * row["pp"] * row["dp"] == 32 and 16 // row["dp"] % row["micro_batch"] == 0 for row in cells)
@@ -151,3 +154,8 @@ def test_tensor_parallelism_of_tpus_is_bounded_by_the_slice_and_copies_lie_on_sl
 def test_shards_of_gpus_are_not_bounded_by_their_nodes():
     found, _ = completions(RowRun(ROW | {"tp": 1, "pp": 1, "dp": 32, "zero_stage": 3}), None, choice_priors())
     assert {each.case.layout.replicate for each in found} == {1}
+
+
+def test_schedules_are_named_by_launches_of_torchtitan_alone():
+    by_name = {name for name in catalog.frameworks() if catalog.framework(name).launch.names_schedules}
+    assert by_name == {"torchtitan", "torchtitan-compile"}
