@@ -24,7 +24,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "check",
-        help="is my run healthy: its log beside its prediction, and the likeliest causes",
+        help="say whether a run is healthy: its log beside its prediction, and the likeliest causes",
     )
     add_job_file(command)
     add_problem(command)

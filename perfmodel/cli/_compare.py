@@ -24,7 +24,7 @@ def add_compare(commands: Any) -> None:
     """Register `compare`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "compare",
-        help="errors of a predicted timeline against a measured one: batch time, devices, stages",
+        help="compare a predicted timeline with a measured one: batch time, devices, stages",
     )
     _add_traces(command)
     command.add_argument(
@@ -38,7 +38,7 @@ def add_compare(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="errors per device, stage, phase and micro-batch (csv)",
+        help="write the errors per device, stage, phase and micro-batch (csv)",
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="draw both timelines, one above the other")
     add_json(command)
@@ -51,7 +51,7 @@ def _add_traces(command: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="TRACE",
-        help="from 'perfmodel timeline --out'",
+        help="trace of the prediction, from 'perfmodel timeline --out'",
     )
     command.add_argument(
         "--measured",
@@ -167,7 +167,7 @@ def add_explain(commands: Any) -> None:
     """Register `explain`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "explain",
-        help="where a prediction and a profile of the same step differ, and how to correct it",
+        help="show where a prediction and a profile of the same step differ, and how to correct it",
     )
     add_profile(command, required=True)
     add_job(command)

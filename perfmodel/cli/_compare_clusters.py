@@ -23,9 +23,11 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "compare-clusters",
-        help="the best layout of a job on several clusters: days, money, energy",
+        help="find the best layout of a job on each of several clusters, with days, money and energy",
     )
-    command.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as --model")
+    command.add_argument(
+        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the model, as for --model"
+    )
     add_job(command, clusters=True)
     add_space(command)
     command.add_argument("--by", default="cost", metavar="ORDER", help="cost (default), time or energy")

@@ -48,7 +48,7 @@ _SETTINGS = (
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "doctor", help="what is installed, which devices, calibrations and caches"
+        "doctor", help="show what is installed, and the devices, calibrations and caches of this machine"
     )
     command.add_argument(
         "--calibration",

@@ -46,7 +46,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--wire",
         action="store_true",
-        help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
+        help="let one process answer for the emulated ranks on a real network, message by message as gloo sends them",
     )
     command.add_argument(
         "--peer",
@@ -113,7 +113,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--fail",
         metavar="RANK@CALL",
-        help="make an emulated rank fail at this collective of all ranks",
+        help="make an emulated rank fail at the CALL-th collective of all ranks",
     )
     command.add_argument(
         "--sweep",
@@ -128,11 +128,11 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="iterations per delay of a sweep",
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
-    command.add_argument("--seed", type=int, default=0, help="of jitter")
+    command.add_argument("--seed", type=int, default=0, help="seed of the jitter (default 0)")
     command.add_argument(
         "--pin",
         action="store_true",
-        help="pin every real rank to its own core, where threads of collectives have precedence",
+        help="pin every real rank to its own core and let its collective threads run first",
     )
     command.add_argument(
         "--timeout",
@@ -147,11 +147,11 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction",
     )
     add_from(command)
-    command.add_argument("--layout", help="as for predict")
+    command.add_argument("--layout", help="parallel degrees, as for predict")
     add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
-    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="default fp32")
+    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="element type (default fp32)")
     command.set_defaults(devices=None)
     require(command, "world_size", "cluster")
 

@@ -25,7 +25,7 @@ def add_pipeline(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="schedules, such as chimera:4 or file:PATH (default: all)",
     )
-    command.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
+    command.add_argument("--stages", type=int, default=8, metavar="P", help="number of pipeline devices (default 8)")
     command.add_argument(
         "--chunks",
         type=int,

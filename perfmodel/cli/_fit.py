@@ -26,7 +26,9 @@ def add_command(commands: Any) -> None:
         "fit",
         help="train cost models from tables of measurements, of runs, or from a profile",
     )
-    command.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
+    command.add_argument(
+        "tables", nargs="*", type=Path, metavar="TABLE", help="table of measurements (csv, csv.gz or parquet)"
+    )
     command.add_argument(
         "--runs",
         type=Path,
@@ -50,7 +52,7 @@ def add_command(commands: Any) -> None:
         "--step-time",
         type=float,
         metavar="SECONDS",
-        help="with --profile: step time without the profiler",
+        help="with --profile: seconds of a step without the profiler",
     )
     command.add_argument(
         "--base",
@@ -68,7 +70,7 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="SOURCE",
-        help="with --sites: beginning of the name of a source that does not state its settings; repeatable",
+        help="with --sites: source that does not state its settings (name, or how it begins); repeatable",
     )
     command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
     command.add_argument(
@@ -78,7 +80,7 @@ def add_command(commands: Any) -> None:
         metavar="DIR",
         help="calibration directory to write",
     )
-    command.add_argument("--family", metavar="F", help="only this op family")
+    command.add_argument("--family", metavar="F", help="fit this op family alone")
     command.add_argument("--seed", type=int, default=0)
     add_job_file(command, positional=False, layout=True)
     add_problem(command)

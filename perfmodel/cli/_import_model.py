@@ -20,7 +20,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "import-model",
-        help="FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model",
+        help="show FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model",
     )
     command.add_argument(
         "source",

@@ -20,12 +20,12 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "import",
-        help="output of nccl-tests, OSU, torch, Nsight Systems or JAX profilers as a measurement table",
+        help="convert the output of nccl-tests, OSU, torch, Nsight Systems or JAX profilers into a measurement table",
     )
     command.add_argument(
         "format",
         metavar="FORMAT",
-        help="nccl-tests, osu, kineto, nsys, xplane, jax-trace, perfmodel, auto",
+        help="format of the files: nccl-tests, osu, kineto, nsys, xplane, jax-trace, perfmodel or auto",
     )
     command.add_argument(
         "files",
@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help="trace to write (json or json.gz), for compare",
     )
-    command.add_argument("--kind", default="", help="compute or collective: only this kind of rows")
+    command.add_argument("--kind", default="", help="keep rows of this kind only: compute or collective")
     command.add_argument(
         "--device",
         default="",
@@ -70,7 +70,7 @@ def add_command(commands: Any) -> None:
         "--interconnect",
         default="",
         metavar="WORDS",
-        help="instead of --cluster: the links, as 'NVLink3 + InfiniBand HDR'; other rates as 'RoCE@50GB/s'",
+        help="names of the links, such as 'NVLink3 + InfiniBand HDR' or 'RoCE@50GB/s', if no --cluster has them",
     )
     add_json(command)
     command.set_defaults(run=reporting(run, show))

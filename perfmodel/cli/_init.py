@@ -56,7 +56,7 @@ def add_init(commands: Any) -> None:
         type=Path,
         default=Path("job.toml"),
         metavar="FILE",
-        help="job.toml",
+        help="job file to write (default job.toml)",
     )
     command.add_argument("--force", action="store_true", help="replace the file if it exists")
     add_json(command)

@@ -267,7 +267,8 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = _Parser(
         prog="perfmodel",
-        description="Step time, memory and the best layout of distributed training, before a cluster is booked.",
+        description="Predict step time and memory of distributed training, and find the best layout, before you book a "
+        "cluster.",
     )
     top.add_argument("--version", action="version", version=f"perfmodel {perfmodel.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
 def add_command(commands: Any) -> None:
     """Register the command and its kinds."""
-    command: argparse.ArgumentParser = commands.add_parser("plot", help="pictures for papers, as PNG, PDF or SVG")
+    command: argparse.ArgumentParser = commands.add_parser("plot", help="draw pictures for papers, as PNG, PDF or SVG")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, kind in KINDS.items():
         kind_command = kinds.add_parser(name, help=kind.about)
@@ -204,7 +204,7 @@ def _add_whatif(command: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME=FIRST:LAST:COUNT",
-        help="as for whatif; may be repeated",
+        help="curve to draw, as for whatif; may be repeated",
     )
 
 
@@ -229,7 +229,9 @@ def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
 def _add_bubble(command: argparse.ArgumentParser) -> None:
     add_json(command)
     add_pipeline(command)
-    command.add_argument("--micro-batches", default="8,16,32,64", metavar="LIST", help="default 8,16,32,64")
+    command.add_argument(
+        "--micro-batches", default="8,16,32,64", metavar="LIST", help="micro-batches per step (default 8,16,32,64)"
+    )
 
 
 def _draw_bubble(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
@@ -242,7 +244,9 @@ def _draw_bubble(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
 def _add_schedules(command: argparse.ArgumentParser) -> None:
     add_json(command)
     add_pipeline(command)
-    command.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
+    command.add_argument(
+        "--micro-batches", type=int, default=16, metavar="M", help="micro-batches per step (default 16)"
+    )
 
 
 def _draw_schedules(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def add_predict(commands: Any) -> None:
     """Register `predict`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "predict", help="step time, memory and critical path of one layout"
+        "predict", help="predict step time, memory and critical path of one layout"
     )
     add_job(command, settings="change the machine, as in whatif: inter_node_bandwidth=2x; or ")
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
@@ -58,7 +58,7 @@ def add_predict(commands: Any) -> None:
 def add_timeline(commands: Any) -> None:
     """Register `timeline`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "timeline", help="timeline of every device: Chrome trace and Gantt chart"
+        "timeline", help="write the timeline of every device, as Chrome trace or Gantt chart"
     )
     add_job(command)
     add_layout(command)

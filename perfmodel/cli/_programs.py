@@ -44,7 +44,7 @@ def add_distribute(commands: Any) -> None:
 def add_simulate(commands: Any) -> None:
     """Register `simulate`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "simulate", help="time, memory and timeline of a program on a cluster"
+        "simulate", help="predict time, memory and timeline of a program on a cluster"
     )
     add_source(command, "PROGRAM")
     command.add_argument("--layout", default="", help=f"distribute it first, {_LAYOUT}")
@@ -81,7 +81,7 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
     command.add_argument(
         "--mode",
         choices=("train", "inference"),
-        help="default: train if the source returns a loss (catalog models: train)",
+        help="training step or forward pass (default: train if the source returns a loss; catalog models: train)",
     )
     add_values(command)
 

@@ -56,11 +56,13 @@ def add_command(commands: Any) -> None:
         "schedules", help="compare pipeline schedules: time, bubble, memory, staleness"
     )
     add_pipeline(command)
-    command.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
+    command.add_argument(
+        "--micro-batches", type=int, default=16, metavar="M", help="micro-batches per step (default 16)"
+    )
     command.add_argument(
         "--times",
         metavar="F,B,W",
-        help="times of forward, input gradient and weight gradient of a chunk, such as 1,1,1, added exactly",
+        help="times of a chunk's forward, input gradient and weight gradient, such as 1,1,1; added without rounding",
     )
     add_job_file(command, positional=False, layout=True)
     command.add_argument(
@@ -96,16 +98,21 @@ def add_command(commands: Any) -> None:
         "--accuracy",
         type=float,
         metavar="A",
-        help="with --train: epochs and time to this test accuracy, such as 0.9, on land and sea of a real map",
+        help="with --train: show the epochs and time needed to reach this test accuracy, such as 0.9, when the model "
+        "tells land from sea on a map",
     )
-    command.add_argument("--epochs", type=int, default=4, metavar="E", help="most epochs of --accuracy (default 4)")
-    command.add_argument("--seeds", type=int, default=3, metavar="S", help="runs of --accuracy (default 3)")
-    command.add_argument("--out", type=Path, metavar="FILE", help="order as text, or training curves as csv")
+    command.add_argument(
+        "--epochs", type=int, default=4, metavar="E", help="with --accuracy: stop after so many epochs (default 4)"
+    )
+    command.add_argument(
+        "--seeds", type=int, default=3, metavar="S", help="with --accuracy: number of training runs (default 3)"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="write the order (text) or the training curves (csv)")
     command.add_argument(
         "--png",
         type=Path,
         metavar="FILE",
-        help="picture of the schedules, or of the curves",
+        help="draw the schedules, or the training curves",
     )
     add_json(command)
     command.set_defaults(run=reporting(run, show))

@@ -37,8 +37,8 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="number of devices for the layouts of --sweep",
     )
-    command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="of every request")
-    command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="of every request")
+    command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="length of each prompt")
+    command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="length of each answer")
     command.add_argument(
         "--batch",
         type=int,
@@ -56,14 +56,14 @@ def add_command(commands: Any) -> None:
         "--dtype",
         type=dtype_name,
         choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"),
-        help="of products",
+        help="element type of matrix multiplications",
     )
     command.add_argument(
         "--weight-dtype",
         type=dtype_name,
         default="",
         metavar="TYPE",
-        help="narrower type of the weights in memory: fp8, int8, int4 or fp4 (default: as products)",
+        help="narrower type of the weights in memory: fp8, int8, int4 or fp4 (default: that of --dtype)",
     )
     command.add_argument(
         "--kv-dtype",

@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
                 nargs="?",
                 const="",
                 metavar="CASE_ID",
-                help="why a run's prediction missed (the five largest errors without an id)",
+                help="explain why the prediction of this run missed (without an id: of the five that missed most)",
             )
             kind_command.add_argument(
                 "--tables",
@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
                 type=Path,
                 default=[],
                 metavar="FILE",
-                help="with --explain: measured kernels, to show the nearest",
+                help="with --explain: table of measured kernels, whose nearest rows are shown",
             )
         add_calibration(kind_command)
         add_json(kind_command)

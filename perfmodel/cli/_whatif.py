@@ -24,7 +24,7 @@ from perfmodel.units import GIB, MIN_FIT, duration, figure, fit_words
 def add_whatif(commands: Any) -> None:
     """Register `whatif`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "whatif", help="the same step with other hardware, network delays or a slow rank"
+        "whatif", help="predict the same step with other hardware, network delays or a slow rank"
     )
     add_job(
         command,
@@ -104,7 +104,7 @@ def add_design(commands: Any) -> None:
     """Register `design` and its questions."""
     command: argparse.ArgumentParser = commands.add_parser(
         "design",
-        help="which part to upgrade first, how much memory, how many devices, when a layout wins",
+        help="say which part to upgrade first, how much memory or how many devices are needed, and when a layout wins",
     )
     questions = command.add_subparsers(dest="question", required=True, metavar="QUESTION")
 
