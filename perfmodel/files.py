@@ -16,7 +16,7 @@ import re
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
@@ -185,10 +185,14 @@ def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     return value
 
 
+_NESTED: Final = (dict, list)
+"""Values that hold others."""
+
+
 def _require_shallow(value: Any) -> None:
     """Raise `ValueError` for a value that is nested deeper than `MOST_DEPTH`."""
     # Level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse.
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, _NESTED) else [], 0
     while level:
         if depth > MOST_DEPTH:
             raise _too_deep()
@@ -196,14 +200,10 @@ def _require_shallow(value: Any) -> None:
         depth += 1
 
 
-def _children(value: Any) -> Iterator[Any]:
+def _children(value: dict[Any, Any] | list[Any]) -> list[Any]:
     """Tables and lists directly inside a table or a list."""
-    inside = []
-    if isinstance(value, dict):
-        inside = value.values()
-    elif isinstance(value, list):
-        inside = value
-    return (child for child in inside if isinstance(child, dict | list))
+    inside = value.values() if isinstance(value, dict) else value
+    return [child for child in inside if isinstance(child, _NESTED)]
 
 
 def _too_deep() -> ValueError:

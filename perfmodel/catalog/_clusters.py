@@ -136,7 +136,7 @@ class ClusterEntry(Stated):
             link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
             return Cluster.of_kinds(name, kinds, link, self.source)
         if self.between:
-            raise PerfModelError(f"{place}: between: it joins kinds of nodes, of which there are none")
+            raise PerfModelError(f"{place}: between joins kinds of nodes, and this cluster has no kinds; leave it out")
         if self.inter_link is not None and not self.levels and isinstance(self.device, str):
             return self._in_words(name, place)
         link_fields = [key for key in _LINK_WORDS if getattr(self, key)]

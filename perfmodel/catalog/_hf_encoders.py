@@ -151,7 +151,7 @@ class EncoderDecoder:
         heads, inner = self.encoder_attention_heads, self.encoder_ffn_dim
         # `Transformer` has one set of sizes for both stacks, as nearly all of these models do.
         if (self.decoder_attention_heads or heads, self.decoder_ffn_dim or inner) != (heads, inner):
-            raise PerfModelError("decoder_attention_heads and decoder_ffn_dim must be those of the encoder")
+            raise PerfModelError("decoder_attention_heads and decoder_ffn_dim must equal those of the encoder")
         # The length comes with `lengths`, which differs where the encoder is not given text.
         sizes = plain_sizes(self.encoder_layers, self.d_model, heads, inner, self.vocab_size, 1)
         return (

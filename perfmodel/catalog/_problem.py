@@ -123,7 +123,9 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
     # The network changes a cluster that is named; a cluster in full has a network of its own.
     if "network" in data:
         if "cluster" not in stated:
-            raise PerfModelError(f"{place} [network]: it changes the network of a cluster; name one")
+            raise PerfModelError(
+                f"{place} [network]: this table changes the network of a cluster, but no cluster is named; name one"
+            )
         stated["cluster"] = with_network(named_cluster(stated["cluster"]), data["network"], f"{place} [network]")
     if "devices" in data:
         if type(data["devices"]) is not int:
@@ -177,7 +179,9 @@ def _change(data: dict[str, Any], change: str) -> None:
     for table in tables:
         at = at.setdefault(table, {})
         if not isinstance(at, dict):
-            raise PerfModelError(f"--set {change}: {table} is {at!r} there, no table; set {table}=... as a whole")
+            raise PerfModelError(
+                f"--set {change}: {table} is the value {at!r} and not a table; set {table}=... instead"
+            )
     at[name] = toml_value(raw)
 
 
@@ -328,7 +332,7 @@ def problem_and_layout(
         beside = list(stated) if cluster is None else ["cluster", *stated]
         if beside:
             raise PerfModelError(
-                f"a problem is whole: it cannot have {', '.join(beside)} besides; problem.replace(...) can"
+                f"a Problem is complete: leave out {', '.join(beside)}, or change it by problem.replace(...)"
             )
         return model, layout
 

@@ -137,7 +137,7 @@ class ExchangeRates:
             falls = all(after <= before for before, after in pairwise(rates))
             if len(rates) != len(self.parties) or not falls or list(self.parties) != sorted(set(self.parties)):
                 raise PerfModelError(
-                    f"exchange rates over {self.link}: one per number of parties that rises, none higher"
+                    f"exchange rates over {self.link}: give a rate per number of parties; parties rise, rates do not"
                 )
 
 

@@ -174,8 +174,7 @@ def _check(arguments: argparse.Namespace) -> None:
     # Tables make a calibration of their own; runs, logs and profiles correct one that is there.
     if arguments.base and (arguments.tables or not (has_runs or arguments.profile)):
         raise PerfModelError(
-            "fit: --base DIR is what --runs, --log or --profile corrects in place of TABLEs; give one of them and no "
-            "TABLE"
+            "fit: --base DIR is the calibration that --runs, --log or --profile corrects; give one of them, no TABLE"
         )
 
 

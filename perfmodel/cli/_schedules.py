@@ -80,7 +80,7 @@ def add_command(commands: Any) -> None:
         "--optimise",
         type=int,
         metavar="L",
-        help="write an order for at most L micro-batches in flight",
+        help="find an order that keeps at most L micro-batches in flight, and write it to --out",
     )
     command.add_argument(
         "--train",

@@ -20,7 +20,7 @@ def add_command(commands: Any) -> None:
     """Register `serve`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "serve",
-        help="serving a language model: time to first token, time per token, throughput, cache",
+        help="predict how fast a language model answers: time to first token, time per token, throughput, cache",
         epilog="example: perfmodel serve --model llama3-70b --cluster dgx-h100 --layout tp=8 --prompt-tokens 1024 "
         "--output-tokens 256 --dtype fp8 --tpot-limit 25ms",
     )

@@ -129,7 +129,9 @@ def require_picture(path: Path | str) -> str:
     """
     suffix = Path(path).suffix.lower()
     if suffix not in PICTURE_SUFFIXES:
-        raise PerfModelError(f"{path}: a picture is written as {', '.join(PICTURE_SUFFIXES)}; name the file so")
+        raise PerfModelError(
+            f"{path}: a picture is written as {', '.join(PICTURE_SUFFIXES)}; give the file such an ending"
+        )
     require_matplotlib()
     return suffix
 

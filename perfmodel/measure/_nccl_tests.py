@@ -89,7 +89,7 @@ def check_nccl_tests(op: Collective) -> None:
     if op.bytes < 1 or op.bytes % (ALIGNMENT * op.num_ranks):
         raise PerfModelError(
             f"nccl-tests measures multiples of {ALIGNMENT} bytes per rank; {op.collective} of {op.bytes:g} bytes "
-            f"over {op.num_ranks} ranks is none"
+            f"over {op.num_ranks} ranks is not one"
         )
 
 

@@ -7,10 +7,9 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._shard import sliced_job
-from perfmodel.prediction._stages import layer_count
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Problem, Transformer
-from perfmodel.workload import BlockOps, Shard, blocks
+from perfmodel.workload import BlockOps, Shard, blocks, layer_count
 
 
 def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, tuple[str, ...]]:
@@ -80,9 +79,9 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
         kinds = {layout.kinds[rank] for rank in ranks}
         if len(kinds) > 1:
             raise LayoutError(
-                f"layout {layout.label}: schedule={layout.schedule} puts replicas of stage {stage} on several "
-                f"kinds of nodes ({', '.join(sorted(kinds))}), a data-parallel group over them; give both ranks "
-                "one kind",
+                f"layout {layout.label}: schedule={layout.schedule} puts the replicas of stage {stage} on different "
+                f"kinds of nodes ({', '.join(sorted(kinds))}), and a data-parallel group cannot span kinds; give "
+                "both ranks the same kind",
                 Reason.KINDS,
             )
     return layout

@@ -26,11 +26,11 @@ from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached
 from perfmodel.prediction._programs import Division, PartitionedProgram, divided, program_spec
 from perfmodel.prediction._shard import ranks_of, shard_events
-from perfmodel.prediction._stages import layer_count
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
+from perfmodel.workload import layer_count
 
 _MOST_LAYOUTS: Final = 100_000
 """Composed layouts of one problem that are kept."""

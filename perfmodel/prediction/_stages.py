@@ -16,11 +16,6 @@ from perfmodel.spec import PerStage
 from perfmodel.workload import BlockOps
 
 
-def layer_count(blocks: Sequence[tuple[BlockOps, int]]) -> int:
-    """Layers that a pipeline can be cut between."""
-    return sum(n for block, n in blocks if block.is_layer)
-
-
 def stage_blocks(
     kinds: Sequence[tuple[bool, int]],
     stages: int,

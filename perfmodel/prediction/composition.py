@@ -13,7 +13,7 @@ from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._programs import Prepared, program_live
 from perfmodel.prediction._shard import shard_blocks
 from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
-from perfmodel.prediction._stages import by_layer, layer_count, segment_sizes, stage_blocks
+from perfmodel.prediction._stages import by_layer, segment_sizes, stage_blocks
 from perfmodel.prediction._step_costs import beside_loss, layout_coordinates
 
 shorten_reprs(__name__)

@@ -145,7 +145,9 @@ class Layout:
                 Reason.KINDS,
             )
         if self.recompute == "full" and self.recompute_full_layers is not None:
-            raise LayoutError("layout: recompute=full leaves nothing to recompute_full_layers; give one of them")
+            raise LayoutError(
+                "layout: recompute=full already recomputes every layer; leave it or recompute_full_layers out"
+            )
 
         # Ranks of a stage over experts and replicas of these.
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
@@ -199,7 +201,7 @@ class Layout:
                 Reason.OFFLOADED_LAYERS,
             )
         if self.offload:
-            raise LayoutError(f"layout: offload=true leaves nothing to offload_layers={n}; give one of them")
+            raise LayoutError(f"layout: offload=true already offloads every layer; leave it or offload_layers={n} out")
 
     @property
     def effective_schedule(self) -> str:

@@ -211,7 +211,9 @@ class Transformer(Stated):
         for letter, field in _PART_OF_LETTER.items():
             # Sizes of a mixer that no layer has are a mistake too.
             if (letter in letters) != (sizes[field] is not None):
-                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}, and only then")
+                raise PerfModelError(
+                    f"{owner}: give {field} if mixers has a {letter}, or else leave it out; mixers={self.mixers!r}"
+                )
         for letter, field in {"E": "experts", "W": "window"}.items():
             if letter in letters and not sizes[field]:
                 raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {field} for {letter}")
@@ -228,12 +230,16 @@ class Transformer(Stated):
         """Raise `PerfModelError` for parts that do not go together."""
         sizes = vars(self)
         if self.decoder_layers and (self.mixers or self.mtp_layers or self.patches or self.adaln):
-            raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
+            raise PerfModelError(
+                f"{owner}: decoder_layers cannot be combined with mixers, mtp_layers, patches or adaln"
+            )
         if self.patches and (self.causal or self.mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
 
         if self.narrow_embedding and (self.decoder_layers or self.patches or self.mtp_layers):
-            raise PerfModelError(f"{owner}: narrow_embedding goes with none of decoder_layers, patches and mtp_layers")
+            raise PerfModelError(
+                f"{owner}: narrow_embedding cannot be combined with decoder_layers, patches or mtp_layers"
+            )
         if self.spectrogram and not self.decoder_layers:
             raise PerfModelError(
                 f"{owner}: spectrogram needs decoder_layers, because tokens are the input of the decoder"

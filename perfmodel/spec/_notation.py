@@ -121,7 +121,9 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
         text = rest
     items = [part.strip() for part in text.split(",")] if comma or text != rest else []
     if not all(items):
-        raise LayoutError(f"layout: {text.strip()[:60]!r} has a comma too many, or lacks a key=value between two")
+        raise LayoutError(
+            f"layout: {text.strip()[:60]!r} has a comma too many, or a missing key=value between two commas"
+        )
 
     last = None
     for item in items:

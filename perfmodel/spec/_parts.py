@@ -44,11 +44,11 @@ class Experts(Stated):
 
         # A token cannot choose more than there are; groups are equally large.
         if self.topk > self.count:
-            raise PerfModelError(f"experts: topk={self.topk} are more than there are (count={self.count})")
+            raise PerfModelError(f"experts: topk={self.topk} must not exceed count={self.count}")
         if self.groups_kept > self.groups or self.count % self.groups:
             raise PerfModelError(
                 f"experts: groups={self.groups} must divide count={self.count}, and groups_kept={self.groups_kept} "
-                "must be no more than there are"
+                "must not exceed groups"
             )
 
 

@@ -25,7 +25,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.job.cached_tokens and self.job.mode == "train":
-            raise PerfModelError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
+            raise PerfModelError("job: cached_tokens are for inference; set mode=inference, or cached_tokens=0")
         if self.devices is not None:
             if self.devices < 1:
                 raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")

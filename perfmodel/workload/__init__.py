@@ -16,6 +16,7 @@ from perfmodel.workload._block import (
     ExpertChoice,
     Kernels,
     Shard,
+    layer_count,
     matmul_flops,
 )
 from perfmodel.workload._blocks import blocks

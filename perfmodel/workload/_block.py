@@ -1,6 +1,7 @@
 """What a block of the model is made of: kernels, collectives, parameters and bytes on one device."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Literal, NamedTuple
@@ -184,6 +185,11 @@ class BlockOps:
 
 Blocks = tuple[tuple[BlockOps, int], ...]
 """Blocks in model order, each with how often it repeats."""
+
+
+def layer_count(blocks: Sequence[tuple[BlockOps, int]]) -> int:
+    """Layers that a pipeline can be cut between."""
+    return sum(n for block, n in blocks if block.is_layer)
 
 
 def matmul_flops(kernels: Kernels) -> float:

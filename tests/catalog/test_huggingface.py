@@ -260,7 +260,7 @@ def test_narrow_embeddings_are_projected_to_the_layers(width):
 
 def test_parts_that_do_not_go_with_narrow_embeddings_are_refused():
     opt = from_config(OPT_350M)
-    with pytest.raises(PerfModelError, match="narrow_embedding goes with none of"):
+    with pytest.raises(PerfModelError, match="narrow_embedding cannot be combined with"):
         replace(opt, mtp_layers=1)
 
 

@@ -118,7 +118,10 @@ def test_doctor(capsys):
         (["predict", *JOB[:4], "--global-batch", "9" * 9, "--layout", "dp=1"], "take a smaller batch"),
         (["search", *JOB, "--devices", "8", "--top", "0"], "top must be at least 1 layout, got 0"),
         (["search", *JOB, "--devices", "-4"], "devices must be at least 1, got -4"),
-        (["search", *JOB, "--devices", "8", "--objective", "1/0"], "'1/0' is a finite number for no layout"),
+        (
+            ["search", *JOB, "--devices", "8", "--objective", "1/0"],
+            "no layout that fits has a finite value of the objective '1/0'",
+        ),
         (["search", *JOB, "--devices", "8", "--png", "best.bmp"], "best.bmp: a picture is written as .png"),
         (["timeline", *JOB, "--layout", "dp=8", "--png", "taken.png"], "is a folder; give another --png"),
         (["fit", "absent.csv", "--out", __file__], "is a file, not a folder; give another --out"),

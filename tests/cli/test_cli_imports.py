@@ -26,7 +26,8 @@ def test_heavy_modules_stay_out(code):
 
 
 @pytest.mark.parametrize(
-    "argv", [["catalog", "devices"], ["catalog", "models", "--json"], ["hook"], ["completion", "bash"]]
+    "argv",
+    [["catalog"], ["catalog", "devices"], ["catalog", "models", "--json"], ["hook"], ["completion", "bash"]],
 )
 def test_commands_that_predict_nothing_do_without_jax(argv: list[str]) -> None:
     code = f"from perfmodel.cli import main\nmain({argv!r})\nimport sys; print('modules', *sys.modules)"

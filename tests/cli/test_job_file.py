@@ -135,7 +135,7 @@ def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path)
         ("job.seq_len=many", "seq_len.*valid integer"),
         ("job.mode=sleep", "'train' or 'inference'"),
         ("model=4", "model must be a name"),
-        ("model.layers=3", "no table"),
+        ("model.layers=3", "not a table"),
         ("job=3", "must be a table"),
         ("devices=1.5", "devices must be a whole number"),
         ("=3", "not KEY=VALUE"),
@@ -164,7 +164,7 @@ def test_no_question_trains_from_the_middle_of_sequences(capsys, job, command):
     """Their beginnings are in no cache."""
     status, out, err = run(capsys, *command, job, "--set", "job.cached_tokens=512")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "cached_tokens are of inference; set mode=inference" in err
+    assert "cached_tokens are for inference; set mode=inference" in err
 
 
 def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatch):

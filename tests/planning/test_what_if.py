@@ -126,7 +126,7 @@ def test_bad_settings_are_named(texts: list[str], message: str) -> None:
 def test_unknown_parameters_are_suggested(problem) -> None:
     with pytest.raises(UnknownNameError, match="inter_node_bandwidth"):
         Scenario.parse(["inter_node_bandwith=2x"])
-    with pytest.raises(PerfModelError, match="is a multiple of what it is"):
+    with pytest.raises(PerfModelError, match="is set as a multiple"):
         change(problem, "compute_rate=3")
     for text in ("host_op_s=1:2", "host_op_s=0:1:x", "host_op_s=0:2x:4", "host_op_s"):
         with pytest.raises(PerfModelError, match="sweep"):

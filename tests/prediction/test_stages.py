@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._placement import Placement
-from perfmodel.prediction._stages import layer_count, stage_blocks
+from perfmodel.prediction._stages import stage_blocks
 from perfmodel.schedule import even_split
 from perfmodel.spec import Job, Layout
-from perfmodel.workload import Shard, blocks
+from perfmodel.workload import Shard, blocks, layer_count
 
 
 @given(st.integers(1, 200), st.integers(1, 60))

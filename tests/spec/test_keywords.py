@@ -9,7 +9,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.catalog import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.planning.layouts._question import SEARCH_WORDS, SearchKeywords
+from perfmodel.planning.layouts._words import SEARCH_WORDS, SearchKeywords
 from perfmodel.serving._request import ServingKeywords, ServingOptions
 from perfmodel.spec import Job, JobKeywords, Layout, LayoutKeywords, StepKeywords, key_fields
 

@@ -16,16 +16,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.layouts._pareto import ParetoFront, pareto
     from perfmodel.planning.layouts._quantities import MILLION, Tariff
     from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
-    from perfmodel.planning.layouts._question import (
-        SEARCH_WORDS,
-        Question,
-        SearchKeywords,
-        SearchOptions,
-        SpaceWords,
-        ask,
-        file_words,
-        worded,
-    )
+    from perfmodel.planning.layouts._question import Question, ask
     from perfmodel.planning.layouts._result import Beyond, SearchResult
     from perfmodel.planning.layouts._robust import Robustness, robustness, square_root
     from perfmodel.planning.layouts._search import search
@@ -50,6 +41,14 @@ if TYPE_CHECKING:
         layout_last,
         print_pareto,
         print_search,
+    )
+    from perfmodel.planning.layouts._words import (
+        SEARCH_WORDS,
+        SearchKeywords,
+        SearchOptions,
+        SpaceWords,
+        file_words,
+        worded,
     )
 
 __getattr__, __dir__ = lazy_names(__name__)

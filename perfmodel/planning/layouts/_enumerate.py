@@ -16,7 +16,6 @@ from perfmodel.prediction import check_machine
 from perfmodel.prediction.composition import (
     Setting,
     check_pipeline,
-    layer_count,
     placement_on_network,
     shard_blocks,
     stages_without_layer,
@@ -25,7 +24,7 @@ from perfmodel.prediction.grids import LayoutGrid, PipelineChoice, RecomputeChoi
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.units import divisors
-from perfmodel.workload import BlockOps, Shard
+from perfmodel.workload import BlockOps, Shard, layer_count
 
 PLAIN_RECOMPUTE: Final = RecomputeChoice("none")
 Choice = TypeVar("Choice", PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)

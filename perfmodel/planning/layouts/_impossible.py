@@ -143,7 +143,7 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
     """
     if not goal.constraints:
         raise LayoutError(
-            f"search: the objective {goal.objective.name!r} is a finite number for no layout that fits; change it"
+            f"search: no layout that fits has a finite value of the objective {goal.objective.name!r}; change it"
         )
     changes: list[Change] = []
 

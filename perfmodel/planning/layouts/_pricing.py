@@ -163,7 +163,8 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
                 rejected[Rejection(Reason.ONE_KIND, f"{name}={str(value).lower()}")] += 1
         if not values:
             raise LayoutError(
-                f"search: no {name} of the space is searched over several kinds of nodes",
+                f"search: several kinds of nodes need another {name} than the space has; leave {name} open, or search "
+                "each kind alone",
                 Reason.KINDS,
             )
 

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts._expression import Interval
-from perfmodel.prediction import StepProblem
 from perfmodel.spec import DIMENSIONS
 from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    from perfmodel.prediction import StepProblem
 
 DEGREES: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "zero", "devices")
 MEMORY: Final = ("memory_bytes", "memory_gib")
@@ -46,7 +48,7 @@ class Tariff:
         if self.tokens == 0:
             raise PerfModelError("tokens must be above 0")
 
-    def completed(self, problem: StepProblem) -> "Tariff":
+    def completed(self, problem: "StepProblem") -> "Tariff":
         """The tariff completed from the catalog's entries of cluster and device."""
         # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
         # user gave them.
@@ -65,7 +67,7 @@ class Tariff:
 class Quantities:
     """Named quantities of some layouts of one job."""
 
-    step_problem: StepProblem
+    step_problem: "StepProblem"
     tariff: Tariff
     """Complete."""
     column: Callable[[str], Float[np.ndarray, " layouts"]]
@@ -140,7 +142,9 @@ class Quantities:
             "--idle-power (idle_power_w=)",
         )
         if power < idle:
-            raise PerfModelError(f"a busy device draws {power:g} W and a waiting one {idle:g} W: give --power above it")
+            raise PerfModelError(
+                f"a busy device cannot draw {power:g} W, less than the {idle:g} W of an idle one; give a higher --power"
+            )
         exactly = Interval.exactly
 
         # Both factors are at least 0, so that lower bounds of step and busy time give one of the
@@ -151,5 +155,5 @@ class Quantities:
     def _needed(self, field: str, what: str, flag: str) -> float:
         value = getattr(self.tariff, field)
         if value is None:
-            raise PerfModelError(f"{what} is needed and {self.step_problem.cluster.name} does not tell it; give {flag}")
+            raise PerfModelError(f"{self.step_problem.cluster.name} does not state {what}; give {flag}")
         return value

@@ -1,57 +1,20 @@
-"""What is searched: a job on devices of a cluster, over a space of layouts; and the words for it, as Python, the
-command line and job files have them."""
+"""What is searched: a job on devices of a cluster, over a space of layouts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
 from perfmodel.cost.learn import WeightFiles, weight_files
-from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
-from perfmodel.planning.layouts._quantities import Tariff
-from perfmodel.planning.layouts._space import (
-    SearchSpace,
-    default_space,
-    restrict,
-    with_options,
-    with_schedules,
-)
+from perfmodel.errors import CalibrationError
+from perfmodel.planning.layouts._space import SearchSpace, Space, default_space
 from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem, partition_by_cost
-from perfmodel.units import MIN_FIT
-
-
-class SearchKeywords(JobKeywords, total=False):
-    """Keywords of `search` beside those of the problem, for editors and type checkers; `tests/spec/test_keywords.py`
-    holds them to the fields of `SpaceWords`, `SearchOptions` and `Tariff`."""
-
-    fix: str
-    schedules: str | Sequence[str]
-    vary: str | Sequence[str]
-    fewer_devices: bool
-    method: str
-    objective: str | None
-    constraints: Sequence[str]
-    robust: str
-    batches: Sequence[int]
-    top: int
-    distinct: bool
-    every: bool
-    min_fit: float
-    strict: bool
-    workers: int
-    dask: str
-    resume: Path | str | None
-    price_per_device_hour: float | None
-    power_w: float | None
-    idle_power_w: float | None
-    tokens: float | None
 
 
 class Context(NamedTuple):
@@ -66,62 +29,6 @@ class Context(NamedTuple):
     """Prices of kernels instead of the calibration's."""
     digest: str
     """Digest of the calibration's weights."""
-
-
-Space = SearchSpace | Callable[[Problem], SearchSpace]
-"""A space, or a function that tells it for a problem."""
-METHODS: Final = ("enumerate", "relax", "auto")
-"""How layouts are looked for."""
-ORDERS: Final = ("regret", "upper", "best")
-"""Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """The objective of a search, how far it looks, and how much it reports."""
-
-    method: str = "enumerate"
-    """`enumerate` (even stages, exact), `auto` (then uneven stages and recompute by stage for the layouts that a bound
-    promises a gain for, by dynamic programming), or `relax` (these cuts by relaxation, rounding and local search). The
-    result says what was done and why."""
-    objective: str | None = None
-    """One of `OBJECTIVES`, or a formula over `QUANTITIES` to be minimised; by default `step_time`, of several batches
-    `tokens_per_s`."""
-    constraints: Sequence[str] = ()
-    """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
-    tariff: Tariff | None = None
-    """Prices, powers, and tokens to train on, where they are not the catalog's."""
-    robust: str = ""
-    """Order by one of `ORDERS` instead, among the best, as predictions may err; see `Robustness`."""
-    batches: Sequence[int] = ()
-    """Global batches to try one after the other, and to rank together, instead of the problem's own."""
-    top: int = 10
-    """Layouts to rank."""
-    distinct: bool = True
-    """Whether, of layouts that differ only in what they recompute or offload or in idle options, to rank the best
-    alone (`Candidates.distinct`)."""
-    every: bool = False
-    """Evaluate every layout that fits, though its bound rules it out (`SearchResult.ranking`)."""
-    min_fit: float = MIN_FIT
-    """Probability of fitting into memory that a layout needs to be recommended."""
-    strict: bool = False
-    """Refuse to extrapolate beyond the measurements."""
-    workers: int = 1
-    """Processes that evaluate."""
-    dask: str = ""
-    """Address of a Dask scheduler whose workers evaluate instead."""
-    resume: Path | str | None = None
-    """File that keeps what was evaluated; if it is there, the search goes on from it."""
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UnknownNameError("search method", self.method, METHODS)
-        if self.robust and self.robust not in ORDERS:
-            raise UnknownNameError("robust order", self.robust, ORDERS)
-        if not 0 <= self.min_fit < 1:
-            raise PerfModelError(f"search: min_fit must be a probability from 0 to below 1, got {self.min_fit}")
-        if self.top < 1:
-            raise PerfModelError(f"search: top must be at least 1 layout, got {self.top}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,91 +191,3 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
 
     # The session remembers prices by step problem, so that equal questions share one.
     return current_session().problems.get_or_compute((step_problem, scenario, kernels), changed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpaceWords:
-    """Words for the space of layouts that is searched, where no `SearchSpace` says it."""
-
-    fix: str = ""
-    """Dimensions that are fixed, in the notation of layouts, such as `tp=8,zero=1`."""
-    schedules: str | Sequence[str] = ""
-    """Names of pipeline schedules, or `all` that flush."""
-    vary: str | Sequence[str] = ""
-    """Options that are varied too: names of `OPTIONS`, or `all`."""
-    fewer_devices: bool = False
-    """Layouts may leave some of the devices unused."""
-
-    def __call__(self, problem: Problem) -> SearchSpace:
-        """The space for a problem.
-
-        Raises:
-            LayoutError, UnknownNameError: as `restrict`, `with_schedules` and `with_options`.
-        """
-        every = default_space(problem, fewer_devices=self.fewer_devices)
-        every = with_options(every, _listed(self.vary), problem.cluster)
-        return restrict(with_schedules(every, _listed(self.schedules)), self.fix)
-
-
-def _listed(names: str | Sequence[str]) -> str:
-    return names if isinstance(names, str) else ",".join(names)
-
-
-def _search_words() -> dict[str, type]:
-    """Names of the fields of a search, and the record that has each."""
-    homes = {}
-    for record in (SpaceWords, SearchOptions, Tariff):
-        for name in [item.name for item in fields(record)]:
-            if name != "tariff":
-                homes[name] = record
-    return homes
-
-
-SEARCH_WORDS: Final = MappingProxyType(_search_words())
-"""Everything that can be said of a search, and the record that has it as a field."""
-
-
-def file_words(file: catalog.JobFile) -> dict[str, Any]:
-    """The settings as `[search]` of a job file writes them.
-
-    Raises:
-        PerfModelError: a word that there is not, or a value that it cannot have; names the file.
-    """
-    place, stated = f"{file.place} [search]", {}
-    for word, value in file.search.items():
-        stated |= catalog.checked_fields(SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS)
-    return stated
-
-
-def worded(
-    keywords: Mapping[str, Any], options: SearchOptions | None, space: Space | None
-) -> tuple[SearchOptions, Space | None, dict[str, Any]]:
-    """Options and space with the fields that `keywords` set, and the keywords that are left for the problem.
-
-    Raises:
-        PerfModelError: a space beside keywords of one, or what the records refuse.
-    """
-    # Sort the keywords by the record that has them as a field. A record given beside them
-    # supplies the rest.
-    by_record: dict[type, dict[str, Any]] = {home: {} for home in SEARCH_WORDS.values()}
-    for word, value in keywords.items():
-        if word in SEARCH_WORDS:
-            by_record[SEARCH_WORDS[word]][word] = value
-    keywords = dict(keywords)
-    options = replace(options or SearchOptions(), **by_record[SearchOptions])
-    # Words of a tariff change fields of one that is given as a record.
-    if "tariff" in keywords:
-        options = replace(options, tariff=keywords.pop("tariff"))
-    if by_record[Tariff]:
-        options = replace(options, tariff=replace(options.tariff or Tariff(), **by_record[Tariff]))
-    if by_record[SpaceWords]:
-        if space is not None:
-            raise PerfModelError(
-                f"search: a space is whole: leave out {', '.join(by_record[SpaceWords])}, or the space"
-            )
-        space = SpaceWords(**by_record[SpaceWords])
-    return (
-        options,
-        space,
-        {word: value for word, value in keywords.items() if word not in SEARCH_WORDS},
-    )

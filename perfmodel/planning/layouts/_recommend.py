@@ -14,7 +14,8 @@ from perfmodel.planning.layouts._expression import Constraint
 from perfmodel.planning.layouts._improve import Ranking, ranking
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._quantities import NAMES
-from perfmodel.planning.layouts._question import Question, SearchOptions
+from perfmodel.planning.layouts._question import Question
+from perfmodel.planning.layouts._words import SearchOptions
 from perfmodel.prediction import Prediction, explain, fit_probabilities
 
 FIRST_SOUGHT: Final = 16

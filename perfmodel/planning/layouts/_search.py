@@ -43,20 +43,19 @@ from perfmodel.planning.layouts._improve import (
 )
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._question import (
-    SEARCH_WORDS,
-    Question,
-    SearchKeywords,
-    SearchOptions,
-    Space,
-    SpaceWords,
-    ask,
-    file_words,
-    worded,
-)
+from perfmodel.planning.layouts._question import Question, ask
 from perfmodel.planning.layouts._recommend import recommend
 from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
+from perfmodel.planning.layouts._space import Space
+from perfmodel.planning.layouts._words import (
+    SEARCH_WORDS,
+    SearchKeywords,
+    SearchOptions,
+    SpaceWords,
+    file_words,
+    worded,
+)
 from perfmodel.prediction import explain
 from perfmodel.spec import Cluster, Framework, Job, Model, Problem
 
@@ -158,7 +157,9 @@ def search(
         for each in problems
     ]
     if several and options.robust:
-        raise PerfModelError("search: a robust order is of one global batch; give one, or no --robust")
+        raise PerfModelError(
+            "search: --robust orders layouts of one global batch; give a single --global-batch, or leave --robust out"
+        )
 
     # Step times of different batches do not compare: a larger batch takes longer and does more.
     # Throughput does compare.

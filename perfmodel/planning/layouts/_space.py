@@ -1,11 +1,11 @@
 """The discrete space of layouts: which values every field may take."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.prediction.composition import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import (
     Cluster,
@@ -17,7 +17,7 @@ from perfmodel.spec import (
     schedule_name,
 )
 from perfmodel.units import divisors
-from perfmodel.workload import Shard, blocks
+from perfmodel.workload import Shard, blocks, layer_count
 
 OPTIONS = {
     "overlap": ("overlap_grad_reduce", "overlap_param_gather"),
@@ -107,6 +107,10 @@ class SearchSpace:
         ]
         devices = "dp so that at most all devices are used" if self.fewer_devices else "dp the devices that are left"
         return ", ".join([*varied, devices])
+
+
+Space = SearchSpace | Callable[[Problem], SearchSpace]
+"""A space, or a function that tells it for a problem."""
 
 
 def _values(values: tuple[Any, ...]) -> str:

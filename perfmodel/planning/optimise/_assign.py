@@ -52,7 +52,9 @@ def assign(
 
     devices, items = seconds.shape
     if (n_bytes is None) != (capacity_bytes is None) or (n_bytes is not None and n_bytes.shape != (items,)):
-        raise PerfModelError(f"assign: bytes of {items} items and capacities of {devices} devices come together")
+        raise PerfModelError(
+            f"assign: give both the bytes of {items} items and the capacities of {devices} devices, or neither"
+        )
     allowed = np.isfinite(seconds)
 
     # HiGHS' tolerances are absolute, and seconds may be microseconds: scale the longest time to

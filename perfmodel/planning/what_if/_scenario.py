@@ -170,14 +170,14 @@ class Scenario:
         # A power limit without its law would silently change nothing.
         if any(s.name == "power_limit" for s in self.settings) and not has_power_law(device):
             raise PerfModelError(
-                f"what-if: what the power limit of {device.name} holds back is not known; leave power_limit out"
+                f"what-if: the effect of a power limit on {device.name} is not known; leave power_limit out"
             )
         return device.power_w if device.power_w is None else self._of("power_limit", device.power_w)
 
     def _factor(self, name: str) -> float:
         setting = next((s for s in self.settings if s.name == name), None)
         if setting and setting.how == "to":
-            raise PerfModelError(f"what-if: {name} is a multiple of what it is; write {name}={setting.value:g}x")
+            raise PerfModelError(f"what-if: {name} is set as a multiple; write {name}={setting.value:g}x")
         return setting.value if setting else 1.0
 
     def cluster(self, cluster: Cluster) -> Cluster:

@@ -24,13 +24,14 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._sends import Hops, Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
-from perfmodel.prediction._stages import fully_recomputed, layer_count, stage_blocks
+from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction.grids._grid_states import StageShape, StateEvents, StateSeconds
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage, StateOffload
+from perfmodel.workload import layer_count
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

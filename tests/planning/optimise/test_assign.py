@@ -31,5 +31,5 @@ def test_assignment_is_the_best_of_all(seed: int) -> None:
 
 
 def test_assignments_need_bytes_and_capacity_together() -> None:
-    with pytest.raises(PerfModelError, match="come together"):
+    with pytest.raises(PerfModelError, match="or neither"):
         assign(np.ones((2, 3)), n_bytes=np.ones(3))
