@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from io import BytesIO
 from typing import Final
 
 import numpy as np
@@ -12,6 +14,13 @@ from perfmodel.planning.layouts._objective import STEP_TIME, Goal
 from perfmodel.prediction import Prediction, joint_errors
 
 DRAWS: Final = 2**13
+SOBOL_FILE: Final = "sobol.npy"
+"""Direction numbers of Sobol sequences, written by `training/sobol_directions.py`; importing `scipy.stats` for them
+would take half a second of every search."""
+MOST_STORED: Final = 40
+"""Dimensions of the longest sequence in the file."""
+RESOLUTION: Final = 2.0**-30
+"""Distance of neighbouring values of SciPy's Sobol points."""
 TINY: Final = 1e-12
 TIE: Final = 0.05
 """Layouts one of which is better with a probability this near one half are tied."""
@@ -134,15 +143,32 @@ def mixture_draws(
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
     """Standard normal draws, the same at every call."""
     from scipy.special import ndtri
-    from scipy.stats import qmc  # a second of imports, for joint draws alone
 
     if not dimensions:
         return np.zeros((DRAWS, 0))
 
-    # A fixed seed makes every search print the same probabilities. Clipping keeps the normal
-    # quantile finite.
-    uniform = qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)
-    return ndtri(np.clip(uniform, TINY, 1 - TINY))
+    # Clipping keeps the normal quantile finite.
+    return ndtri(np.clip(sobol_points(dimensions), TINY, 1 - TINY))
+
+
+def sobol_points(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
+    """The first `DRAWS` points of SciPy's scrambled Sobol sequence; a fixed seed makes searches repeatable."""
+    if dimensions > MOST_STORED:
+        from scipy.stats import qmc
+
+        return qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)
+
+    # The table holds sequences of 1, 2, 3 ... dimensions one after another, a row per dimension.
+    table = np.load(BytesIO((files("perfmodel.planning.layouts") / SOBOL_FILE).read_bytes()))
+    numbers = table[dimensions * (dimensions - 1) // 2 :][:dimensions]
+    first_point, directions = numbers[:, :1], numbers[:, 1:]
+
+    # Antonov and Saleev (1979): a point is the one before, changed by the direction number of the lowest zero bit of
+    # that one's index.
+    index = np.arange(DRAWS - 1)
+    lowest_zero_bit = np.log2(~index & (index + 1)).astype(int)
+    changes = np.concatenate([first_point, directions[:, lowest_zero_bit]], axis=1)
+    return np.bitwise_xor.accumulate(changes, axis=1).T * RESOLUTION
 
 
 def _values(

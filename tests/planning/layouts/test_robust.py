@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.stats import qmc
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import Goal, Robustness, Tariff, restrict, robustness, search
 from perfmodel.planning.layouts import default_space as space_of
-from perfmodel.planning.layouts._robust import mixture_draws, square_root
+from perfmodel.planning.layouts._robust import DRAWS, MOST_STORED, mixture_draws, sobol_points, square_root
 from perfmodel.prediction import Joint, explain, joint_errors
 from perfmodel.prediction.composition import layout_coordinates
 from perfmodel.prediction.sites import CLASSES, half_width
@@ -86,6 +87,12 @@ def test_draws_are_of_the_joint_distribution():
     drawn = mixture_draws(square_root(joint.covariance), joint.weight)
     assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(joint.below(gap)[0, 1], abs=0.01)
     assert np.abs(drawn.mean(axis=0)).max() < 0.01
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 16, MOST_STORED, MOST_STORED + 1])
+def test_points_are_those_of_scipy_to_the_bit(dimensions):
+    engine = qmc.Sobol(dimensions, rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(sobol_points(dimensions), engine.random(DRAWS))
 
 
 def test_a_search_in_robust_order(case):
