@@ -142,7 +142,8 @@ def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -
         if direction == pass_:
             slowdown_up_to[head_dim] = slowdown
 
-    # AMD's kernels (composable kernel, Triton) follow the algorithm of FlashAttention-2, as the tables' do. The first
+    # No table has attention on AMD's devices: their times are extrapolated, at about the share of the peak that
+    # FlashAttention-2 reaches on A100. AMD's kernels (composable kernel, Triton) follow that algorithm. The first
     # generation divides its work as badly there as on NVIDIA's devices.
     if not slowdown_up_to:
         return _OLDER[kernel]
