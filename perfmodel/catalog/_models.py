@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,7 +26,7 @@ from perfmodel.catalog._toml import (
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json
-from perfmodel.spec import ConvNet, Mlp, Model, Transformer
+from perfmodel.spec import ConvNet, Mlp, Model, Transformer, key_fields
 
 Config = Mapping[str, Any]
 LONGEST_ASSUMED: Final = 8192
@@ -113,8 +114,14 @@ def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
     """
     # Through the same checks as a file: a changed model is written out as a table, and read.
     kinds = {Transformer: "transformer", Mlp: "mlp", ConvNet: "convnet"}
-    data = _changed(asdict(base), changes)
+    data = _changed(_as_table(base), changes)
     return model_from_toml({**data, "kind": kinds[type(base)]}, place)
+
+
+def _as_table(model: Model) -> dict[str, Any]:
+    """A model's fields as a file states them: keys of sections beside the others, other records as tables."""
+    tables = asdict(model)
+    return {key: reduce(getitem, entry.path, tables) for key, entry in key_fields(type(model)).items()}
 
 
 def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

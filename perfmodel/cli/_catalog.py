@@ -145,6 +145,7 @@ def _device_cells(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _model(model: "Model") -> dict[str, Any]:
+    from perfmodel.spec import Transformer
     from perfmodel.workload import parameter_count
 
     return {
@@ -152,7 +153,7 @@ def _model(model: "Model") -> dict[str, Any]:
         "parameters": parameter_count(model),
         "layers": getattr(model, "layers", None),
         "hidden": getattr(model, "hidden", None),
-        "parallel_blocks": getattr(model, "parallel_blocks", None),
+        "parallel_blocks": model.block.parallel_blocks if isinstance(model, Transformer) else None,
         "seq_len": model.seq_len,
     }
 

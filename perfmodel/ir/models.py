@@ -242,12 +242,12 @@ def model_program(
     # The written architecture has one attention and one feed-forward kernel; whatever it cannot express is refused
     # rather than approximated.
     like_gpt2 = isinstance(model, Transformer) and (
-        model.norm == "layer_norm"
-        and model.activation == "gelu"
-        and model.positions == "learned"
-        and model.causal
-        and model.bias
-        and not (model.gated_ffn or model.experts or model.decoder_layers or model.mixers)
+        model.norms.norm == "layer_norm"
+        and model.block.activation == "gelu"
+        and model.inputs.positions == "learned"
+        and model.attention.causal
+        and model.block.bias
+        and not (model.block.gated_ffn or model.experts or model.decoder_layers or model.hybrid.mixers)
         and model.kv_heads * model.head_dim == model.hidden
         and model.ffn_hidden == 4 * model.hidden
     )
@@ -262,8 +262,8 @@ def model_program(
         heads=model.heads,
         vocab=model.vocab,
         seq_len=seq_len or model.seq_len,
-        tied=model.tied_embeddings,
-        parallel_blocks=model.parallel_blocks,
+        tied=model.head.tied_embeddings,
+        parallel_blocks=model.block.parallel_blocks,
     )
     if mode == "inference":
         return transformer_inference(size, batch, dtype)

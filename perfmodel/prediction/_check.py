@@ -36,7 +36,7 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
 
 def _assumed_of_blocks(model: Model, layout: Layout) -> str:
     """A sentence on the assumption about layers whose parts run side by side; empty for other layers."""
-    if layout.tp == 1 or not isinstance(model, Transformer) or model.parallel_blocks == "none":
+    if layout.tp == 1 or not isinstance(model, Transformer) or model.block.parallel_blocks == "none":
         return ""
     # Megatron-LM and Hugging Face reduce each part.
     return (

@@ -20,7 +20,7 @@ from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
-from perfmodel.spec import Layout, PerStage
+from perfmodel.spec import Layout, PerStage, Transformer
 from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
 
 MAX_SEGMENTS = 16
@@ -70,6 +70,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     micro_batches, steps = job.num_microbatches(layout), 1
     if training and (scheduler.asynchronous or scheduler.staggered):
         steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)
+    tied_embeddings = isinstance(setting.model, Transformer) and setting.model.head.tied_embeddings
     is_reduced_each_time = reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)
     return ProgramSpec(
         schedule=layout.effective_schedule,
@@ -85,7 +86,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
         prefetch=layout.prefetch if gather == "layer" else 1,
         reduce_every_micro_batch=training and replicated and bool(is_reduced_each_time),
         combines_passes=training and layout.ep_overlap and layout.ep > 1,
-        tied_embedding=training and layout.pp > 1 and getattr(setting.model, "tied_embeddings", False),
+        tied_embedding=training and layout.pp > 1 and tied_embeddings,
         optimizer=training,
         forward_only=not training,
         grad_norm_barrier=steps == 1,

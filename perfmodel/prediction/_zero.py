@@ -388,8 +388,10 @@ def _layer_vectors(model: Model, matrices: int) -> int:
     """Number of vectors of a layer: biases of its matrices, and the scales and shifts of its two norms."""
     if not isinstance(model, Transformer):
         return 0
-    shifted = model.norm == "layer_norm" and (model.bias if model.norm_bias is None else model.norm_bias)
-    return matrices * model.bias + 2 * (2 if shifted else 1)
+    shifted = model.norms.norm == "layer_norm" and (
+        model.block.bias if model.norms.norm_bias is None else model.norms.norm_bias
+    )
+    return matrices * model.block.bias + 2 * (2 if shifted else 1)
 
 
 def host_state_s(

@@ -156,10 +156,10 @@ def server_of(problem: ServingProblem, layout: Layout, batch: int) -> Server:
 
 def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests) -> Transformer:
     """Return the model if it can be served on this layout; raise otherwise."""
-    if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
+    if not isinstance(model, Transformer) or model.decoder_layers or not model.attention.causal:
         raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
-    longest = max(model.seq_len, model.longest_seq_len)
-    if model.positions == "learned" and requests.tokens > longest:
+    longest = max(model.seq_len, model.inputs.longest_seq_len)
+    if model.inputs.positions == "learned" and requests.tokens > longest:
         raise PerfModelError(
             f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
         )

@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import USUAL_DTYPES, Device
 from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
-from perfmodel.spec._model import Model
+from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._sections import flat_keywords, section
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, whole
 
@@ -165,7 +165,7 @@ class Job(Implementation):
         assumed = []
         if seq_len is None:
             seq_len = model.seq_len
-            longest = getattr(model, "longest_seq_len", 0)
+            longest = model.inputs.longest_seq_len if isinstance(model, Transformer) else 0
             if longest:
                 assumed.append(
                     f"sequences of {seq_len:,} tokens are assumed: {model.name} states only that it takes up to "

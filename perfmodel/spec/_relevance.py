@@ -7,12 +7,12 @@ from perfmodel.spec._model import ConvNet, Model, Transformer
 
 _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "repeated_keys": lambda model: model.kv_heads < model.heads,
-    "masked_head": lambda model: model.pooler_and_mlm_head,
+    "masked_head": lambda model: model.head.pooler_and_mlm_head,
     "weighted_experts": lambda model: model.experts is not None,
     "expert_dispatcher": lambda model: model.experts is not None,
-    "rope": lambda model: model.positions == "rope",
-    "gelu_formula": lambda model: model.activation == "gelu",
-    "clamp": lambda model: model.clamped_glu,
+    "rope": lambda model: model.inputs.positions == "rope",
+    "gelu_formula": lambda model: model.block.activation == "gelu",
+    "clamp": lambda model: model.block.clamped_glu,
 }
 """Fields of `Job` and kinds of `EagerKernel` that mean something for some transformers alone, and for which."""
 _OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")

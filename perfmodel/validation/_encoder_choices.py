@@ -11,7 +11,7 @@ from perfmodel.validation._choice import OpenChoice, Variant
 
 def _reads_words_both_ways(case: Case) -> bool:
     """Whether a run trains an encoder of text, such as BERT."""
-    return isinstance(case.model, Transformer) and case.model.pooler_and_mlm_head and case.job.mode == "train"
+    return isinstance(case.model, Transformer) and case.model.head.pooler_and_mlm_head and case.job.mode == "train"
 
 
 _LENGTHS_OF_BERT: Final = ((128, 0.9), (512, 0.1))

@@ -283,7 +283,7 @@ def _tied_or_not(model: Transformer, row: Row) -> Transformer:
     stated = number(row, "params_b")
     if stated is None:
         return model
-    untied_or_tied = replace(model, tied_embeddings=not model.tied_embeddings)
+    untied_or_tied = replace(model, tied_embeddings=not model.head.tied_embeddings)
     return min(
         (model, untied_or_tied),
         key=lambda candidate: abs(parameter_count(candidate) - stated * 1e9),

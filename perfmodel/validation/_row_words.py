@@ -154,7 +154,7 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
 
     # The policy repeats the first of a layer's products, which is the share `first` of its work.
     if stages == 1 and any(reading.says("policy feed-forward") for reading in readings):
-        first = model.ffn_hidden * (2 if model.gated_ffn else 1)
+        first = model.ffn_hidden * (2 if model.block.gated_ffn else 1)
         other_products = model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim
         return round(first / (first + other_products) * model.layers)
     return None

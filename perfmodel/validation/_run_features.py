@@ -107,7 +107,7 @@ def kind_of(model: Model) -> str:
         return "cnn"
     if model.experts is not None:
         return "moe"
-    return "dense" if model.causal else "encoder"
+    return "dense" if model.attention.causal else "encoder"
 
 
 def _class_of(value: float, bounds: tuple[float, ...], unit: str) -> str:

@@ -58,7 +58,7 @@ def self_attention(
         local,
         width,
         local.hidden,
-        bias=model.bias or model.qkv_bias,
+        bias=model.block.bias or model.attention.qkv_bias,
         kept_output=_kept_share(local),
         shares_input=local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
     )
@@ -86,12 +86,12 @@ def self_attention(
 def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
     """Outputs of the projections that have no bias where the others have one (`Transformer.unbiased_projections`)."""
     heads_of_projection = {"query": heads, "key": kv_heads, "value": kv_heads}
-    return model.head_dim * sum(heads_of_projection[name] for name in model.unbiased_projections)
+    return model.head_dim * sum(heads_of_projection[name] for name in model.attention.unbiased_projections)
 
 
 def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterModule, int]]:
     """The projection of queries, keys and values, and its parts, each with its outputs on this device."""
-    queries = local.heads * model.head_dim * (2 if model.attention_gate else 1)
+    queries = local.heads * model.head_dim * (2 if model.attention.attention_gate else 1)
     keys = local.kv_heads * model.head_dim
     return [
         ("linear_qkv", queries + 2 * keys),
@@ -114,12 +114,12 @@ def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> l
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
     # Queries of the decoder, then keys and values of the encoder's output.
-    queries = column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=1.0)
+    queries = column_linear(local, heads * d, local.hidden, bias=model.block.bias, kept_output=1.0)
     keys_and_values = column_linear(
         local,
         2 * kv * d,
         local.hidden,
-        bias=model.bias,
+        bias=model.block.bias,
         tokens=memory_tokens,
         kept_input=False,
         kept_output=1.0,
@@ -254,10 +254,10 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
 def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True) -> list[Piece]:
     """The output projection of `width` elements per token, with its adapters; sinks are a logit per head."""
     beside = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
-    sinks = [Piece(params=local.heads)] if model.attention_sinks else []
+    sinks = [Piece(params=local.heads)] if model.attention.attention_sinks else []
     return [
         *sinks,
-        row_linear(local, local.hidden, width, bias=model.bias, communicates=reduced),
+        row_linear(local, local.hidden, width, bias=model.block.bias, communicates=reduced),
         *beside,
     ]
 
@@ -274,7 +274,7 @@ def _attention_core(
     window: int,
 ) -> Piece:
     """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
-    chunk = window if model.chunked_window and window < seq_kv else 0
+    chunk = window if model.attention.chunked_window and window < seq_kv else 0
     if local.job.kernels.flash_attention:
         core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
     else:
@@ -335,22 +335,22 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     wide = "wide_softmax" in local.job.kernels.eager_kernels and local.act_bytes == 2
     fused = local.job.kernels.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
     names = ["scale_mask_softmax"] if fused else ["softmax"]
-    if model.dropout:
+    if model.block.dropout:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
     if wide:
         between = joined(_softmax_in_fp32(model, local, rows, seq_kv), _without_softmax(between))
     elif not fused:
         between = joined(_scaled_and_masked(model, local, rows, seq_kv), between)
-    if model.attention_softcap:
+    if model.attention.attention_softcap:
         between = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), between)
 
     # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32 softmax; the
     # capped score.
-    bytes_per_score = 2 * local.act_bytes + 1 if model.dropout else local.act_bytes
+    bytes_per_score = 2 * local.act_bytes + 1 if model.block.dropout else local.act_bytes
     if wide:
         bytes_per_score += 4
-    if model.attention_softcap:
+    if model.attention.attention_softcap:
         bytes_per_score += local.act_bytes
     return Piece(
         forward=(scores, *between.forward, context),
@@ -372,7 +372,7 @@ def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int
     precision = local.precision
     cast = memory(precision, "add", rows, keys, 2)
     wide = replace(precision, act_dtype="fp32", act_bytes=4)
-    names = ["masked_fill", "softmax"] if model.causal else ["add", "softmax"]
+    names = ["masked_fill", "softmax"] if model.attention.causal else ["add", "softmax"]
     in_fp32 = pointwise(wide, [(name, 1) for name in names], rows, keys)
     return replace(
         in_fp32,
@@ -397,12 +397,12 @@ def _scaled_and_masked(model: Transformer, local: ShardSizes, rows: int, keys: i
     """
     precision = local.precision
     scale = pointwise(precision, [("mul_scalar", 1)], rows, keys)
-    if model.patches:
+    if model.inputs.patches:
         return scale
-    if model.causal and model.positions != "relative":
+    if model.attention.causal and model.inputs.positions != "relative":
         return joined(scale, pointwise(precision, [("masked_fill", 1)], rows, keys))
     added = Piece(forward=(memory(precision, "add", rows, keys),))
-    if model.positions == "relative":
+    if model.inputs.positions == "relative":
         return replace(added, backward_input=(memory(precision, "add", rows, keys),))
     return joined(scale, added)
 
@@ -479,4 +479,4 @@ def attention_weights(model: Transformer) -> int:
         return query + key_value + a * latent.v_head_dim * h
 
     # Queries, output and where there is one the gate have all heads; keys and values fewer.
-    return h * d * ((3 if model.attention_gate else 2) * a + 2 * model.kv_heads)
+    return h * d * ((3 if model.attention.attention_gate else 2) * a + 2 * model.kv_heads)

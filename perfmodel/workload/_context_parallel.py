@@ -54,7 +54,12 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None of any other
     operation, and if the model itself has attention over less than a sequence.
     """
-    if not isinstance(model, Transformer) or model.decoder_layers or model.chunked_window or job.mode != "train":
+    if (
+        not isinstance(model, Transformer)
+        or model.decoder_layers
+        or model.attention.chunked_window
+        or job.mode != "train"
+    ):
         return None
 
     # Of documents of varied lengths no attention is over a whole sequence.
@@ -62,7 +67,7 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
         return None
     if not isinstance(op, Attention) or op.seq_q + op.seq_kv == 2 * job.seq_len:
         return None
-    return replace(op, seq_q=job.seq_len, seq_kv=job.seq_len, causal=model.causal)
+    return replace(op, seq_q=job.seq_len, seq_kv=job.seq_len, causal=model.attention.causal)
 
 
 def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> ContextPart:

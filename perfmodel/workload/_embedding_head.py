@@ -17,15 +17,15 @@ T5_RELATIVE_BUCKETS = 32
 
 def position_rows(model: Transformer, *, decoder: bool = False) -> int:
     """Rows of the table of learned positions: of the only stack or of an encoder, or of the decoder behind it."""
-    longest = max(model.seq_len, model.longest_seq_len)
+    longest = max(model.seq_len, model.inputs.longest_seq_len)
     if decoder and model.decoder_seq_len:
         longest = model.decoder_seq_len
-    return longest + model.position_offset
+    return longest + model.inputs.position_offset
 
 
 def table_width(model: Transformer) -> int:
     """Elements of a row of the token table."""
-    return model.narrow_embedding.width if model.narrow_embedding else model.hidden
+    return model.inputs.narrow_embedding.width if model.inputs.narrow_embedding else model.hidden
 
 
 def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = False) -> list[Piece]:
@@ -38,19 +38,19 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
         decoder: whether this is the input of a decoder behind an encoder. The table of tokens is the encoder's
             where that reads words too (T5).
     """
-    if model.patches:
-        return _patch_pieces(model, local, model.patches)
-    narrow = model.narrow_embedding
+    if model.inputs.patches:
+        return _patch_pieces(model, local, model.inputs.patches)
+    narrow = model.inputs.narrow_embedding
     projection: list[Piece] = []
     hidden_sizes = local
     if narrow:
         bias = local.hidden if narrow.bias else 0
         projection = [linear(local.precision, local.norm_tokens, local.hidden, narrow.width, bias=bias)]
         local = replace(local, hidden=narrow.width)
-    if model.spectrogram and not decoder:
-        pieces = _spectrogram_pieces(local, model.spectrogram)
+    if model.inputs.spectrogram and not decoder:
+        pieces = _spectrogram_pieces(local, model.inputs.spectrogram)
     else:
-        has_table = not decoder or model.spectrogram is not None
+        has_table = not decoder or model.inputs.spectrogram is not None
         pieces = [token_lookup(local, params=local.vocab * local.hidden if has_table else 0)]
 
     # Tokens alone may be narrow: the other tables are then added behind the product.
@@ -59,16 +59,16 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
         local, projection = hidden_sizes, []
 
     # A table of learned positions has a row for every position that the model, or the job, may have.
-    if model.positions == "learned":
-        job_rows = local.seq_len + model.position_offset
+    if model.inputs.positions == "learned":
+        job_rows = local.seq_len + model.inputs.position_offset
         pieces += _table(local, max(position_rows(model, decoder=decoder), job_rows))
-    if model.positions == "relative":
+    if model.inputs.positions == "relative":
         pieces.append(Piece(params=T5_RELATIVE_BUCKETS * local.heads))
-    if model.token_types:
-        pieces += _table(local, model.token_types)
-    if model.embedding_norm:
+    if model.inputs.token_types:
+        pieces += _table(local, model.inputs.token_types)
+    if model.norms.embedding_norm:
         pieces.append(norm(model, local))
-    if model.dropout:
+    if model.block.dropout:
         mask = float(local.norm_tokens * local.hidden)
         pieces.append(
             pointwise(
@@ -93,21 +93,21 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     """
     # In 16 bits also where the layers' products are narrower.
     local = local.unquantised
-    pieces = [norm(model, local)] if model.final_norm else []
-    if model.patches:
-        return [*pieces, *_patch_head(model, local, model.patches)]
+    pieces = [norm(model, local)] if model.norms.final_norm else []
+    if model.inputs.patches:
+        return [*pieces, *_patch_head(model, local, model.inputs.patches)]
     if local.job.loss.head != "vocabulary":
         return [*pieces, *_label_head(local)]
     local = _seen_by_head(model, local)
-    if model.pooler_and_mlm_head:
+    if model.head.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
-    elif model.narrow_embedding:
-        bias = model.narrow_embedding.width if model.narrow_embedding.bias else 0
+    elif model.inputs.narrow_embedding:
+        bias = model.inputs.narrow_embedding.width if model.inputs.narrow_embedding.bias else 0
         pieces.append(linear(local.precision, local.norm_tokens, table_width(model), local.hidden, bias=bias))
     local = replace(local, hidden=table_width(model))
 
     # The projection. Tied to a frozen embedding, its weight has no gradient though the layers' weights have.
-    frozen = model.tied_embeddings and local.job.fine_tuning.frozen_embedding
+    frozen = model.head.tied_embeddings and local.job.fine_tuning.frozen_embedding
     head_sizes = local
     if frozen:
         head_sizes = replace(local, precision=replace(local.precision, frozen=True))
@@ -116,13 +116,13 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
         projection = replace(projection, backward_weight=())
 
     # A tied projection has no parameters of its own; BERT's has a bias all the same.
-    params = projection.params if owner and not model.tied_embeddings else 0
-    if model.pooler_and_mlm_head:
+    params = projection.params if owner and not model.head.tied_embeddings else 0
+    if model.head.pooler_and_mlm_head:
         params += local.vocab
     pieces.append(replace(projection, params=params))
 
     # Capped logits keep the tanh of each, of which its gradient is made.
-    if model.logit_softcap:
+    if model.head.logit_softcap:
         logits_bytes = _logits_at_once(local) * local.act_bytes
         capped = pointwise(local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes)
         pieces.append(capped)
@@ -140,15 +140,15 @@ def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> li
     h, rows = local.hidden, local.norm_tokens
     projection = linear(local.precision, rows, h, patches.elements, bias=h)
     pieces = [replace(projection, backward_input=(), params=projection.params + patches.class_tokens * h)]
-    positions = max(model.seq_len, local.seq_len) * h if model.positions == "learned" else 0
+    positions = max(model.seq_len, local.seq_len) * h if model.inputs.positions == "learned" else 0
     pieces.append(pointwise(local.precision, [("add", 2)], rows, h, params=positions))
 
     # The time step passes two products, the class a table (which has a row for "no class"): a row per image each.
-    if model.adaln:
+    if model.norms.adaln:
         images = local.shard.micro_batch
-        classes = model.adaln.classes + 1
+        classes = model.norms.adaln.classes + 1
         pieces += [
-            linear(local.precision, images, h, model.adaln.frequencies, bias=h),
+            linear(local.precision, images, h, model.norms.adaln.frequencies, bias=h),
             pointwise(local.precision, [("silu", 1)], images, h),
             linear(local.precision, images, h, h, bias=h),
             replace(_lookup(local, images, classes), params=classes * h),
@@ -185,7 +185,7 @@ def spectrogram_products(hidden: int, spectrogram: Spectrogram) -> int:
 def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
     """Classes of an image's pooled token, or what diffusion predicts for every patch, with the loss on it."""
     h, pieces = local.hidden, []
-    if model.adaln:
+    if model.norms.adaln:
         pieces += conditioning(local, 2, [("mul", 2), ("add", 2)])
 
     # Classes are of images, predictions of patches, and an encoder has neither.
@@ -249,7 +249,7 @@ def _logits_at_once(local: ShardSizes) -> float:
 
 def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
     """Sizes of the head: its tokens are all, or of masked language models the masked ones."""
-    if not (model.pooler_and_mlm_head and local.job.loss.masked_head):
+    if not (model.head.pooler_and_mlm_head and local.job.loss.masked_head):
         return local
     return replace(
         local,
@@ -349,7 +349,7 @@ def _bert_transform(model: Transformer, local: ShardSizes) -> list[Piece]:
         pointwise(precision, [("gelu", 1)], rows, width, saved_bytes=local.norm_bytes * width / h),
         small_norm(model, local, rows, width),
     ]
-    return [*pooler, *transform] if model.pooler else transform
+    return [*pooler, *transform] if model.head.pooler else transform
 
 
 def _pooler(local: ShardSizes) -> list[Piece]:

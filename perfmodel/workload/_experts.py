@@ -62,11 +62,11 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
     # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
     inner = experts.shared_ffn_hidden // local.tp
     if inner:
-        width = inner * (2 if model.gated_ffn else 1)
+        width = inner * (2 if model.block.gated_ffn else 1)
         shared = [
-            column_linear(local, width, local.hidden, bias=model.bias, kept_input=False),
+            column_linear(local, width, local.hidden, bias=model.block.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
-            row_linear(local, local.hidden, inner, bias=model.bias),
+            row_linear(local, local.hidden, inner, bias=model.block.bias),
         ]
 
         # A gate's product has one column, which makes it element-wise work.
@@ -175,7 +175,7 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
         inner=experts.ffn_hidden // etp,
         gathered=gathered,
         choice=ExpertChoice(experts.topk, experts.groups, experts.groups_kept),
-        fused=model.gated_ffn and local.job.mode == "inference",
+        fused=model.block.gated_ffn and local.job.mode == "inference",
     )
 
 
@@ -287,7 +287,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     """
     shard, hidden, inner = local.shard, routing.hidden, routing.inner
     dtype = local.precision.dtype
-    wide = inner * (2 if model.gated_ffn else 1)
+    wide = inner * (2 if model.block.gated_ffn else 1)
 
     def grouped(n: int, k: int) -> Gemm:
         return Gemm(
@@ -304,7 +304,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
     narrow = dtype == "fp8" and local.precision.recipe == "mxfp8"
-    one_kernel = local.job.experts.fused_experts and narrow and not model.bias
+    one_kernel = local.job.experts.fused_experts and narrow and not model.block.bias
     forward: tuple[KernelOp, ...] = (
         first,
         *(() if one_kernel else between.forward),
@@ -332,7 +332,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     bias_kernels, bias_gradients = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate
 
-    biases = wide + hidden if model.bias else 0
+    biases = wide + hidden if model.block.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
 
     # A recomputed activation gives up its result and what it keeps beyond the first product's output.
@@ -368,7 +368,7 @@ def _output_bias(
 
     Megatron-Core megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias.
     """
-    if not model.bias or routing.fused or local.job.mode == "inference":
+    if not model.block.bias or routing.fused or local.job.mode == "inference":
         return (), ()
 
     # A number of equal passes over the experts' outputs.

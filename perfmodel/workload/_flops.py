@@ -122,22 +122,22 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         (letters["*"] + letters["W"]) * attention
         + letters["-"] * ffn
         + letters["E"] * _moe_weights(model)
-        + model.mtp_layers * 2 * h * h
+        + model.mtp.mtp_layers * 2 * h * h
     )
 
     # Mixers with a state have products of two activations too, which both have a gradient, whatever is frozen.
     weightless = 0
-    if model.mamba:
-        per_token += letters["M"] * mamba_weights(h, model.mamba)
-        weightless += letters["M"] * state_space_products(model.mamba)
-    scan = model.selective_scan
+    if model.hybrid.mamba:
+        per_token += letters["M"] * mamba_weights(h, model.hybrid.mamba)
+        weightless += letters["M"] * state_space_products(model.hybrid.mamba)
+    scan = model.hybrid.selective_scan
     if scan:
         per_token += letters["S"] * selective_scan_weights(h, scan)
         weightless += letters["S"] * 2 * scan.inner * scan.state
-    if model.delta_net:
-        per_token += letters["L"] * delta_net_weights(h, model.delta_net)
-        weightless += letters["L"] * delta_rule_products(model.delta_net)
-    if model.short_conv:
+    if model.hybrid.delta_net:
+        per_token += letters["L"] * delta_net_weights(h, model.hybrid.delta_net)
+        weightless += letters["L"] * delta_rule_products(model.hybrid.delta_net)
+    if model.hybrid.short_conv:
         per_token += letters["C"] * short_conv_weights(h)
     layers = 2.0 * batch * s * per_token
 
@@ -145,9 +145,9 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
     full = causal = (letters["*"] + letters["W"]) * documents * float(length) * length * width
-    if model.causal and not model.decoder_layers:
-        visible = _chunked_pairs if model.chunked_window else _visible_pairs
-        pairs = letters["*"] * _visible_pairs(length, 0) + letters["W"] * visible(length, model.window)
+    if model.attention.causal and not model.decoder_layers:
+        visible = _chunked_pairs if model.attention.chunked_window else _visible_pairs
+        pairs = letters["*"] * _visible_pairs(length, 0) + letters["W"] * visible(length, model.attention.window)
         causal = width * documents * pairs
 
     # Decoder layers. Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
@@ -162,35 +162,35 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         causal += decoder * (_visible_pairs(s_out, 0) + float(s_out) * s) * width
 
     # Modulations are computed once per image.
-    if model.adaln:
+    if model.norms.adaln:
         layers += 2.0 * batch * 3 * h * h * letters.total()
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
-    seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.loss.masked_head else s_out
+    seen = masked_tokens(s_out) if model.head.pooler_and_mlm_head and job.loss.masked_head else s_out
     width = table_width(model)
-    vocabulary = head = 2.0 * batch * seen * width * model.vocab * (1 + model.mtp_layers)
-    if model.patches:
-        head = _patch_flops(model, model.patches, batch, s)
-    if job.loss.head != "vocabulary" and not model.patches:
+    vocabulary = head = 2.0 * batch * seen * width * model.vocab * (1 + model.mtp.mtp_layers)
+    if model.inputs.patches:
+        head = _patch_flops(model, model.inputs.patches, batch, s)
+    if job.loss.head != "vocabulary" and not model.inputs.patches:
         vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
-    elif model.pooler_and_mlm_head:
-        head += 2.0 * batch * (seen * h * width + (h * h + 2 * h) * model.pooler)
-    elif model.narrow_embedding:
+    elif model.head.pooler_and_mlm_head:
+        head += 2.0 * batch * (seen * h * width + (h * h + 2 * h) * model.head.pooler)
+    elif model.inputs.narrow_embedding:
         head += 2.0 * batch * seen * h * width
 
     # A product that makes hidden states of embeddings counts with the head.
-    if model.narrow_embedding:
+    if model.inputs.narrow_embedding:
         head += 2.0 * batch * s * h * width
 
     # Convolutions of an encoder of speech count with the head, as projections of patches do.
-    if model.spectrogram:
-        head += 2.0 * batch * s * spectrogram_products(h, model.spectrogram)
+    if model.inputs.spectrogram:
+        head += 2.0 * batch * s * spectrogram_products(h, model.inputs.spectrogram)
 
     # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
     frozen = 0.0
     if job.fine_tuning.frozen:
         frozen = layers + head
-    elif job.fine_tuning.frozen_embedding and model.tied_embeddings and not model.patches:
+    elif job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches:
         frozen = vocabulary
 
     if SECOND_PRODUCTS in job.activations.recompute_modules:
@@ -225,7 +225,7 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
 
     # Outputs of the products that adapters may stand beside.
-    queries, keys = model.heads * (2 if model.attention_gate else 1) * d, model.kv_heads * d
+    queries, keys = model.heads * (2 if model.attention.attention_gate else 1) * d, model.kv_heads * d
     inputs = {
         "linear_qkv": queries + 2 * keys,
         "q_proj": queries,
@@ -233,10 +233,10 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
         "v_proj": keys,
     }
     first = {
-        "linear_fc1": model.ffn_hidden * (2 if model.gated_ffn else 1),
+        "linear_fc1": model.ffn_hidden * (2 if model.block.gated_ffn else 1),
         "up_proj": model.ffn_hidden,
     }
-    if model.gated_ffn:
+    if model.block.gated_ffn:
         first["gate_proj"] = model.ffn_hidden
 
     # Per token and unit of rank, an adapter of a product of k inputs and n outputs takes k + n.
@@ -292,8 +292,8 @@ def _patch_flops(model: Transformer, patches: Patches, batch: float, s: float) -
     """Forward FLOPs of input and head on patches, counted together."""
     h = model.hidden
     products = s * h * patches.elements + h * (s * patches.out_elements if patches.out_elements else model.vocab)
-    if model.adaln:
-        products += h * (model.adaln.frequencies + h) + 2 * h * h
+    if model.norms.adaln:
+        products += h * (model.norms.adaln.frequencies + h) + 2 * h * h
     return 2.0 * batch * products
 
 
@@ -319,7 +319,7 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
 
 def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the hidden size."""
-    return (outer or model.hidden) * inner * (3 if model.gated_ffn else 2)
+    return (outer or model.hidden) * inner * (3 if model.block.gated_ffn else 2)
 
 
 def _visible_pairs(s: float, window: int) -> float:

@@ -173,7 +173,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
 
     # Load-balanced under a causal mask, each context-parallel rank has two chunks of the sequence.
     tp, cp = shard.tp, shard.cp
-    balanced = cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
+    balanced = cp > 1 and model.attention.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
     chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
     _require_divided_sequence(model, seq_len, cp, chunks, tp if sequence_parallel else 1)
@@ -200,7 +200,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
         heads=model.heads // tp,
         kv_heads=max(1, _expanded_kv_heads(model) // tp),
         ffn=model.ffn_hidden // tp,
-        vocab=0 if model.patches else padded_vocab(model.vocab, tp) // tp,
+        vocab=0 if model.inputs.patches else padded_vocab(model.vocab, tp) // tp,
         precision=Precision.of(job),
     )
 

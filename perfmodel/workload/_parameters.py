@@ -97,39 +97,39 @@ def _(model: ConvNet) -> Parameters:
 @parameters.register
 def _(model: Transformer) -> Parameters:
     # Tables at both ends.
-    h, v, narrow = model.hidden, model.vocab, model.narrow_embedding
+    h, v, narrow = model.hidden, model.vocab, model.inputs.narrow_embedding
     width = table_width(model)
     small_width = width if narrow and narrow.all_tables else h
-    embedding, head = v * width + model.token_types * small_width, 0 if model.tied_embeddings else v * width
-    if model.patches:
-        embedding, head = _patches(model, model.patches)
-    if model.positions == "learned":
+    embedding, head = v * width + model.inputs.token_types * small_width, 0 if model.head.tied_embeddings else v * width
+    if model.inputs.patches:
+        embedding, head = _patches(model, model.inputs.patches)
+    if model.inputs.positions == "learned":
         embedding += position_rows(model) * small_width
         embedding += position_rows(model, decoder=True) * h if model.decoder_layers else 0
-    if model.spectrogram:
+    if model.inputs.spectrogram:
         # Both convolutions have biases.
-        embedding += spectrogram_weights(h, model.spectrogram) + 2 * h
+        embedding += spectrogram_weights(h, model.inputs.spectrogram) + 2 * h
     if narrow:
         embedding += width * h + (h if narrow.bias else 0)
     stacks = 2 if model.decoder_layers else 1
-    if model.positions == "relative":
+    if model.inputs.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
 
     # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
-    norms = norm_params(model, h) * stacks * model.final_norm
-    norms += norm_params(model, small_width) * stacks * model.embedding_norm
-    if narrow and not model.pooler_and_mlm_head:
+    norms = norm_params(model, h) * stacks * model.norms.final_norm
+    norms += norm_params(model, small_width) * stacks * model.norms.embedding_norm
+    if narrow and not model.head.pooler_and_mlm_head:
         head += h * width + (width if narrow.bias else 0)
-    if model.pooler_and_mlm_head:
+    if model.head.pooler_and_mlm_head:
         head += h * width + width + v
-        head += h * h + h + 2 * h + 2 if model.pooler else 0
+        head += h * h + h + 2 * h + 2 if model.head.pooler else 0
         norms += norm_params(model, width)
 
     # A decoder layer has two attentions and a feed-forward.
     layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
 
     # A module of multi-token prediction joins two hidden states, each normed, and norms what its layer gives.
-    modules = model.mtp_stack[:1] if model.mtp_repeated else model.mtp_stack
+    modules = model.mtp_stack[:1] if model.mtp.mtp_repeated else model.mtp_stack
     further = _sub_layers(model, "".join(modules))
     joined = len(modules) * (2 * h * h + 3 * norm_params(model, h))
     return replace(
@@ -149,14 +149,14 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     per_attention, small_norms = _attention(model)
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward stand side by side.
-    ends = 2 if model.norm_at == "both" else 1
-    normed = attending if model.parallel_blocks == "one_norm" else len(letters)
-    if model.parallel_mixers:
+    ends = 2 if model.norms.norm_at == "both" else 1
+    normed = attending if model.block.parallel_blocks == "one_norm" else len(letters)
+    if model.hybrid.parallel_mixers:
         normed -= n["M"]
     norms = norm_params(model, h) * ends * normed + small_norms * attending
 
     # Scale, shift and gate of each sub-layer are made of the condition by one product.
-    if model.adaln:
+    if model.norms.adaln:
         norms += 3 * (h * h + h) * len(letters)
     routed, shared, router = 0, 0, 0
     if experts:
@@ -164,10 +164,10 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
         shared += h if experts.shared_gate else 0
         router = h * (experts.count + 2 * experts.latent) + (experts.count if experts.router_bias else 0)
-    mixed = n["M"] * mamba_parameters(h, model.mamba) if model.mamba else 0
-    mixed += n["S"] * selective_scan_parameters(h, model.selective_scan) if model.selective_scan else 0
-    mixed += n["L"] * delta_net_parameters(h, model.delta_net) if model.delta_net else 0
-    mixed += n["C"] * short_conv_parameters(h, model.short_conv) if model.short_conv else 0
+    mixed = n["M"] * mamba_parameters(h, model.hybrid.mamba) if model.hybrid.mamba else 0
+    mixed += n["S"] * selective_scan_parameters(h, model.hybrid.selective_scan) if model.hybrid.selective_scan else 0
+    mixed += n["L"] * delta_net_parameters(h, model.hybrid.delta_net) if model.hybrid.delta_net else 0
+    mixed += n["C"] * short_conv_parameters(h, model.hybrid.short_conv) if model.hybrid.short_conv else 0
     return Parameters(
         attention=per_attention * attending,
         feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
@@ -183,33 +183,33 @@ def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
     """Parameters of input and head of a transformer on patches, each with its bias."""
     h, width = model.hidden, patches.out_elements or model.vocab
     embedding, head = (patches.elements + 1 + patches.class_tokens) * h, (h + 1) * width
-    if model.adaln:
-        embedding += (model.adaln.frequencies + 1 + h + 1 + model.adaln.classes + 1) * h
+    if model.norms.adaln:
+        embedding += (model.norms.adaln.frequencies + 1 + h + 1 + model.norms.adaln.classes + 1) * h
         head += 2 * (h * h + h)
     return embedding, head
 
 
 def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
     """One feed-forward with inner size `inner`, on `outer` elements or the hidden size."""
-    biases = inner * (2 if model.gated_ffn else 1) + (outer or model.hidden)
-    return ffn_weights(model, inner, outer) + (biases if model.bias else 0)
+    biases = inner * (2 if model.block.gated_ffn else 1) + (outer or model.hidden)
+    return ffn_weights(model, inner, outer) + (biases if model.block.bias else 0)
 
 
 def _attention(model: Transformer) -> tuple[int, int]:
     """Projections of one attention (and its sinks), and the parameters of the norms inside it."""
     h, a, d, kv = model.hidden, model.heads, model.head_dim, model.kv_heads
-    sinks = a if model.attention_sinks else 0
+    sinks = a if model.attention.attention_sinks else 0
     latent = model.latent_attention
     if latent:
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
         return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
-    width = (a * (2 if model.attention_gate else 1) + 2 * kv) * d
-    biases = (width if model.bias or model.qkv_bias else 0) + (h if model.bias else 0)
+    width = (a * (2 if model.attention.attention_gate else 1) + 2 * kv) * d
+    biases = (width if model.block.bias or model.attention.qkv_bias else 0) + (h if model.block.bias else 0)
 
     # Norms of queries and of keys have the size of a head, unless they go over all heads at once.
     normed = 0
-    if model.qk_norm:
-        normed = ((a + kv) if model.qk_norm_of_all_heads else 2) * d
+    if model.attention.qk_norm:
+        normed = ((a + kv) if model.attention.qk_norm_of_all_heads else 2) * d
     biases -= unbiased_outputs(model, heads=a, kv_heads=kv)
     return attention_weights(model) + biases + sinks, norm_params(model, normed)
 
@@ -223,7 +223,7 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     # Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; or under latent
     # attention one compressed vector for all heads, which every rank holds (DeepSeek-V2, arXiv 2405.04434, section
     # 2.1.2).
-    latent, mamba = model.latent_attention, model.mamba
+    latent, mamba = model.latent_attention, model.hybrid.mamba
     if latent:
         token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
     else:
@@ -231,22 +231,22 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
 
     # All tokens, or the last ones where attention slides.
     full = tokens * token_bytes
-    windowed = min(tokens, model.window or tokens) * token_bytes
+    windowed = min(tokens, model.attention.window or tokens) * token_bytes
     bytes_by_mixer = {"*": full, "W": windowed}
 
     # Other mixers have a state that does not grow, and the last inputs of their convolution.
     if mamba:
         elements = mamba.inner * mamba.state + mamba.convolved * (mamba.conv_kernel - 1)
         bytes_by_mixer["M"] = MAMBA_STATE_BYTES * elements / tp
-    scan = model.selective_scan
+    scan = model.hybrid.selective_scan
     if scan:
         elements = scan.inner * (scan.state + scan.conv_kernel - 1)
         bytes_by_mixer["S"] = MAMBA_STATE_BYTES * elements / tp
-    net = model.delta_net
+    net = model.hybrid.delta_net
     if net:
         elements = net.values * net.key_dim + net.convolved * (net.conv_kernel - 1)
         bytes_by_mixer["L"] = MAMBA_STATE_BYTES * elements / tp
-    conv = model.short_conv
+    conv = model.hybrid.short_conv
     if conv:
         bytes_by_mixer["C"] = element_bytes * model.hidden * (conv.kernel - 1) / tp
     cache_bytes = []

@@ -22,10 +22,10 @@ def norm(model: Transformer, local: ShardSizes) -> Piece:
 def norm_params(model: Transformer, size: int) -> int:
     """Parameters of a norm over `size` elements: a scale each, and a shift each for layer norms with biases."""
     # Conditioning gives both itself.
-    if model.adaln or not model.norm_parameters:
+    if model.norms.adaln or not model.norms.norm_parameters:
         return 0
-    shifted = model.bias if model.norm_bias is None else model.norm_bias
-    return size * (2 if model.norm == "layer_norm" and shifted else 1)
+    shifted = model.block.bias if model.norms.norm_bias is None else model.norms.norm_bias
+    return size * (2 if model.norms.norm == "layer_norm" and shifted else 1)
 
 
 def residual(model: Transformer, local: ShardSizes) -> Piece:
@@ -33,14 +33,14 @@ def residual(model: Transformer, local: ShardSizes) -> Piece:
     rows, hidden = local.norm_tokens, local.hidden
     fused = local.job.kernels.fuses("residual")
     backward = []
-    if not model.dropout:
-        ops = [("add", 2)] if fused or not model.bias else [("add", 1), ("add", 2)]
+    if not model.block.dropout:
+        ops = [("add", 2)] if fused or not model.block.bias else [("add", 1), ("add", 2)]
     elif fused:
         ops = [("bias_dropout_add", 2)]
         backward.append(memory(local.precision, "bias_dropout_add", rows, hidden, 2, backward=True))
     else:
         ops = [("dropout", 1), ("add", 2)]
-        if model.bias:
+        if model.block.bias:
             ops.insert(0, ("add", 1))
         backward.append(memory(local.precision, "dropout", rows, hidden, backward=True))
 
@@ -49,7 +49,7 @@ def residual(model: Transformer, local: ShardSizes) -> Piece:
     return Piece(
         forward=tuple(forward),
         backward_input=(memory(local.precision, "add", rows, hidden, 2), *backward),
-        saved_bytes=float(rows * hidden) if model.dropout else 0.0,
+        saved_bytes=float(rows * hidden) if model.block.dropout else 0.0,
     )
 
 
@@ -72,13 +72,13 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
     """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition."""
     # A recomputed norm frees what the mixer keeps of its output, and keeps its own input.
     before: list[Piece] = []
-    if model.norm_at != "output":
+    if model.norms.norm_at != "output":
         before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes])
-    after = [norm(model, local)] if model.norm_at != "input" else []
+    after = [norm(model, local)] if model.norms.norm_at != "input" else []
 
     # Conditioning scales and shifts what the norm gives and gates what is added: products of one row per sequence,
     # and passes over the tokens.
-    if model.adaln:
+    if model.norms.adaln:
         before += conditioning(local, 3, [("mul", 2), ("add", 2)])
         after.append(_pass(local, [("mul", 2)]))
     return [*before, *mixer, *after, residual(model, local)]
@@ -147,11 +147,11 @@ def gate(local: ShardSizes) -> list[tuple[str, int]]:
 
 def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs."""
-    name, fused = model.activation, local.job.kernels.fuses("activation")
+    name, fused = model.block.activation, local.job.kernels.fuses("activation")
 
     # Gate and value kept in 8 bits, by a cast after the kernel and another before it in backward (Megatron-Core 0.7
     # core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
-    if local.job.narrow.fp8_activation_inputs and model.gated_ffn and name == "silu" and fused:
+    if local.job.narrow.fp8_activation_inputs and model.block.gated_ffn and name == "silu" and fused:
         cast = memory(local.precision, QUANTISING, rows, 2 * width)
         swiglu = pointwise(local.precision, [("silu_mul", 2)], rows, width, saved_bytes=2.0 * rows * width)
         return replace(swiglu, forward=(*swiglu.forward, cast), backward_input=(cast, *swiglu.backward_input))
@@ -159,7 +159,7 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
     # A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its function and is named
     # after the measured one. Eager kernels also keep the activated gate.
     inputs = 1
-    if model.gated_ffn:
+    if model.block.gated_ffn:
         ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
         inputs = 2 if fused else 3
     # ReLU's gradient is taken of its output, which the next product keeps; a square's gradient needs its root.
@@ -169,10 +169,10 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
             ops.append(("mul", 1))
     elif name == "gelu" and "gelu_formula" in local.job.kernels.eager_kernels:
         ops, inputs = list(_GELU_FORMULA), _GELU_FORMULA_KEEPS
-    elif name == "gelu" and model.bias and fused:
+    elif name == "gelu" and model.block.bias and fused:
         ops = [("bias_gelu", 1)]
     else:
-        ops = [("add", 1), (name, 1)] if model.bias else [(name, 1)]
+        ops = [("add", 1), (name, 1)] if model.block.bias else [(name, 1)]
     tensor = float(rows) * width * local.act_bytes
     nonlinearity = pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
     if _clamps(model, local):
@@ -185,7 +185,7 @@ def _clamps(model: Transformer, local: ShardSizes) -> bool:
     # What joins experts' products has an activation that cuts them (Transformer Engine pytorch/ops/basic/swiglu.py,
     # `ScaledClampedQGeGLU`).
     separate = not local.job.kernels.fuses("clamp") and not local.job.experts.fused_experts
-    return model.gated_ffn and model.clamped_glu and separate
+    return model.block.gated_ffn and model.block.clamped_glu and separate
 
 
 def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
@@ -200,7 +200,7 @@ def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
 
 def rotary(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
     """Rotation of `width` query and key elements per token; its gradient is a rotation back."""
-    if model.positions != "rope":
+    if model.inputs.positions != "rope":
         return []
     name = "rope" if local.job.kernels.fuses("rope") else "rope_unfused"
     return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
@@ -222,7 +222,7 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
     # An RMS norm of several operators works on an fp32 copy, of which the mean of squares and the scaling need the same
     # tensor; the product with the weight needs the scaled one, made as wide as the input again (Transformers 4
     # modeling_llama.py `LlamaRMSNorm`; torchtune modules/rms_norm.py). The input itself is not kept.
-    fused = local.job.kernels.fuses("norm") or model.norm == "layer_norm"
+    fused = local.job.kernels.fuses("norm") or model.norms.norm == "layer_norm"
     kept_bytes = local.act_bytes if fused else 4 + local.act_bytes
     return pointwise(
         local.precision,
@@ -236,17 +236,17 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
 
 def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
     """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input."""
-    if not model.qk_norm:
+    if not model.attention.qk_norm:
         return []
     rows, d = local.tokens, model.head_dim
-    if model.qk_norm_of_all_heads:
+    if model.attention.qk_norm_of_all_heads:
         return [small_norm(model, local, rows, heads * d) for heads in (local.heads, local.kv_heads)]
     return [small_norm(model, local, rows * heads, d) for heads in (local.heads, local.kv_heads)]
 
 
 def attention_gate(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
     """The sigmoid of a gate times attention's result; keeps both (the gate with the queries that are made with it)."""
-    if not model.attention_gate:
+    if not model.attention.attention_gate:
         return []
     kept_bytes = float(local.tokens * width * local.act_bytes)
     return [pointwise(local.precision, gate(local), local.tokens, width, saved_bytes=kept_bytes)]

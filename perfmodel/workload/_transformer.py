@@ -40,7 +40,7 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     # 16-bit gradients are added to fp32 ones by kernels of their own, one for each weight. An embedding or a
     # head is a single weight.
     precision = Precision.of(job)
-    weights_of_layer = WEIGHTS_OF_A_LAYER - (model.parallel_blocks == "one_norm")
+    weights_of_layer = WEIGHTS_OF_A_LAYER - (model.block.parallel_blocks == "one_norm")
     with_additions = []
     for block, repeats in blocks:
         tensors = weights_of_layer if block.is_layer else 1
@@ -87,12 +87,12 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
     if "E" in word and model.experts:
         routing = route(model, local, model.experts)
         widest = routing.processed * routing.inner
-    elif "M" in word and model.mamba:
-        widest = max(widest, local.tokens * 3 * model.mamba.inner // local.tp)
-    elif "S" in word and model.selective_scan:
-        widest = max(widest, local.tokens * 2 * model.selective_scan.inner // local.tp)
-    elif "L" in word and model.delta_net:
-        widest = max(widest, local.tokens * 2 * model.delta_net.values // local.tp)
+    elif "M" in word and model.hybrid.mamba:
+        widest = max(widest, local.tokens * 3 * model.hybrid.mamba.inner // local.tp)
+    elif "S" in word and model.hybrid.selective_scan:
+        widest = max(widest, local.tokens * 2 * model.hybrid.selective_scan.inner // local.tp)
+    elif "L" in word and model.hybrid.delta_net:
+        widest = max(widest, local.tokens * 2 * model.hybrid.delta_net.values // local.tp)
     elif "C" in word:
         widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
     names = [name for letter, name in _NAMES.items() if letter in word]
@@ -114,11 +114,11 @@ _NAMES: Final = {
 
 def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Piece]:
     """Sub-layers of one layer, in series or (`parallel_blocks`) side by side."""
-    if model.parallel_blocks == "none":
+    if model.block.parallel_blocks == "none":
         pieces: list[Piece] = []
-        if model.parallel_mixers and model.mamba and letters.startswith("*M"):
+        if model.hybrid.parallel_mixers and model.hybrid.mamba and letters.startswith("*M"):
             attention = _attention(model, local, letters[0], reduced=False)
-            mixer = mamba_mixer(model, local, model.mamba, own_input=False)
+            mixer = mamba_mixer(model, local, model.hybrid.mamba, own_input=False)
             pieces += side_by_side(model, local, attention, mixer, one_norm=True)
             letters = letters[2:]
         for letter in letters:
@@ -130,21 +130,21 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
         model,
         local,
         _attention(model, local, letters[0], reduced=False),
-        feed_forward(model, local, own_input=model.parallel_blocks == "two_norms"),
-        one_norm=model.parallel_blocks == "one_norm",
+        feed_forward(model, local, own_input=model.block.parallel_blocks == "two_norms"),
+        one_norm=model.block.parallel_blocks == "one_norm",
     )
 
 
 def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
     """What a letter of `MIXERS` stands for, without norms and residual addition."""
-    if letter == "M" and model.mamba:
-        return mamba_mixer(model, local, model.mamba)
-    if letter == "S" and model.selective_scan:
-        return selective_scan_mixer(model, local, model.selective_scan)
-    if letter == "L" and model.delta_net:
-        return delta_net_mixer(model, local, model.delta_net)
-    if letter == "C" and model.short_conv:
-        return short_conv_mixer(model, local, model.short_conv)
+    if letter == "M" and model.hybrid.mamba:
+        return mamba_mixer(model, local, model.hybrid.mamba)
+    if letter == "S" and model.hybrid.selective_scan:
+        return selective_scan_mixer(model, local, model.hybrid.selective_scan)
+    if letter == "L" and model.hybrid.delta_net:
+        return delta_net_mixer(model, local, model.hybrid.delta_net)
+    if letter == "C" and model.hybrid.short_conv:
+        return short_conv_mixer(model, local, model.hybrid.short_conv)
     if letter == "E" and model.experts:
         return expert_feed_forward(model, local, model.experts)
     if letter == "-":
@@ -154,21 +154,23 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
 
 def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
     """Self-attention, under a sliding window where the letter says so."""
-    window = model.window if letter == "W" else 0
-    return self_attention(model, local.for_module("attention"), causal=model.causal, window=window, reduced=reduced)
+    window = model.attention.window if letter == "W" else 0
+    return self_attention(
+        model, local.for_module("attention"), causal=model.attention.causal, window=window, reduced=reduced
+    )
 
 
 def _further_tokens(model: Transformer, local: ShardSizes) -> Blocks:
     """Modules of multi-token prediction."""
-    if not model.mtp_layers:
+    if not model.mtp.mtp_layers:
         return ()
     module = _further_token(model, local)
-    if not model.mtp_repeated or model.mtp_layers == 1:
-        return ((module, model.mtp_layers),)
+    if not model.mtp.mtp_repeated or model.mtp.mtp_layers == 1:
+        return ((module, model.mtp.mtp_layers),)
 
     # Where all have the weights of the first, these count once.
     repeated = replace(module, params=0, expert_params=0, tied_params=0)
-    return ((module, 1), (repeated, model.mtp_layers - 1))
+    return ((module, 1), (repeated, model.mtp.mtp_layers - 1))
 
 
 def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
@@ -195,7 +197,7 @@ def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
         train=local.job.mode == "train",
         is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
-        tied_params=0 if model.tied_embeddings else local.vocab * local.hidden,
+        tied_params=0 if model.head.tied_embeddings else local.vocab * local.hidden,
     )
 
 
@@ -238,7 +240,7 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
     """The input block; T5's decoder input also normalises the output of `encoder` and passes it on."""
     pieces = embedding_pieces(model, local, decoder=encoder is not None)
     if encoder:
-        encoder_norm = [norm(model, encoder)] if model.final_norm else []
+        encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
         pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
 
@@ -254,7 +256,7 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
         workspace_bytes=local.hidden_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
-        tied_params=local.vocab * local.hidden if encoder and not model.spectrogram else 0,
+        tied_params=local.vocab * local.hidden if encoder and not model.inputs.spectrogram else 0,
     )
     return replace(block, frozen_params=block.params) if frozen else block
 
@@ -269,7 +271,7 @@ def _head(model: Transformer, local: ShardSizes) -> BlockOps:
         is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
         tied_params=local.vocab * table_width(model)
-        if model.tied_embeddings and local.job.loss.head == "vocabulary"
+        if model.head.tied_embeddings and local.job.loss.head == "vocabulary"
         else 0,
     )
 
@@ -324,9 +326,9 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         own_input: False where attention has the same input, and gathers and keeps it.
     """
     # Adapters may stand beside the product of gate and value, or beside either.
-    width = local.ffn * (2 if model.gated_ffn else 1)
+    width = local.ffn * (2 if model.block.gated_ffn else 1)
     first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
-    if model.gated_ffn:
+    if model.block.gated_ffn:
         first.append(("gate_proj", local.ffn))
     narrow = activation_quantises(local)
     pieces = [
@@ -334,7 +336,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
             local,
             width,
             local.hidden,
-            bias=model.bias,
+            bias=model.block.bias,
             narrow_gradient=narrow,
             kept_input=own_input,
             communicates=own_input,
@@ -343,7 +345,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         *adapters(local, first, local.hidden),
         *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
         *adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True),
-        row_linear(local, local.hidden, local.ffn, bias=model.bias, narrow_input=narrow),
+        row_linear(local, local.hidden, local.ffn, bias=model.block.bias, narrow_input=narrow),
     ]
 
     # Recompute may end before the last product, whose output nothing of the backward needs.

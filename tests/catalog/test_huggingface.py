@@ -250,7 +250,7 @@ def test_narrow_embeddings_are_projected_to_the_layers(width):
     wide, narrow = from_config(config), from_config(config | {"embedding_size": width})
     hidden = wide.hidden
     # `ElectraEmbeddings`: rows of tokens, positions and segments, and a norm of a scale and a shift each.
-    rows = wide.vocab + wide.seq_len + wide.token_types + 2
+    rows = wide.vocab + wide.seq_len + wide.inputs.token_types + 2
     # `embeddings_project`, and instead of [hidden, hidden] with its bias the dense layer and norm of
     # `ElectraGeneratorPredictions`.
     projection = (width + 1) * hidden
@@ -273,7 +273,7 @@ def test_mixers_side_by_side_have_one_norm():
     for tp in (1, 2):
         shard = Shard(tp=tp) if tp == 1 else Shard(tp=tp, sequence_parallel=True)
         if tp > 1:  # the groups of its mixers cannot be divided
-            together, apart = (replace(net, mamba=replace(net.mamba, groups=2)) for net in (together, apart))
+            together, apart = (replace(net, mamba=replace(net.hybrid.mamba, groups=2)) for net in (together, apart))
         layers = [blocks(net, job, shard)[1][0] for net in (together, apart)]
         assert layers[0].params < layers[1].params
         assert matmul_flops(layers[0].forward) == matmul_flops(layers[1].forward)
@@ -322,8 +322,8 @@ def test_lists_of_layers_say_the_same_as_rules():
     }
     net = from_config(by_lists)
     assert net.stack == ("W-", "W-", "WE", "*E", "WE", "WE", "WE", "*E")
-    assert net.mixers == ""
-    assert net.full_attention_every == 4
+    assert net.hybrid.mixers == ""
+    assert net.attention.full_attention_every == 4
     irregular = by_lists | {"mlp_layer_types": ["sparse", "dense"] * 4}
     assert from_config(irregular).stack == ("WE", "W-", "WE", "*-", "WE", "W-", "WE", "*-")
     assert from_config(plain | {"mlp_only_layers": [1]}).stack[:3] == ("WE", "W-", "WE")
@@ -420,8 +420,8 @@ def test_sub_layers_side_by_side_are_read(config, blocks, norms):
     """How they follow one another, and how many norms a layer has for that (the final one has as many parameters as
     each of them)."""
     net = from_config(config)
-    assert net.parallel_blocks == blocks
-    size = net.hidden * (1 if "cohere" in config["model_type"] or net.norm == "rms_norm" else 2)
+    assert net.block.parallel_blocks == blocks
+    size = net.hidden * (1 if "cohere" in config["model_type"] or net.norms.norm == "rms_norm" else 2)
     assert parameters(net).norms == (norms * net.layers + 1) * size
 
 

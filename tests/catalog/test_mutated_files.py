@@ -114,7 +114,7 @@ def test_a_mutated_hugging_face_configuration_is_a_sound_model_or_refused(family
             assert parameter_count(found) > 0, what
             assert min(found.layers, found.hidden, found.heads, found.kv_heads, found.head_dim, found.ffn_hidden,
                        found.seq_len) > 0, what  # fmt: skip
-            assert found.vocab > 0 or found.patches, what
+            assert found.vocab > 0 or found.inputs.patches, what
             accepted += 1
     assert accepted  # without the key that nothing follows from
 
@@ -150,6 +150,6 @@ def test_positions_are_no_sequence_length(tmp_path: Path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA | {"max_position_embeddings": 131072}))
     found = model(path)
-    assert (found.seq_len, found.longest_seq_len) == (8192, 131072)
+    assert (found.seq_len, found.inputs.longest_seq_len) == (8192, 131072)
     path.write_text(json.dumps(LLAMA | {"max_position_embeddings": 8192}))
-    assert (model(path).seq_len, model(path).longest_seq_len) == (8192, 0)
+    assert (model(path).seq_len, model(path).inputs.longest_seq_len) == (8192, 0)

@@ -137,7 +137,7 @@ def test_a_nemotron_hybrid_counted_from_its_modules():
     counted = 2 * 1024 * h + 2 * mamba + attention + 2 * feed_forward + (5 + 1) * h
     hybrid = from_config(NEMOTRON_H)
     assert parameter_count(hybrid) == counted
-    assert hybrid.activation == "relu2"
+    assert hybrid.block.activation == "relu2"
     with pytest.raises(PerfModelError, match="n_routed_experts is missing"):
         from_config(NEMOTRON_H | {"hybrid_override_pattern": "M-E*-"})
 
@@ -203,9 +203,9 @@ def test_flops_of_kernels_are_those_of_the_closed_form():
                                   "mamba2-130m", "deepseek-v3-mtp"])  # fmt: skip
 def test_tensor_parallel_ranks_share_out_the_work(name):
     net = model(name)
-    if net.mamba:  # one group of heads
-        net = replace(net, mamba=replace(net.mamba, groups=2))
-    job = Job(global_batch=1, seq_len=net.seq_len if net.patches is None else net.patches.tokens)
+    if net.hybrid.mamba:  # one group of heads
+        net = replace(net, mamba=replace(net.hybrid.mamba, groups=2))
+    job = Job(global_batch=1, seq_len=net.seq_len if net.inputs.patches is None else net.inputs.patches.tokens)
     whole, part = (
         sum(n * matmul_flops(b.forward) for b, n in blocks(net, job, Shard(tp=tp, sequence_parallel=tp > 1
                                                                            and net.seq_len % 2 == 0)))

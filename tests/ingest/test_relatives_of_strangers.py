@@ -32,7 +32,7 @@ NEMO_T5 = """
 def test_an_encoder_and_a_decoder_of_nemo() -> None:
     launch = read("t5.yaml", NEMO_T5)
     net: Any = launch.model
-    assert (net.layers, net.decoder_layers, net.gated_ffn, net.ffn_hidden) == (12, 6, True, 2048)
+    assert (net.layers, net.decoder_layers, net.block.gated_ffn, net.ffn_hidden) == (12, 6, True, 2048)
     assert (launch.seq_len, net.decoder_seq_len, launch.devices) == (512, 128, 8)
     assert launch.may_be_wrong == ()
 
@@ -52,7 +52,7 @@ def test_sequences_of_bert_in_nemo() -> None:
     """
     launch = read("bert.yaml", text)
     net: Any = launch.model
-    assert (launch.seq_len, net.causal, net.vocab) == (256, False, 30522)
+    assert (launch.seq_len, net.attention.causal, net.vocab) == (256, False, 30522)
     assert launch.may_be_wrong == ()
 
 

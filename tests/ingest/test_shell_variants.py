@@ -33,7 +33,7 @@ SCRIPTS = sorted(
 def facts(launch: Launch) -> tuple[object, ...]:
     """All that a script says, without its name and its lines."""
     model = launch.model
-    shape = None if model is None else {**vars(model), "name": "", "source": "", "aliases": ()}
+    shape = None if model is None else {**model.values(), "name": "", "source": "", "aliases": ()}
     sentences = [re.sub(r"line \d+", "", line) for line in (*launch.may_be_wrong, *launch.ignored)]
     return (
         shape and {key: value for key, value in shape.items() if key not in ("stack", "longest_seq_len", "seq_len")},

@@ -798,13 +798,13 @@ def test_a_vocabulary_that_nobody_says_is_named(tokenizer: str) -> None:
      ("learned_absolute", "learned"), ("relative", "relative")],
 )  # fmt: skip
 def test_position_embeddings(argument: str, positions: str) -> None:
-    assert model(launched(f"--position-embedding-type {argument}")).positions == positions
+    assert model(launched(f"--position-embedding-type {argument}")).inputs.positions == positions
 
 
 def test_positions_that_are_switched_on() -> None:
-    assert model(launched("--use-rotary-position-embeddings --no-position-embedding")).positions == "rope"
-    assert model(launched("--use-alibi-position-embeddings")).positions == "alibi"
-    assert model(launched("--no-position-embedding")).positions == "none"
+    assert model(launched("--use-rotary-position-embeddings --no-position-embedding")).inputs.positions == "rope"
+    assert model(launched("--use-alibi-position-embeddings")).inputs.positions == "alibi"
+    assert model(launched("--no-position-embedding")).inputs.positions == "none"
 
 
 EXPERTS = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 256"
@@ -873,7 +873,7 @@ def test_megatron_deepspeed() -> None:
 )  # fmt: skip
 def test_gated_feed_forwards(argument: str, activation: str) -> None:
     found = model(launched(f"{argument} --ffn-hidden-size 2048"))
-    assert (found.gated_ffn, found.activation, found.ffn_hidden) == (True, activation, 2048)
+    assert (found.block.gated_ffn, found.block.activation, found.ffn_hidden) == (True, activation, 2048)
     assert not launched(argument).ignored
 
 
@@ -892,7 +892,11 @@ def test_sizes_of_forks() -> None:
     assert launch.layout is not None
     assert launch.layout.partition == (1, 3)
     found = model(launched("--window-size 127,0 --window-attn-skip-freq 2 --softmax-type learnable"))
-    assert (found.window, found.full_attention_every, found.attention_sinks) == (128, 2, True)
+    assert (found.attention.window, found.attention.full_attention_every, found.attention.attention_sinks) == (
+        128,
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -927,9 +931,14 @@ MAMBA = TRAIN.replace("pretrain_gpt.py", "pretrain_mamba.py")
 )
 def test_hybrids_of_mamba(arguments: str, mixers: str) -> None:
     found = model(launched(arguments, program=MAMBA))
-    assert sorted(found.mixers) == sorted(mixers)
-    assert found.mamba is not None
-    assert (found.mamba.heads, found.mamba.head_dim, found.mamba.state, found.mamba.groups) == (16, 64, 128, 8)
+    assert sorted(found.hybrid.mixers) == sorted(mixers)
+    assert found.hybrid.mamba is not None
+    assert (
+        found.hybrid.mamba.heads,
+        found.hybrid.mamba.head_dim,
+        found.hybrid.mamba.state,
+        found.hybrid.mamba.groups,
+    ) == (16, 64, 128, 8)
 
 
 def test_a_pattern_of_another_length_is_refused() -> None:
@@ -939,7 +948,7 @@ def test_a_pattern_of_another_length_is_refused() -> None:
 
 def test_models_that_are_no_causal_decoder() -> None:
     bert = model(launched("--tokenizer-type BertWordPieceLowerCase", program=TRAIN.replace("_gpt", "_bert")))
-    assert (bert.causal, bert.token_types, bert.pooler_and_mlm_head) == (False, 2, True)
+    assert (bert.attention.causal, bert.inputs.token_types, bert.head.pooler_and_mlm_head) == (False, 2, True)
     t5 = model(launched("--encoder-num-layers 6 --decoder-num-layers 3 --decoder-seq-length 128",
                         program=TRAIN.replace("_gpt", "_t5")))  # fmt: skip
     assert (t5.layers, t5.decoder_layers, t5.decoder_seq_len) == (6, 3, 128)
@@ -957,7 +966,7 @@ NEMO = (STRANGERS / "k04b_vocabulary_not_said_nemo.yaml").read_text()
 
 def test_nemo_trains_other_models_too() -> None:
     bert = model(parse_launch(NEMO + "  bert_binary_head: true\n", "bert.yaml"))
-    assert (bert.causal, bert.token_types, bert.pooler_and_mlm_head) == (False, 2, True)
+    assert (bert.attention.causal, bert.inputs.token_types, bert.head.pooler_and_mlm_head) == (False, 2, True)
     launch = parse_launch(NEMO + "  patch_dim: 16\n  img_h: 224\n  num_classes: 1000\n", "vit.yaml")
     assert launch.may_be_wrong[0].startswith("the model may be wrong: it is an encoder of images (patch_dim")
     launch = parse_launch(NEMO.replace("type: meta-llama/Meta-Llama-3.1-8B", "type: somebody/own"), "own.yaml")

@@ -255,7 +255,7 @@ def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> 
     # A layer gathers its matrices twice and reduces them, its biases and its norms once.
     transformer = catalog.model(model)
     matrices = 4
-    vectors = 4 * transformer.bias + (4 if transformer.norm == "layer_norm" else 2)
+    vectors = 4 * transformer.block.bias + (4 if transformer.norms.norm == "layer_norm" else 2)
     layers = transformer.layers * 8 * (3 * matrices + vectors) * 10e-6
     # The head is the only product outside layers.
     assert copies_s(8) == pytest.approx(layers + 8 * 3 * 10e-6, rel=0.01)

@@ -30,7 +30,7 @@ def read_bytes(serving: Serving) -> float:
     model, requests = catalog.model(serving.model), serving.requests
     assert isinstance(model, pm.Transformer)
     tp = serving.layout.tp
-    weights = (parameter_count(model) - model.vocab * model.hidden * (1 + (not model.tied_embeddings))) / tp
+    weights = (parameter_count(model) - model.vocab * model.hidden * (1 + (not model.head.tied_embeddings))) / tp
     context = requests.prompt_tokens + requests.output_tokens // 2
     return weights * 2.0 + requests.batch * sum(layer_cache_bytes(model, tp, context, 2.0))
 

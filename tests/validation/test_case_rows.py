@@ -86,7 +86,7 @@ def test_heads_are_those_of_the_table_s_other_rows_of_that_width_where_these_agr
 def test_experts_in_a_row_need_no_catalog_entry():
     model = read_case(MOE).model
     assert (model.experts.count, model.experts.topk, model.experts.ffn_hidden) == (8, 2, 4096)
-    assert (model.layers, model.hidden, model.gated_ffn) == (48, 6144, True)
+    assert (model.layers, model.hidden, model.block.gated_ffn) == (48, 6144, True)
     dense_first = read_case(MOE | {"first_dense_layers": 2}).model
     assert dense_first.experts.first_dense_layers == 2
 
@@ -244,7 +244,7 @@ def test_a_model_of_two_stacks_is_found_by_its_shape_and_has_its_recipe_s_length
                  "hidden": 2048,
                  "heads": 32, "kv_heads": 32, "ffn_hidden": 5120, "seq_len": 512, "vocab": None}  # fmt: skip
     model = read_case(row).model
-    assert (model.hidden, model.ffn_hidden, model.head_dim, model.gated_ffn) == (2048, 5120, 64, True)
+    assert (model.hidden, model.ffn_hidden, model.head_dim, model.block.gated_ffn) == (2048, 5120, 64, True)
     assert model.decoder_seq_len == 128
 
 

@@ -57,7 +57,7 @@ def closed_by_thresholds(layer: int, layers: int, head: int, stages: int) -> tup
 def test_stages_are_cut_as_the_loop_of_nanotron_cuts_them(change: dict[str, int]) -> None:
     """Its layers cost 4 h^2 whatever the size of their heads, and 2 h f without a gate (`get_block_compute_costs`)."""
     model = replace(MODEL, **change)
-    layer = 4 * model.hidden**2 + (3 if model.gated_ffn else 2) * model.hidden * model.ffn_hidden
+    layer = 4 * model.hidden**2 + (3 if model.block.gated_ffn else 2) * model.hidden * model.ffn_hidden
     compared = 0
     for stages in (2, 3, 4, 6, 8):
         loop = closed_by_thresholds(layer, model.layers, model.hidden * model.vocab, stages)

@@ -57,7 +57,7 @@ def test_the_last_stage_has_fewer_layers_for_what_else_it_has():
 def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
     rates = {"measured_tokens_per_s_per_device": 5000, "measured_tflops_per_device": gflop and 5 * gflop}
     model = at("26.06", **rates).model
-    assert (model.name, model.mtp_layers) == ("deepseek-v3", modules)
+    assert (model.name, model.mtp.mtp_layers) == ("deepseek-v3", modules)
 
 
 def test_every_recipe_names_models_and_devices_of_the_catalog():

@@ -29,11 +29,11 @@ MOE = Transformer(
 def weights(net):
     h, d, a, g, f = net.hidden, net.head_dim, net.heads, net.kv_heads, net.ffn_hidden
     shapes = {"table": (net.vocab, h), "head": (h, net.vocab)}
-    if net.tied_embeddings:
+    if net.head.tied_embeddings:
         del shapes["head"]
     for i in range(net.layers):
         shapes |= {f"qkv{i}": (h, (a + 2 * g) * d), f"out{i}": (a * d, h)}
-        wide = 2 if net.gated_ffn else 1
+        wide = 2 if net.block.gated_ffn else 1
         if net.experts and i >= net.experts.first_dense_layers:
             e, w, shared = net.experts.count, net.experts.ffn_hidden, net.experts.shared_ffn_hidden
             shapes |= {f"route{i}": (h, e), f"eup{i}": (e, h, wide * w), f"edown{i}": (e, w, h)}
@@ -48,7 +48,7 @@ def norm(x):
 
 
 def act(net, x):
-    if not net.gated_ffn:
+    if not net.block.gated_ffn:
         return jax.nn.gelu(x)
     gate, value = jnp.split(x, 2, -1)
     return jax.nn.silu(gate) * value
@@ -83,7 +83,7 @@ def loss(net, w, tokens):
         y = norm(x)
         ffn = act(net, y @ w[f"up{i}"]) @ w[f"down{i}"]
         x = x + (ffn + experts(net, w, i, y) if f"route{i}" in w else ffn)
-    logits = norm(x) @ (w["table"].T if net.tied_embeddings else w["head"])
+    logits = norm(x) @ (w["table"].T if net.head.tied_embeddings else w["head"])
     return -jax.nn.log_softmax(logits)[..., 0].mean()
 
 

@@ -315,7 +315,7 @@ def test_checkpoints_of_operators_keep_half_of_the_products_and_attention(name, 
     kept = layer.activation_bytes
     assert kept.full < kept.selective < kept.none
     widths = (net.heads + 2 * net.kv_heads) * net.head_dim + net.hidden * tp * 2
-    widths += net.ffn_hidden * (2 if net.gated_ffn else 1)
+    widths += net.ffn_hidden * (2 if net.block.gated_ffn else 1)
     products_bytes = 2 * sequence * widths / tp / 2
     attention_bytes = 2 * sequence * net.heads * net.head_dim / tp
     assert kept.selective - kept.full == pytest.approx(products_bytes + attention_bytes)

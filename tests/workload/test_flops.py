@@ -58,10 +58,10 @@ def test_blocks_sum_to_the_closed_form(name):
     flops = step_flops(net, Job(global_batch=1, seq_len=net.seq_len))
     built = forward_flops(blocks(net, Job(global_batch=1, seq_len=net.seq_len), Shard()))
     pad = 0.0
-    if isinstance(net, Transformer) and not net.patches:
+    if isinstance(net, Transformer) and not net.inputs.patches:
         s = net.decoder_seq_len or net.seq_len
         pad = 2.0 * s * net.hidden * (padded_vocab(net.vocab, 1) - net.vocab)
-        if net.window:  # an op counts a sliding window as a full rectangle
+        if net.attention.window:  # an op counts a sliding window as a full rectangle
             pad += built - pad - flops.total_causal / 3
             assert pad / built < 0.05
     whole_rows = 0.01 if getattr(net, "experts", None) else 1e-6  # every expert has equally many
@@ -182,12 +182,12 @@ def test_a_step_is_forward_input_gradients_and_weight_gradients_of_what_is_train
             passes.append(block.backward_weight)
         computed += repeats * sum(map(matmul_flops, passes))
     padding = 0.0
-    if isinstance(net, Transformer) and not net.patches:
-        rows = (net.decoder_seq_len or net.seq_len) * (1 + net.mtp_layers)
-        head_is_frozen = job.fine_tuning.frozen or (job.fine_tuning.frozen_embedding and net.tied_embeddings)
+    if isinstance(net, Transformer) and not net.inputs.patches:
+        rows = (net.decoder_seq_len or net.seq_len) * (1 + net.mtp.mtp_layers)
+        head_is_frozen = job.fine_tuning.frozen or (job.fine_tuning.frozen_embedding and net.head.tied_embeddings)
         padding = (2 if head_is_frozen else 3) * 2.0 * rows * net.hidden * (padded_vocab(net.vocab, 1) - net.vocab)
     tolerance = 0.01 if getattr(net, "experts", None) else 1e-6  # every expert has equally many rows
-    if getattr(net, "patches", None):
+    if isinstance(net, Transformer) and net.inputs.patches:
         tolerance = 2e-3  # the patches' own gradient is counted, by convention, and not computed
     assert step_flops(net, job).total + padding == pytest.approx(computed, rel=tolerance)
 

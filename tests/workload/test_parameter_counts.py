@@ -70,9 +70,9 @@ def test_blocks_hold_all_parameters(name):
     net = model(name)
     held = sum(b.params * n for b, n in blocks(net, Job(global_batch=1, seq_len=net.seq_len), Shard()))
     pad = 0
-    if isinstance(net, Transformer) and not net.patches:
-        tables = 1 if net.tied_embeddings else 2
-        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (tables * net.hidden + net.pooler_and_mlm_head)
+    if isinstance(net, Transformer) and not net.inputs.patches:
+        tables = 1 if net.head.tied_embeddings else 2
+        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (tables * net.hidden + net.head.pooler_and_mlm_head)
     assert held == parameter_count(net) + pad
 
 

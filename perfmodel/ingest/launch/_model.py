@@ -66,8 +66,12 @@ def model_fields(model: Model) -> Fields:
     """Fields that describe a transformer; none of other models."""
     if not isinstance(model, Transformer):
         return {}
-    stated = {f"model.{f.name}": getattr(model, f.name) for f in fields(model)}
-    for prefix, part in (("experts.", model.experts), ("latent.", model.latent_attention), ("mamba.", model.mamba)):
+    stated = {f"model.{key}": value for key, value in model.values().items()}
+    for prefix, part in (
+        ("experts.", model.experts),
+        ("latent.", model.latent_attention),
+        ("mamba.", model.hybrid.mamba),
+    ):
         if part is not None:
             stated |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
     for key in ("experts", "latent_attention", "mamba", "name", "source", "aliases"):

@@ -115,12 +115,12 @@ def model_kind(model: Model) -> str:
         return "convolutions"
     if isinstance(model, Mlp):
         return "multilayer perceptron"
-    if model.adaln is not None:
+    if model.norms.adaln is not None:
         return "diffusion transformer"
     if model.experts is not None:
         return "mixture of experts"
-    if model.mamba is not None or model.delta_net is not None:
+    if model.hybrid.mamba is not None or model.hybrid.delta_net is not None:
         return "state-space layers"
     if model.decoder_layers:
         return "encoder and decoder"
-    return "decoder" if model.causal else "encoder"
+    return "decoder" if model.attention.causal else "encoder"

@@ -1,0 +1,157 @@
+"""What a transformer is made of, by subject: the sections of `Transformer`."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from perfmodel.spec._documented import Stated
+from perfmodel.spec._parts import (
+    AdaLN,
+    DeltaNet,
+    Mamba,
+    NarrowEmbedding,
+    Patches,
+    SelectiveScan,
+    ShortConv,
+    Spectrogram,
+)
+
+MIXERS: Final = {
+    "*": "attention",
+    "W": "attention in the window",
+    "M": "mamba",
+    "S": "selective scan (the first Mamba)",
+    "L": "gated delta net",
+    "C": "gated short convolution",
+    "E": "experts",
+    "-": "a dense feed-forward",
+}
+"""What a letter of `HybridStack.mixers` stands for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionForm(Stated):
+    """What tokens attend to, and what attention has beside its products."""
+
+    causal: bool = True
+    """Tokens attend to those before them alone."""
+    window: int = 0
+    """Sliding-window attention in tokens; 0 for none."""
+    chunked_window: bool = False
+    """The window does not slide: tokens see those before them in the same chunk of so many (Llama 4)."""
+    full_attention_every: int = 0
+    """With a window: every n-th layer attends in full (GPT-OSS: 2); 0 for none."""
+    qkv_bias: bool = False
+    """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
+    unbiased_projections: tuple[Literal["query", "key", "value"], ...] = ()
+    """Projections of attention that have no bias even where `bias` is on (Whisper's keys)."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, each head by itself (Qwen3)."""
+    qk_norm_of_all_heads: bool = False
+    """With `qk_norm`, queries and keys are normalised over all heads at once (OLMo 2)."""
+    attention_gate: bool = False
+    """Attention's result is multiplied by a gate of its size that the query projection makes too (Qwen3-Next)."""
+    attention_sinks: bool = False
+    """Every head has a learned score that takes part in its softmax (GPT-OSS)."""
+    attention_softcap: bool = False
+    """Scores are bounded by a tanh (Gemma 2), inside the fused kernel where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockForm(Stated):
+    """What a layer is made of beside attention: its feed-forward, biases and dropout."""
+
+    parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
+    """Attention and feed-forward of a layer take the same input side by side, x + Attn(N(x)) + FFN(N(x)), instead of
+    one after the other: of one norm (GPT-J; PaLM, arXiv 2204.02311, section 2; Falcon-7B; Command R; MegaScale, arXiv
+    2402.15627, section 3.1) or each of its own (GPT-NeoX, Falcon-40B)."""
+    gated_ffn: bool = False
+    """The feed-forward multiplies two projections of its input, one of them activated (SwiGLU and its like)."""
+    activation: Literal["gelu", "silu", "relu", "relu2"] = "gelu"
+    """`relu2`: squared ReLU (Nemotron, arXiv 2402.16819)."""
+    clamped_glu: bool = False
+    """Both inputs of a gated feed-forward's activation are cut at a limit (GPT-OSS, `swiglu_limit`)."""
+    bias: bool = True
+    """Biases in all linear layers and layer norms."""
+    dropout: bool = True
+    """It is trained with dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms(Stated):
+    """Which norms there are, and where."""
+
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    norm_at: Literal["input", "output", "both"] = "input"
+    """Which end of every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
+    norm_bias: bool | None = None
+    """Layer norms have a shift; None: as `bias` says."""
+    norm_parameters: bool = True
+    """Norms have parameters; those of OLMo 1 have none (arXiv 2402.00838, section 2.1)."""
+    embedding_norm: bool = False
+    """Embeddings are normalised before the first layer (BLOOM, BART)."""
+    final_norm: bool = True
+    """What the last layer gives is normalised; not so in GPT-1, nor where layers themselves end with a norm (BART)."""
+    adaln: AdaLN | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs(Stated):
+    """What hidden states are made of before the first layer: words, patches or sound, and positions."""
+
+    positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
+    """How positions are told: a table, rotations of queries and keys, or biases of scores."""
+    position_offset: int = 0
+    """Rows of the table of positions before that of the first token (OPT, BART: 2)."""
+    longest_seq_len: int = 0
+    """What its positions allow, where nobody stated the length it is trained with and `seq_len` is less; else 0."""
+    token_types: int = 0
+    """Rows of BERT's segment embedding; 0 for none."""
+    narrow_embedding: NarrowEmbedding | None = None
+    patches: Patches | None = None
+    """What the input is cut into, in place of words; `vocab` is then the classes of the head, 0 for none."""
+    spectrogram: Spectrogram | None = None
+    """What the encoder is given, in place of words; those are the decoder's alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputHead(Stated):
+    """What follows the last layer."""
+
+    tied_embeddings: bool = True
+    """The vocabulary projection has the weights of the token embedding."""
+    logit_softcap: bool = False
+    """Logits are bounded by a tanh (Gemma 2)."""
+    pooler_and_mlm_head: bool = False
+    """BERT's pooler and masked-LM transform before the vocabulary projection."""
+    pooler: bool = True
+    """Beside that transform: BERT's pooler and the head that tells whether sentences follow one another. RoBERTa has
+    neither."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridStack(Stated):
+    """Layers that are not an attention and a feed-forward each, and the sizes of what they have instead."""
+
+    mixers: str = ""
+    """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv 2504.03624), or a word per
+    layer, repeated over the layers (Qwen3-Next: `LE LE LE *E`). Empty: attention and a feed-forward in each."""
+    parallel_mixers: bool = False
+    """Attention and Mamba of a layer, `*M` in its word, take the same normed input side by side (Falcon-H1, arXiv
+    2507.22448, section 2.1)."""
+    mamba: Mamba | None = None
+    selective_scan: SelectiveScan | None = None
+    delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurtherTokens(Stated):
+    """Modules that predict one token further each."""
+
+    mtp_layers: int = 0
+    """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
+    section 2.2)."""
+    mtp_mixers: str = ""
+    """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty: those of the last."""
+    mtp_repeated: bool = False
+    """All such modules have the same weights (Nemotron 3, arXiv 2604.12374)."""
