@@ -73,7 +73,9 @@ class Transformer(Stated, Sectioned):
     decoder_seq_len: int = 0
     """Decoder sequence length; 0 means equal to the encoder's."""
     experts: Experts | None = None
+    """Experts in place of the dense feed-forward of some layers."""
     latent_attention: LatentAttention | None = None
+    """Sizes of latent attention, where keys and values are compressed."""
     attention: AttentionForm = field(default=AttentionForm(), metadata=section())
     """What tokens attend to."""
     block: BlockForm = field(default=BlockForm(), metadata=section())
@@ -91,7 +93,9 @@ class Transformer(Stated, Sectioned):
     left_out: str = ""
     """What the model has that these figures do not count, in words for its user: a vision tower, an indexer."""
     source: str = ""
+    """Where the figures are from."""
     aliases: tuple[str, ...] = ()
+    """Further names that the catalog finds the model by."""
 
     kind = "transformer"
 

@@ -81,6 +81,7 @@ class Norms(Stated):
     """Which norms there are, and where."""
 
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """Layer norms subtract the mean, RMS norms do not."""
     norm_at: Literal["input", "output", "both"] = "input"
     """Which end of every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
     norm_bias: bool | None = None
@@ -92,6 +93,7 @@ class Norms(Stated):
     final_norm: bool = True
     """What the last layer gives is normalised; not so in GPT-1, nor where layers themselves end with a norm (BART)."""
     adaln: AdaLN | None = None
+    """Conditioning of a diffusion transformer, by which norms have no parameters of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class Inputs(Stated):
     token_types: int = 0
     """Rows of BERT's segment embedding; 0 for none."""
     narrow_embedding: NarrowEmbedding | None = None
+    """A table of tokens that is narrower than the layers."""
     patches: Patches | None = None
     """What the input is cut into, in place of words; `vocab` is then the classes of the head, 0 for none."""
     spectrogram: Spectrogram | None = None
@@ -139,9 +142,13 @@ class HybridStack(Stated):
     """Attention and Mamba of a layer, `*M` in its word, take the same normed input side by side (Falcon-H1, arXiv
     2507.22448, section 2.1)."""
     mamba: Mamba | None = None
+    """Sizes of the layers with letter M."""
     selective_scan: SelectiveScan | None = None
+    """Sizes of the layers with letter S."""
     delta_net: DeltaNet | None = None
+    """Sizes of the layers with letter L."""
     short_conv: ShortConv | None = None
+    """Sizes of the layers with letter C."""
 
 
 @dataclass(frozen=True, kw_only=True)

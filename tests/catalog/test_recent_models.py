@@ -110,7 +110,7 @@ def test_configuration_catalog_and_checkpoint_agree(name):
     read, listed = from_config(config), model(name)
     assert parameter_count(read) == parameter_count(listed) == published
     in_words = ("name", "source", "aliases", "seq_len", "longest_seq_len", "left_out")
-    assert replace(read, **{field: getattr(listed, field) for field in in_words}) == listed
+    assert replace(read, **{field: listed.value(field) for field in in_words}) == listed
     assert bool(listed.left_out) >= bool(read.left_out)
 
 

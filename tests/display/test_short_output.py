@@ -114,9 +114,17 @@ def test_results_are_short_and_their_content_is_reachable() -> None:
     fixed = predicted.timeline
     assert fixed is not None
     changed = pm.whatif(layout="tp=2,pp=8,dp=4", settings=["compute_rate=2x"], **job)
-    for result in (predicted, found, changed, fixed, fixed.structure, found.candidates, predicted.memory_over_time()):
+    for result in (
+        predicted,
+        found,
+        changed,
+        fixed,
+        fixed.structure,
+        found.evaluation.candidates,
+        predicted.memory_over_time(),
+    ):
         assert len(repr(result)) < SHORT
-    for result in (changed, fixed, fixed.structure, found.candidates):
+    for result in (changed, fixed, fixed.structure, found.evaluation.candidates):
         assert len(str(result)) < SHORT
     # Predictions and searches print what the shell prints.
     for result in (predicted, found):

@@ -86,7 +86,7 @@ def assert_says(launch: Launch, facts: Facts) -> None:
     assert {key: getattr(launch.layout, key) for key in facts.layout} == facts.layout
     assert (launch.devices, launch.seq_len, launch.framework) == (facts.devices, facts.seq_len, facts.framework)
     assert launch.job_fields["dtype"] == facts.dtype
-    assert {key: getattr(launch.model, key) for key in facts.model} == facts.model
+    assert {key: launch.model.value(key) for key in facts.model} == facts.model
     assert launch.model is not None
     assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
 
@@ -213,7 +213,7 @@ NEOX = (STRANGERS / "r11_neox.yml").read_text()
 def test_models_of_gpt_neox(old: str, new: str, field: str, value: Any) -> None:
     assert old in NEOX
     launch = parse_launch(NEOX.replace(old, new), "run.yml", devices=8)
-    assert getattr(launch.model, field) == value
+    assert launch.model.value(field) == value
     assert launch.may_be_wrong == ()
 
 
@@ -299,7 +299,7 @@ def test_recompute_of_maxtext(policy: str, recompute: str) -> None:
 def test_blocks_of_maxtext(block: str, said: dict[str, Any]) -> None:
     text = (STRANGERS / "k22f_maxtext_gemma2_layers.yml").read_text()
     launch = parse_launch(text.replace("decoder_block: gemma2", f"decoder_block: {block}"), "run.yml")
-    assert {name: getattr(launch.model, name) for name in said} == said
+    assert {name: launch.model.value(name) for name in said} == said
     assert launch.may_be_wrong == ()
 
 

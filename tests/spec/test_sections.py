@@ -7,10 +7,10 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Framework, Job, MemoryCosts, Sectioned, documented, key_fields, nested
+from perfmodel.spec import Framework, Job, MemoryCosts, Sectioned, Transformer, documented, key_fields, nested
 from perfmodel.spec._sections import section
 
-RECORDS: list[type[Sectioned]] = [Framework, Job]
+RECORDS: list[type[Sectioned]] = [Framework, Job, Transformer]
 MOST_FIELDS = 25
 
 
@@ -41,6 +41,13 @@ def test_a_record_is_made_of_its_values(framework: Framework) -> None:
     values = framework.values()
     assert Framework(**values) == framework == Framework().replace(**values)
     assert all(framework.value(key) == value for key, value in values.items())
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "deepseek-v3", "t5-11b", "bert-large"])
+def test_a_model_is_made_of_its_values(name: str) -> None:
+    model = catalog.model(name)
+    assert isinstance(model, Transformer)
+    assert Transformer(**model.values()) == model == model.replace(**model.values())
 
 
 def test_a_key_changes_its_own_value_alone() -> None:

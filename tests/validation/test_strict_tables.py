@@ -1,7 +1,7 @@
 """A table of runs is read strictly: by keys of job files, by closed vocabularies, and never from notes."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from test_case_rows import MOE, ROW
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Sectioned
+from perfmodel.spec import Model, Sectioned, Transformer
 from perfmodel.validation import Case, predict_run, read_case, read_rows, read_runs, rows_of
 from perfmodel.validation._row_keys import with_plain_columns
 from perfmodel.validation._row_words import unread_words
@@ -25,9 +25,16 @@ UNREAD_PARTS = {
 """Numbers of adapters, and parts of a firm's name, in the record; nobody reads a rate from them."""
 
 
+def model_table(model: Model) -> dict[str, Any]:
+    """A model as a file states it: by the keys of its sections."""
+    if not isinstance(model, Transformer):
+        return asdict(model)
+    return {key: asdict(value) if is_dataclass(value) else value for key, value in model.values().items()}
+
+
 def told(case: Case) -> dict[str, Any]:
     """What a case states, as a parsed job file."""
-    fields = {name: getattr(case.job, name) for name in case.stated_job}
+    fields = {name: case.job.value(name) for name in case.stated_job}
     fields |= {"global_batch": case.job.global_batch, "seq_len": case.job.seq_len, "dtype": case.job.dtype}
     kinds = {"Transformer": "transformer", "Mlp": "mlp", "ConvNet": "convnet"}
     levels = [
@@ -39,7 +46,7 @@ def told(case: Case) -> dict[str, Any]:
         for level in case.cluster.levels
     ]  # fmt: skip
     data = {
-        "model": asdict(case.model) | {"kind": kinds[type(case.model).__name__]},
+        "model": model_table(case.model) | {"kind": kinds[type(case.model).__name__]},
         "cluster": {"name": case.cluster.name, "device": case.cluster.device.name, "levels": levels,
                     "source": case.cluster.source},
         "framework": case.framework.label,

@@ -61,5 +61,5 @@ def rank(
         method="enumerate", constraints=constraints, framework=framework, kernels=kernels, every=True, distinct=False,
     )  # fmt: skip
     ranking = found.ranking()
-    order = np.argsort(found.step_time_s, kind="stable").tolist()
+    order = np.argsort(found.evaluation.step_time_s, kind="stable").tolist()
     return Ranked(tuple(ranking[i][0] for i in order), np.array([ranking[i][1] for i in order]))

@@ -52,6 +52,45 @@ class Beyond:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluatedLayouts:
+    """Every layout of the space, and the step times of those that were scored by full schedule evaluation."""
+
+    candidates: Candidates
+    """Every layout with its memory and bound."""
+    number: Int[np.ndarray, " evaluated"]
+    """Numbers of the evaluated layouts among the candidates, in the order of `step_time_s`."""
+    step_time_s: Float[np.ndarray, " evaluated"]
+    """Step times of all evaluated layouts, the best first (ascending, unless the objective is another)."""
+    alike: int = 0
+    """Evaluated layouts that are one with a better one, see `Candidates.distinct`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The layout to try first."""
+
+    prediction: Prediction | None = None
+    """The best layout that fits with a probability of at least `min_fit`, which may be slower than all that are shown;
+    the one that fits most likely where none does; None where there is no layout."""
+    value: float = float("nan")
+    """The objective of the layout."""
+    min_fit: float = MIN_FIT
+    """Probability of fitting into memory that a layout needs to be recommended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a search came."""
+
+    complete: bool = True
+    """False where the search was interrupted: the best so far."""
+    unresolved: int = 0
+    """Layouts that an interrupt left, and whose bound does not rule out that they are better than the best found."""
+    unsearched: tuple[int, ...] = ()
+    """Global batches that an interrupt left, of which nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """Ranked layouts and the account of all others."""
 
@@ -77,13 +116,8 @@ class SearchResult:
     """The best layout that the framework cannot run, where that is better than all that it can."""
     impossible: Impossible | None = None
     """Why there is no layout, and what would make one possible."""
-    min_fit: float = MIN_FIT
-    """Probability of fitting into memory that a layout needs to be recommended."""
-    recommended: Prediction | None = field(default=None, repr=False)
-    """The best layout that fits with a probability of at least `min_fit`, which may be slower than all of `layouts`;
-    the one that fits most likely where none does; None where there is no layout."""
-    recommended_value: float = field(default=float("nan"), repr=False)
-    """The objective of the recommended layout."""
+    recommendation: Recommendation = field(default=Recommendation(), repr=False)
+    """The layout to try first."""
     robust: str = ""
     """Robust order of the layouts in place of that by the objective, if any."""
     robustness: Robustness | None = None
@@ -98,27 +132,22 @@ class SearchResult:
     """A lower bound on the step time of each layout, from its passes and collectives alone."""
     rejections: dict[Rejection, int]
     """Why combinations are not ranked -> how many, the most first."""
-    step_time_s: Float[np.ndarray, " evaluated"]
-    """Step times of all evaluated layouts, the best first (ascending, unless the objective is another)."""
-    number: Int[np.ndarray, " evaluated"]
-    """Numbers of the layouts among the candidates."""
-    candidates: Candidates
-    """Every layout with its memory and bound."""
+    evaluation: EvaluatedLayouts
+    """All layouts, with the step times of those that were evaluated."""
     lower_bound_s: float
     """No layout of the space that fits is faster than this."""
     batches: "tuple[SearchResult, ...]" = ()
-    """One search for each global batch, where several were tried; `candidates`, `number` and `step_time_s` are
-    those of the batch of the best layout."""
-    complete: bool = True
-    """False where the search was interrupted: the best so far."""
+    """One search for each global batch, where several were tried; `evaluation` is that of the batch of the best
+    layout."""
+    progress: Progress = Progress()
+    """How far the search came."""
     space: SearchSpace
     """Space that was searched: nothing is claimed of layouts outside."""
-    unresolved: int = 0
-    """Layouts that an interrupt left, and whose bound does not rule out that they are better than the best found."""
-    unsearched: tuple[int, ...] = ()
-    """Global batches that an interrupt left, of which nothing is known."""
-    alike: int = 0
-    """Evaluated layouts that are one with a better one, see `Candidates.distinct`."""
+
+    @property
+    def complete(self) -> bool:
+        """False where the search was interrupted: the best so far."""
+        return self.progress.complete
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -132,7 +161,8 @@ class SearchResult:
         Raises:
             IndexError: there is no layout.
         """
-        return self.layouts[0] if self.recommended is None else self.recommended
+        recommended = self.recommendation.prediction
+        return self.layouts[0] if recommended is None else recommended
 
     @property
     def riskier(self) -> Prediction | None:
@@ -146,7 +176,7 @@ class SearchResult:
         """How much worse (relative) the best layout may be than the best of the space; infinite where nothing tells."""
         # A batch that was not searched could hold anything, and so could a search without any
         # layout.
-        if self.unsearched or not (self.layouts or self.complete):
+        if self.progress.unsearched or not (self.layouts or self.complete):
             return np.inf
         return self._gap(self.values[0]) if self.layouts else 0.0
 
@@ -181,17 +211,18 @@ class SearchResult:
     @property
     def _interrupted(self) -> str:
         """Say what is certain after an interrupt."""
-        if self.unsearched:
-            batches = ", ".join(map(str, self.unsearched))
+        progress = self.progress
+        if progress.unsearched:
+            batches = ", ".join(map(str, progress.unsearched))
             return f"interrupted: nothing is known of global batch {batches}"
         if not self.layouts:
             return (
                 f"interrupted before a layout was evaluated: no {self.objective} is better than {self.lower_bound:.4g}"
             )
-        if not self.unresolved:
+        if not progress.unresolved:
             return "interrupted: the best is proved to be the best of even stages, nothing is proved of those after it"
         return (
-            f"interrupted: {self.unresolved:,} layouts are open, none with a better {self.objective} than "
+            f"interrupted: {progress.unresolved:,} layouts are open, none with a better {self.objective} than "
             f"{self.lower_bound:.4g}; the best so far is within {self.gap:.2%} of the best"
         )
 
@@ -242,7 +273,7 @@ class SearchResult:
             "beyond_framework": self.beyond and self.beyond.to_dict(),
             "lower_bound": _finite(self.lower_bound),
             "impossible": self.impossible and self.impossible.to_dict(),
-            "min_fit": self.min_fit,
+            "min_fit": self.recommendation.min_fit,
             "recommended": self._recommended_dict(),
             "robust": self.robust,
             "probability_better": self.robustness.better.tolist() if self.robustness else [],
@@ -254,15 +285,16 @@ class SearchResult:
             "certificate": self.certificate,
             "complete": self.complete,
             "space": self.space.to_dict(),
-            "unresolved": self.unresolved,
-            "unsearched": list(self.unsearched),
-            "alike": self.alike,
+            "unresolved": self.progress.unresolved,
+            "unsearched": list(self.progress.unsearched),
+            "alike": self.evaluation.alike,
         }
 
     def _recommended_dict(self) -> dict[str, Any] | None:
-        if self.recommended is None:
+        recommendation = self.recommendation
+        if recommendation.prediction is None:
             return None
-        return self.recommended.to_dict() | {"objective_value": self.recommended_value}
+        return recommendation.prediction.to_dict() | {"objective_value": recommendation.value}
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per ranked layout: as text and field by field (`Layout.columns`), with its figures as in `Prediction`
@@ -288,14 +320,17 @@ class SearchResult:
         return pd.DataFrame(rows)
 
     def ranking(self) -> list[tuple[Layout, float]]:
-        """Every evaluated layout with its step time, in the order of `step_time_s`; of even stages."""
-        return list(zip(self.candidates.layouts(self.number), self.step_time_s.tolist(), strict=True))
+        """Every evaluated layout with its step time, in the order of the search; of even stages."""
+        evaluation = self.evaluation
+        layouts = evaluation.candidates.layouts(evaluation.number)
+        return list(zip(layouts, evaluation.step_time_s.tolist(), strict=True))
 
     def frame(self) -> "pd.DataFrame":
         """One row per layout that fits: its fields, `peak_bytes`, `bound_s`, and `step_time_s` where evaluated."""
-        frame = self.candidates.frame()
-        step_s = np.full(len(self.candidates.bound_s), np.nan)
-        step_s[self.number] = self.step_time_s
+        evaluation = self.evaluation
+        frame = evaluation.candidates.frame()
+        step_s = np.full(len(evaluation.candidates.bound_s), np.nan)
+        step_s[evaluation.number] = evaluation.step_time_s
         return frame.assign(step_time_s=step_s[frame["number"].to_numpy()])
 
     def _repr_html_(self) -> str:
@@ -314,15 +349,15 @@ def _recommended_of_batches(results: Sequence[SearchResult], objective: Objectiv
         # Batches with a layout that fits likely enough come first, by value; the others by how
         # likely theirs fits.
         probability = result.first_to_try.fits_probability
-        fits = probability >= result.min_fit
+        fits = probability >= result.recommendation.min_fit
         return (
             not fits,
             0.0 if fits else -probability,
-            objective.shown(result.recommended_value),
+            objective.shown(result.recommendation.value),
         )
 
     return min(
-        (result for result in results if result.recommended is not None),
+        (result for result in results if result.recommendation.prediction is not None),
         key=order,
         default=None,
     )
@@ -368,8 +403,9 @@ def best_of_batches(
     # `shown` is its own inverse, so that it turns shown values back into minimised ones, and the
     # least of these into a shown one.
     bounds = [objective.shown(result.lower_bound) for result in results]
+    of_best_batch = results[best[0].result if best else 0]
     return replace(
-        results[best[0].result if best else 0],
+        of_best_batch,
         evaluated=sum(result.evaluated for result in results),
         feasible=sum(result.feasible for result in results),
         seconds=sum(result.seconds for result in results),
@@ -380,13 +416,16 @@ def best_of_batches(
         rejections=dict(rejections.most_common()),
         lower_bound=objective.shown(min(bounds)),
         lower_bound_s=min(result.lower_bound_s for result in results),
-        complete=all(result.complete for result in results) and len(results) == len(batches),
-        unresolved=sum(result.unresolved for result in results),
-        unsearched=tuple(batches[len(results) :]),
-        alike=sum(result.alike for result in results),
+        progress=Progress(
+            complete=all(result.complete for result in results) and len(results) == len(batches),
+            unresolved=sum(result.progress.unresolved for result in results),
+            unsearched=tuple(batches[len(results) :]),
+        ),
+        evaluation=replace(of_best_batch.evaluation, alike=sum(result.evaluation.alike for result in results)),
         batches=tuple(results),
         robustness=None,
-        recommended=recommended.recommended if recommended else None,
-        recommended_value=recommended.recommended_value if recommended else float("nan"),
+        recommendation=recommended.recommendation
+        if recommended
+        else replace(of_best_batch.recommendation, prediction=None, value=float("nan")),
         impossible=None if best else next((r.impossible for r in reversed(results) if r.impossible), None),
     )

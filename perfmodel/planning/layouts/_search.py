@@ -45,7 +45,14 @@ from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._question import Question, ask
 from perfmodel.planning.layouts._recommend import recommend
-from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
+from perfmodel.planning.layouts._result import (
+    Beyond,
+    EvaluatedLayouts,
+    Progress,
+    Recommendation,
+    SearchResult,
+    best_of_batches,
+)
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.planning.layouts._space import Space
 from perfmodel.planning.layouts._words import (
@@ -305,9 +312,11 @@ def _search(
         improvements=improved.improvements,
         objective=goal.objective.name,
         values=tuple(map(shown, ranked.value.tolist())),
-        min_fit=options.min_fit,
-        recommended=recommended,
-        recommended_value=recommended_value,
+        recommendation=Recommendation(
+            prediction=recommended,
+            value=recommended_value,
+            min_fit=options.min_fit,
+        ),
         quantities=tuple(goal.named(prediction) for prediction in ranked.predictions),
         lower_bound=shown(lower_bound),
         constraints=tuple(map(str, goal.constraints)),
@@ -315,14 +324,18 @@ def _search(
         beyond=beyond,
         bounds_s=tuple(ranked.bound_s.tolist()),
         rejections=dict(rejected.most_common()),
-        step_time_s=evaluated.step_s,
-        number=evaluated.number,
-        candidates=candidates,
+        evaluation=EvaluatedLayouts(
+            candidates=candidates,
+            number=evaluated.number,
+            step_time_s=evaluated.step_s,
+            alike=satisfying - len(distinct),
+        ),
         lower_bound_s=lower_bound_s,
-        complete=complete,
+        progress=Progress(
+            complete=complete,
+            unresolved=int((open_bounds < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
+        ),
         space=question.space,
-        unresolved=int((open_bounds < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
-        alike=satisfying - len(distinct),
         impossible=impossible,
         robust=options.robust,
         robustness=sure,

@@ -172,11 +172,12 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
 def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:
     """The recommended layout, the better one that may not fit, and the command that predicts the former."""
     best, riskier = result.first_to_try, result.riskier
-    if best.fits_probability >= result.min_fit:
+    min_fit = result.recommendation.min_fit
+    if best.fits_probability >= min_fit:
         head = "recommended"
     else:
         console.print(
-            f"no layout fits with a probability of {result.min_fit:g} or more (--min-fit); use more devices, or free "
+            f"no layout fits with a probability of {min_fit:g} or more (--min-fit); use more devices, or free "
             "more memory"
         )
         head = "most likely to fit"
@@ -219,8 +220,9 @@ def _account(console: "Console", result: "SearchResult") -> None:
     console.print(f"space: {result.space}")
     if result.beyond:
         console.print(f"{result.framework} cannot run what is beyond it: {'; '.join(result.beyond.cannot_run)}")
-    if result.alike:
-        console.print(f"{result.alike:,} layouts are variants of better ones in what they recompute or offload")
+    alike = result.evaluation.alike
+    if alike:
+        console.print(f"{alike:,} layouts are variants of better ones in what they recompute or offload")
     if result.rejected:
         console.print(
             table(

@@ -29,7 +29,7 @@ def alone(case):
 
 def same(a, b) -> bool:
     return [p.layout for p in a.layouts] == [p.layout for p in b.layouts] and np.array_equal(
-        a.step_time_s, b.step_time_s
+        a.evaluation.step_time_s, b.evaluation.step_time_s
     )
 
 
@@ -62,7 +62,7 @@ def test_an_interrupted_search_gives_the_best_so_far_and_goes_on(case, alone, tm
     assert 0 < partial.evaluated <= 12  # the first batch, without variants that recompute more
     assert partial.lower_bound_s <= alone.layouts[0].step_time_s <= partial.layouts[0].step_time_s
     assert partial.certificate.startswith("interrupted")
-    assert partial.unresolved == 0 or partial.gap > 0
+    assert partial.progress.unresolved == 0 or partial.gap > 0
 
     evaluated = []
     run = evaluation._step_s

@@ -28,8 +28,8 @@ def test_ranking_is_ascending_and_fits(result):
     assert times == sorted(times)
     assert all(p.fits for p in result.layouts)
     assert len(result.layouts) == 5
-    assert result.evaluated == len(result.step_time_s) <= result.feasible
-    assert (result.step_time_s[:-1] <= result.step_time_s[1:]).all()
+    assert result.evaluated == len(result.evaluation.step_time_s) <= result.feasible
+    assert (np.diff(result.evaluation.step_time_s) >= 0).all()
 
 
 def test_no_layout_that_was_pruned_beats_the_winners(case, monkeypatch):
@@ -140,11 +140,11 @@ def test_a_variant_that_recomputes_or_offloads_more_is_never_faster(case):
     """What a search leaves out unevaluated, because another that fits recomputes less, is no loss."""
     space = restrict(with_options(default_space(case), "recompute,offload", case.cluster), "micro_batch=1,pp=2")
     every = search(case, space=space, top=5, every=True)
-    candidates, numbers = every.candidates, every.number
+    candidates, numbers = every.evaluation.candidates, every.evaluation.number
     lost = candidates.dominated(numbers)
     assert 0 < lost.sum() < len(lost)
     best: dict[object, float] = {}
-    rows = list(zip(candidates.layouts(numbers), every.step_time_s.tolist(), lost.tolist(), strict=True))
+    rows = list(zip(candidates.layouts(numbers), every.evaluation.step_time_s.tolist(), lost.tolist(), strict=True))
 
     def base(layout):
         return layout.replace(recompute="none", recompute_full_layers=None, offload=False)

@@ -85,7 +85,7 @@ def test_variants_of_one_layout_are_one_row(case):
     assert len(set(rows)) == len(rows) == 10
     prices = [(p.layout.tp, p.layout.pp, p.layout.micro_batch, p.layout.vpp, p.step_time_s) for p in found.layouts]
     assert len(set(prices)) == 10
-    assert found.alike > 0
+    assert found.evaluation.alike > 0
 
 
 def test_options_without_effect_are_not_tried():
