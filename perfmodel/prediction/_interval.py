@@ -28,7 +28,7 @@ NOISE = "own"
 def step_interval(
     problem: StepProblem, layout: Layout, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """Ends of the 90 % interval as factors of the step time, and where it comes from (`Prediction.error_sources`).
+    """Ends of the 90 % interval as factors of the step time, and where it comes from (`Uncertainty.by_source`).
 
     Args:
         path: events on the critical path.
@@ -123,12 +123,12 @@ def shared_errors(
     """Errors that layouts share, and the noise between one run and another.
 
     Args:
-        predictions: predictions of the layouts, or their `error_sources`.
+        predictions: predictions of the layouts, or their `Uncertainty.by_source`.
 
     Returns:
         Names of the shared sources; standard deviations of each layout's log step time from them; those from noise.
     """
-    by_layout = [p.error_sources if isinstance(p, Prediction) else p for p in predictions]
+    by_layout = [p.uncertainty.by_source if isinstance(p, Prediction) else p for p in predictions]
     names = sorted(set().union(*by_layout) - {NOISE})
     shared = np.zeros((len(by_layout), len(names)))
     for layout, sources in enumerate(by_layout):

@@ -26,7 +26,7 @@ from perfmodel.prediction._fits import (
     usable_of_ranks,
 )
 from perfmodel.prediction._interval import step_interval
-from perfmodel.prediction._prediction import CriticalEvent, Prediction
+from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import WeightedDurations, prepared
 from perfmodel.prediction.sites._site import Site
@@ -153,34 +153,40 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         tokens_per_s_per_device=problem.job.global_batch * problem.job.tokens_per_sequence / step_s / layout.devices,
         tflops_per_device=per_device / 1e12,
         mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
-        bubble_fraction=bubble,
-        busy_fraction=float(durations_s @ compute_count) / (program.structure.devices * step_s),
-        memory_per_stage=reported_memory(problem, layout, memory),
-        memory_capacity_bytes=capacity,
         kinds=tuple(
             {"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes}
             for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds))
         ),
-        memory_needed_bytes=needed,
-        reported_stages=reported_stages(problem, layout),
-        memory_counted_bytes=counted_memory(problem, layout, memory),
-        breakdown_s=account.breakdown_s,
-        kernels_alone_s=account.kernels_s,
-        critical_path=(*path.events(), *_waiting_for_input(waiting_s)),
-        provenance=provenance,
         fits=not reasons,
         fits_probability=fit_probability(problem, layout, memory),
         reasons=reasons,
-        error_sources=error_sources,
-        unknown_shares=shares,
-        class_shares=path.class_shares,
         warnings=(
             *_left_out(problem.model),
             *layout.remarks,
             *problem.job.assumed,
             *_warnings(provenance, devices),
         ),
-        saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
+        time_account=TimeAccount(
+            breakdown_s=account.breakdown_s,
+            critical_path=(*path.events(), *_waiting_for_input(waiting_s)),
+            provenance=provenance,
+            bubble_fraction=bubble,
+            busy_fraction=float(durations_s @ compute_count) / (program.structure.devices * step_s),
+            kernels_alone_s=account.kernels_s,
+        ),
+        memory_account=MemoryAccount(
+            per_stage=reported_memory(problem, layout, memory),
+            capacity_bytes=capacity,
+            needed_bytes=needed,
+            counted_bytes=counted_memory(problem, layout, memory),
+            reported_stages=reported_stages(problem, layout),
+            saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
+        ),
+        uncertainty=Uncertainty(
+            by_source=error_sources,
+            unknown_shares=shares,
+            class_shares=path.class_shares,
+        ),
         timeline=times(program.compiled, durations_s) if timeline else None,
         pass_parts=pass_parts(shares_of_programs[0], durations_s) if timeline else {},
     )

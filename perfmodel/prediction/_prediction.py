@@ -70,73 +70,116 @@ class PassPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Step time, memory and their explanation for one layout."""
+class TimeAccount:
+    """Where the time of a step goes."""
 
-    model: str
-    framework: str = "generic"
-    """`name@year`."""
-    cluster: str
-    devices: int
-    layout: Layout
-    notation: str = field(default="", repr=False)
-    """The layout as the framework's users write it, see `layout_notation`; empty for the layout's own notation."""
-    global_batch: int
-    seq_len: int
-    step_time_s: float
-    step_time_lo_s: float
-    """Lower end of the 90 % interval; never below `kernels_alone_s`."""
-    step_time_hi_s: float
-    tokens_per_s_per_device: float
-    tflops_per_device: float
-    """Model FLOPs (recompute not counted) per second and device, in 10^12."""
-    mfu: float
-    """Model FLOPs utilisation: model FLOP/s over the device's peak for the job's dtype."""
-    bubble_fraction: float
-    """Share of the step that is `bubble` in `breakdown_s`: in which compute streams idle, mean over pipeline ranks, for
-    no other reason than the order of the passes and the imbalance of the stages."""
-    memory_per_stage: tuple[StageMemory, ...]
-    """As the framework's own reports count it (`Framework.memory_counter`); where it has none, what is needed."""
-    memory_capacity_bytes: float
-    memory_needed_bytes: float = 0.0
-    """What the fullest rank cannot do without, tensors and context: this has to fit. Where devices differ, of the rank
-    that fills most of its own, as is `memory_capacity_bytes`."""
-    kinds: tuple[dict[str, Any], ...] = ()
-    """Kind of nodes of every pipeline rank, where there are several: `kind`, `device`, `memory_capacity_bytes`."""
-    memory_counted_bytes: dict[str, float] = field(default_factory=dict)
-    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
-    (`perfmodel.spec.MemoryCounter`)."""
-    reported_stages: int | None = field(default=None, repr=False)
-    """Pipeline ranks, from the first, whose memory the framework's reports tell; None: all."""
     breakdown_s: dict[str, float]
     """Mean over pipeline ranks of the step's seconds by activity, none negative; sums to the step time
     (`_account.Account.breakdown_s`)."""
     critical_path: tuple[CriticalEvent, ...]
+    """Events on the longest path through the step, and how often each lies on it."""
     provenance: dict[str, float]
     """Share of the critical path's time by origin of the event times."""
+    bubble_fraction: float
+    """Share of the step that is `bubble` in `breakdown_s`: in which compute streams idle, mean over pipeline ranks, for
+    no other reason than the order of the passes and the imbalance of the stages."""
+    busy_fraction: float
+    """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
+    pipeline ranks; the rest is the bubble, and waits for communication beside the passes."""
+    kernels_alone_s: float
+    """The kernels of the pipeline rank that runs them longest, each at the lower end of its own interval and at the
+    clock at which it was timed by itself: no step can be shorter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryAccount:
+    """What every pipeline rank holds at its worst moment, and what of it counts for fitting and in reports."""
+
+    per_stage: tuple[StageMemory, ...]
+    """As the framework's own reports count it (`MemoryCosts.memory_counter`); where it has none, what is needed."""
+    capacity_bytes: float
+    """Memory of a device; where devices differ, of the rank that fills most of its own."""
+    needed_bytes: float
+    """What the fullest rank cannot do without, tensors and context: this has to fit. Where devices differ, of the rank
+    that fills most of its own, as is `capacity_bytes`."""
+    counted_bytes: dict[str, float]
+    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
+    (`perfmodel.spec.MemoryCounter`)."""
+    reported_stages: int | None
+    """Pipeline ranks, from the first, whose memory the framework's reports tell; None: all."""
+    saved_bytes_per_stage: tuple[float, ...]
+    """Activations that one micro-batch leaves behind for backward on each global stage."""
+
+    @cached_property
+    def reported(self) -> StageMemory:
+        """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
+        return max(self.per_stage[: self.reported_stages], key=lambda stage: stage.peak)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncertainty:
+    """What the interval of the step time rests on."""
+
+    by_source: dict[str, float]
+    """Scale of the logarithm of the step time by source of error, but for what layouts near one another share; the same
+    name is the same error in other layouts of the machine (`joint_errors`)."""
+    unknown_shares: dict[str, float]
+    """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
+    class_shares: dict[str, float]
+    """Shares of the step by class of events (`perfmodel.prediction.CLASSES`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Step time, memory and their explanation for one layout."""
+
+    model: str
+    """Name of the model."""
+    framework: str = "generic"
+    """`name@year`."""
+    cluster: str
+    """Name of the cluster."""
+    devices: int
+    """Devices that the layout takes."""
+    layout: Layout
+    """How the step is spread over them."""
+    notation: str = field(default="", repr=False)
+    """The layout as the framework's users write it, see `layout_notation`; empty for the layout's own notation."""
+    global_batch: int
+    """Sequences (or images) per optimizer step."""
+    seq_len: int
+    """Tokens per sequence."""
+    step_time_s: float
+    """Seconds of a step."""
+    step_time_lo_s: float
+    """Lower end of the 90 % interval; never below `TimeAccount.kernels_alone_s`."""
+    step_time_hi_s: float
+    """Upper end of the interval."""
+    tokens_per_s_per_device: float
+    """Tokens of the step per second and device."""
+    tflops_per_device: float
+    """Model FLOPs (recompute not counted) per second and device, in 10^12."""
+    mfu: float
+    """Model FLOPs utilisation: model FLOP/s over the device's peak for the job's dtype."""
+    kinds: tuple[dict[str, Any], ...] = ()
+    """Kind of nodes of every pipeline rank, where there are several: `kind`, `device`, `memory_capacity_bytes`."""
     fits: bool
+    """Whether what is needed fits into every rank's memory."""
     fits_probability: float = 1.0
     """That what nvidia-smi would show on the fullest rank fits: what is needed, and what the allocator loses between
     tensors; as far as measured peaks of published runs lie from predicted ones."""
     reasons: tuple[str, ...] = ()
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
-    error_sources: dict[str, float] = field(default_factory=dict, repr=False)
-    """Scale of the logarithm of the step time by source of error, but for what layouts near one another share; the same
-    name is the same error in other layouts of the machine (`joint_errors`)."""
-    busy_fraction: float = field(repr=False)
-    """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
-    pipeline ranks; the rest is the bubble, and waits for communication beside the passes."""
-    kernels_alone_s: float = field(repr=False)
-    """The kernels of the pipeline rank that runs them longest, each at the lower end of its own interval and at the
-    clock at which it was timed by itself: no step can be shorter."""
-    unknown_shares: dict[str, float] = field(default_factory=dict, repr=False)
-    """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
-    class_shares: dict[str, float] = field(default_factory=dict, repr=False)
-    """Shares of the step by class of events (`perfmodel.prediction.CLASSES`)."""
-    saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
-    """Activations that one micro-batch leaves behind for backward on each global stage."""
+    """What is not counted, not run as written, assumed or not measured, one sentence each."""
+    time_account: TimeAccount = field(repr=False)
+    """Where the time of the step goes."""
+    memory_account: MemoryAccount = field(repr=False)
+    """What every rank holds."""
+    uncertainty: Uncertainty = field(repr=False)
+    """What the interval rests on."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    """When every event of the step runs; None unless it was asked for."""
     pass_parts: dict[int, tuple[PassPart, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Blocks, kernels and collectives inside each class of pass of the timeline's structure."""
 
@@ -145,10 +188,50 @@ class Prediction:
         """The layout as every output shows it: read back under the same framework, it is this very layout."""
         return self.notation or str(self.layout)
 
-    @cached_property
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of the step in which compute streams idle (`TimeAccount.bubble_fraction`)."""
+        return self.time_account.bubble_fraction
+
+    @property
+    def breakdown_s(self) -> dict[str, float]:
+        """Seconds of the step by activity; they sum to the step time (`TimeAccount.breakdown_s`)."""
+        return self.time_account.breakdown_s
+
+    @property
+    def critical_path(self) -> tuple[CriticalEvent, ...]:
+        """Events on the longest path through the step."""
+        return self.time_account.critical_path
+
+    @property
+    def provenance(self) -> dict[str, float]:
+        """Share of the critical path's time by origin of the event times."""
+        return self.time_account.provenance
+
+    @property
     def memory(self) -> StageMemory:
         """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
-        return max(self.memory_per_stage[: self.reported_stages], key=lambda stage: stage.peak)
+        return self.memory_account.reported
+
+    @property
+    def memory_per_stage(self) -> tuple[StageMemory, ...]:
+        """Memory of every pipeline rank, as the framework counts it."""
+        return self.memory_account.per_stage
+
+    @property
+    def memory_capacity_bytes(self) -> float:
+        """Memory of a device (`MemoryAccount.capacity_bytes`)."""
+        return self.memory_account.capacity_bytes
+
+    @property
+    def memory_needed_bytes(self) -> float:
+        """What has to fit (`MemoryAccount.needed_bytes`)."""
+        return self.memory_account.needed_bytes
+
+    @property
+    def memory_counted_bytes(self) -> dict[str, float]:
+        """Peak of the reported rank, as counters show it."""
+        return self.memory_account.counted_bytes
 
     @property
     def kept_timeline(self) -> Timeline:
@@ -169,7 +252,7 @@ class Prediction:
         """
         timeline = self.kept_timeline
         static = np.array([stage.peak - stage.activations for stage in self.memory_per_stage])
-        taken = np.array([0.0, *self.saved_bytes_per_stage])
+        taken = np.array([0.0, *self.memory_account.saved_bytes_per_stage])
         return memory(timeline, taken, static)
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,7 +278,7 @@ class Prediction:
             "memory_counted_bytes": self.memory_counted_bytes,
             "kinds": [dict(kind) for kind in self.kinds],
             "breakdown_s": self.breakdown_s,
-            "kernels_alone_s": self.kernels_alone_s,
+            "kernels_alone_s": self.time_account.kernels_alone_s,
             "critical_path": [{"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path],
             "provenance": self.provenance,
             "fits": self.fits,

@@ -150,7 +150,7 @@ def _predict_one(
     result = run.prediction
     if keep is not None:
         keep(run.case, result)
-    events_variance = sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events"))
+    events_variance = sum(sd**2 for name, sd in result.uncertainty.by_source.items() if name.startswith("events"))
     return (
         row["case_id"],
         run.step_time_s,
@@ -163,7 +163,7 @@ def _predict_one(
         result.tflops_per_device * result.step_time_s * 1e12,
         # What the model cannot know of a run, as shares of its step: the widths of intervals are
         # fitted to these.
-        *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
+        *(result.uncertainty.unknown_shares[name] for name in ("extrapolated", "host", "network")),
         site.unstated,
         GAUSS_90 * events_variance**0.5,
         ", ".join(run.assumed) or None,

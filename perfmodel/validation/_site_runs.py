@@ -124,17 +124,17 @@ def _site_run(
         undone_s *= explain(without, case.layout).step_time_s / prediction.step_time_s
     degrees = {
         "unstated": site.unstated,
-        "extrapolated": prediction.unknown_shares["extrapolated"],
+        "extrapolated": prediction.uncertainty.unknown_shares["extrapolated"],
         "bubble": prediction.bubble_fraction,
     }
 
     # Events' own errors are independent of one another, so that their squares add.
-    of_events = [sd for name, sd in prediction.error_sources.items() if name.startswith("events")]
+    of_events = [sd for name, sd in prediction.uncertainty.by_source.items() if name.startswith("events")]
     return SiteRun(
         log=float(np.log(measured_s / run.step_time_s)),
         log_undone=float(np.log(measured_s / undone_s)),
         looked_at=looked_at,
-        shares=[prediction.class_shares[name] for name in CLASSES],
+        shares=[prediction.uncertainty.class_shares[name] for name in CLASSES],
         degrees=[degrees[name] for name in DEGREES],
         events=sum(sd**2 for sd in of_events) ** 0.5,
         at=at,

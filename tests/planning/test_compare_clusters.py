@@ -47,7 +47,7 @@ def test_figures_follow_from_the_step_time(compared):
             assert row["energy_j"] is None
             continue
         idle_w = device.power_w if row["energy_is_bound"] else device.idle_power_w
-        mean_w = idle_w + (device.power_w - idle_w) * p.busy_fraction
+        mean_w = idle_w + (device.power_w - idle_w) * p.time_account.busy_fraction
         assert row["energy_mwh"] == pytest.approx(1.2 * 8 * mean_w * days * 24 / 1e6)
         assert row["energy_is_bound"] == (device.idle_power_w is None)
 

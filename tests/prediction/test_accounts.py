@@ -63,9 +63,11 @@ def assert_sound(p: Prediction) -> None:
     assert p.bubble_fraction == parts["bubble"] / step_s
     assert p.layout.pp > 1 or parts["bubble"] < 1e-9 * step_s
     kernels_s = sum(parts.get(name, 0.0) for name in KERNELS)
-    assert 0.1 * kernels_s < p.kernels_alone_s <= p.step_time_lo_s  # on average, or on the busiest rank at their least
+    assert (
+        0.1 * kernels_s < p.time_account.kernels_alone_s <= p.step_time_lo_s
+    )  # on average, or on the busiest rank at their least
     assert p.step_time_lo_s <= step_s <= p.step_time_hi_s
-    assert 0 < p.busy_fraction <= 1 + 1e-9
+    assert 0 < p.time_account.busy_fraction <= 1 + 1e-9
 
 
 layouts = st.builds(
@@ -199,9 +201,9 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
         assert_sound(one)
         assert one.step_time_hi_s > 1.5 * one.step_time_s
     assert sure.step_time_s == pytest.approx(p.step_time_s)
-    assert p.kernels_alone_s < sure.kernels_alone_s
+    assert p.time_account.kernels_alone_s < sure.time_account.kernels_alone_s
     of_mean_rank_s = sum(sure.breakdown_s[name] for name in KERNELS)
-    assert of_mean_rank_s * (1 - 1e-9) <= sure.kernels_alone_s <= sure.step_time_lo_s
+    assert of_mean_rank_s * (1 - 1e-9) <= sure.time_account.kernels_alone_s <= sure.step_time_lo_s
 
 
 def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None:
@@ -210,7 +212,7 @@ def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None
     cool = replace(problem, site=Site(sustained=(), power_limited=False))
     slow, fast = explain(hot, layout), explain(cool, layout)
     assert slow.step_time_s > 1.05 * fast.step_time_s
-    assert slow.kernels_alone_s == pytest.approx(fast.kernels_alone_s)
+    assert slow.time_account.kernels_alone_s == pytest.approx(fast.time_account.kernels_alone_s)
     for name in KERNELS:
         assert slow.breakdown_s[name] == pytest.approx(fast.breakdown_s[name])
     assert fast.breakdown_s["clock_under_load"] == 0

@@ -143,16 +143,16 @@ def test_what_runs_left_open_is_never_widened_beyond_what_was_before_them(
 def test_an_interval_is_that_of_its_sources(layout: Layout) -> None:
     found, problem = predicted(layout)
     site_prior: SitePrior = problem.site_prior
-    sources = found.error_sources
+    sources = found.uncertainty.by_source
     loads = np.array([sources[f"site: {name}"] for name in CLASSES])
     others = {name: sd for name, sd in sources.items() if name != "own" and name[6:] not in CLASSES}
     guessed = found.provenance["extrapolated"] + found.provenance["analytical"]
     unknown = {"settings_unstated": problem.site.unstated, "extrapolated": guessed, "contradictions": 0.0}
-    half = site_prior.half_width(found.class_shares, sum(sd**2 for sd in others.values()), unknown)
+    half = site_prior.half_width(found.uncertainty.class_shares, sum(sd**2 for sd in others.values()), unknown)
     assert log(found.step_time_hi_s / found.step_time_s) == pytest.approx(half)
-    lower = max(found.step_time_s * exp(-half), found.kernels_alone_s)
+    lower = max(found.step_time_s * exp(-half), found.time_account.kernels_alone_s)
     assert found.step_time_lo_s == pytest.approx(lower)
-    shares = np.array([found.class_shares[name] for name in CLASSES])
+    shares = np.array([found.uncertainty.class_shares[name] for name in CLASSES])
     assert loads @ loads == pytest.approx(shares @ site_prior.covariance @ shares, rel=1e-6)
     assert sources["own"] == site_prior.noise
 
@@ -170,7 +170,7 @@ def test_a_step_is_less_certain_by_what_is_unstated_extrapolated_or_idle() -> No
     assert tuple(driven_by) == DEGREES
     assert found.bubble_fraction > 0.01
     for name, sd in zip(DEGREES, site_prior.degrees.tolist(), strict=True):
-        assert found.error_sources[f"site: {name}"] == pytest.approx(sd * driven_by[name])
+        assert found.uncertainty.by_source[f"site: {name}"] == pytest.approx(sd * driven_by[name])
 
 
 def test_events_count_by_their_share_of_the_step_and_their_own_intervals() -> None:
@@ -183,7 +183,7 @@ def test_events_count_by_their_share_of_the_step_and_their_own_intervals() -> No
         name = f"events: {op.family}"
         share = seconds / found.step_time_s
         expected[name] = expected.get(name, 0.0) + problem.site_prior.events * share * half / GAUSS_90
-    sources = {name: sd for name, sd in found.error_sources.items() if name.startswith("events: ")}
+    sources = {name: sd for name, sd in found.uncertainty.by_source.items() if name.startswith("events: ")}
     assert sources == pytest.approx(expected, rel=1e-6)
 
 
@@ -228,7 +228,7 @@ def test_after_runs_an_interval_is_what_they_leave_open(held: float) -> None:
         seen = SEEN_HALF_WIDTH if name == "gemm" else 0.0
         share = seconds / found.step_time_s
         beyond[name] = beyond.get(name, 0.0) + share * sqrt(max(0.0, half**2 - seen**2)) / GAUSS_90
-    sources = {name[8:]: sd for name, sd in found.error_sources.items() if name.startswith("events: ")}
+    sources = {name[8:]: sd for name, sd in found.uncertainty.by_source.items() if name.startswith("events: ")}
     assert sources == pytest.approx(beyond, rel=1e-6)
 
     derivatives = step_derivatives(problem, [layout], FITTED)
@@ -241,9 +241,9 @@ def test_after_runs_an_interval_is_what_they_leave_open(held: float) -> None:
         assert told == pytest.approx(held * half, rel=1e-6)
     else:  # no wider than before any run
         assert half < told < held * half
-    of_fit = np.array([sd for name, sd in found.error_sources.items() if name.startswith("fit: ")])
+    of_fit = np.array([sd for name, sd in found.uncertainty.by_source.items() if name.startswith("fit: ")])
     assert of_fit @ of_fit == pytest.approx((slopes @ runs.posterior @ slopes.T).item(), rel=1e-6)
-    assert found.error_sources["own"] == pytest.approx(problem.adjustment.noise)
+    assert found.uncertainty.by_source["own"] == pytest.approx(problem.adjustment.noise)
 
 
 def test_after_runs_layouts_share_what_the_runs_say() -> None:
@@ -264,8 +264,8 @@ def test_after_runs_layouts_share_what_the_runs_say() -> None:
 def test_shares_of_a_step_by_class_add_up_to_all_of_it() -> None:
     for layout in (Layout(tp=8), Layout(tp=2, pp=4, dp=4), Layout(dp=32, zero=3)):
         found, _ = predicted(layout)
-        assert sum(found.class_shares.values()) == pytest.approx(1.0)
-        assert (found.class_shares["inter_node"] > 0) == (layout.devices > 8)
+        assert sum(found.uncertainty.class_shares.values()) == pytest.approx(1.0)
+        assert (found.uncertainty.class_shares["inter_node"] > 0) == (layout.devices > 8)
 
 
 # --- what layouts share --------------------------------------------------------------------------------

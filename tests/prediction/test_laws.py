@@ -366,7 +366,7 @@ def test_a_prediction_is_consistent(case: Case) -> None:
     p, device = case.prediction, case.cluster.device
     assert p.step_time_s == pytest.approx(case.step_s, rel=1e-9)
     assert p.step_time_lo_s <= p.step_time_s <= p.step_time_hi_s
-    assert 0 < p.kernels_alone_s <= p.step_time_lo_s
+    assert 0 < p.time_account.kernels_alone_s <= p.step_time_lo_s
     assert min(p.breakdown_s.values()) >= 0
     assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s, rel=1e-9)
     assert sum(event.time_s for event in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)

@@ -72,7 +72,7 @@ def test_reports_are_of_the_ranks_that_a_framework_watches(reported: str, stages
     problem = problem_of(PLAIN.replace(reported_ranks=reported))  # pyright: ignore[reportArgumentType]
     layout = Layout(tp=2, pp=4, dp=2)
     found = explain(problem, layout)
-    assert found.reported_stages == stages
+    assert found.memory_account.reported_stages == stages
     resting = max(m.weights + m.gradients + m.optimizer for m in needed_memory(problem, layout)[:stages])
     assert found.memory_counted_bytes["resting"] == pytest.approx(resting + 2 * 32 * MIB)
 

@@ -66,7 +66,7 @@ def test_timeline_agrees_with_the_step_time(problem):
     p = explain(problem, Layout(tp=2, pp=4, dp=2, zero=1), timeline=True)
     assert p.timeline is not None
     assert float(np.max(p.timeline.end_s)) == pytest.approx(p.step_time_s, rel=1e-9)
-    assert p.busy_fraction == pytest.approx(1 - p.timeline.idle_fraction(), abs=1e-9)
+    assert p.time_account.busy_fraction == pytest.approx(1 - p.timeline.idle_fraction(), abs=1e-9)
     assert p.bubble_fraction < p.timeline.idle_fraction()  # which also waits for communication
 
 

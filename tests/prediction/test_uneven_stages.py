@@ -48,7 +48,7 @@ def test_all_layers_in_full_is_full_recompute(schedule: str) -> None:
         other = predicted(layout.replace(recompute=rest, recompute_full_layers=(8, 8, 8, 8)))
         assert other.step_time_s == pytest.approx(one.step_time_s, rel=1e-6)
         assert other.memory.peak == pytest.approx(one.memory.peak, rel=1e-9)
-        assert other.saved_bytes_per_stage == pytest.approx(one.saved_bytes_per_stage)
+        assert other.memory_account.saved_bytes_per_stage == pytest.approx(one.memory_account.saved_bytes_per_stage)
         assert other.breakdown_s == pytest.approx(one.breakdown_s, rel=1e-5, abs=1e-6)
 
 
@@ -57,7 +57,7 @@ def test_every_recomputed_layer_costs_time_and_saves_memory(problem) -> None:
     step_s = evaluate(problem, layouts).step_time_s
     assert (np.diff(step_s) >= 0).all()
     assert step_s[-1] > step_s[0]
-    saved = [pm.prediction.explain(problem, layout).saved_bytes_per_stage for layout in layouts]
+    saved = [pm.prediction.explain(problem, layout).memory_account.saved_bytes_per_stage for layout in layouts]
     assert (np.diff([s[0] for s in saved]) < 0).all()
     assert {s[1:] for s in saved} == {saved[0][1:]}
 

@@ -160,5 +160,5 @@ def test_side_by_side_is_never_slower_than_in_turn():
         ]
         times = [one.step_time_s for one in found]
         assert times == sorted(times, reverse=True)
-        peaks = [max(one.saved_bytes_per_stage) for one in found]
+        peaks = [max(one.memory_account.saved_bytes_per_stage) for one in found]
         assert peaks == sorted(peaks, reverse=True)

@@ -60,7 +60,7 @@ class PredictedRun:
 
     log_s: float
     sources: Mapping[str, float]
-    """`Prediction.error_sources`."""
+    """`Uncertainty.by_source`."""
     at: tuple[float, ...]
     site_prior: SitePrior
 
@@ -173,7 +173,7 @@ def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRu
     """What `choices` needs of a run that was predicted at a site."""
     setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
     at, site_prior = layout_coordinates(setting, case.layout), site.site_prior(case.framework, case.cluster.device)
-    return PredictedRun(float(np.log(prediction.step_time_s)), prediction.error_sources, at, site_prior)
+    return PredictedRun(float(np.log(prediction.step_time_s)), prediction.uncertainty.by_source, at, site_prior)
 
 
 def next_run(some: Sequence[Choice]) -> dict[str, Any]:

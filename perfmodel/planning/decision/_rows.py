@@ -146,7 +146,7 @@ def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
 
 def _sources(p: Prediction) -> list[list[Any]]:
     """The largest sources of error, with their half-widths of a 90 % interval."""
-    largest = sorted(p.error_sources.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
+    largest = sorted(p.uncertainty.by_source.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
     return [[name, _short(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
 
 

@@ -158,7 +158,7 @@ class Goal:
             return np.array([float(getattr(p.layout, name)) for p in predictions])
 
         taken = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))
-        busy = np.array([p.busy_fraction for p in predictions])
+        busy = np.array([p.time_account.busy_fraction for p in predictions])
         return self._quantities(column, taken, lambda: taken * Interval.exactly(busy))
 
     def value(self, quantity: Quantity) -> Float[np.ndarray, " layouts"]:

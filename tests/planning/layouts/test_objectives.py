@@ -88,7 +88,7 @@ def test_energy_is_idle_and_busy_power_of_the_timeline(case, space, every, monke
     steps = TARIFF.tokens / (case.job.global_batch * case.job.seq_len)
 
     def energy_j(p):
-        return p.devices * p.step_time_s * (60 + 340 * p.busy_fraction) * steps
+        return p.devices * p.step_time_s * (60 + 340 * p.time_account.busy_fraction) * steps
 
     for p, value, quantities in zip(result.layouts, result.values, result.quantities, strict=True):
         assert value == quantities["energy_j"] == pytest.approx(energy_j(p))

@@ -28,7 +28,8 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     goal = Goal.parse(case.step_problem, objective, tariff=Tariff(price_per_device_hour=1.0))
     sure = robustness(goal, predictions)
     rng, draws = np.random.default_rng(1), 40_000
-    names = sorted({name for p in predictions for name in p.error_sources} - {"own"})
+    sources = [p.uncertainty.by_source for p in predictions]
+    names = sorted({name for by_source in sources for name in by_source} - {"own"})
     errors = {name: rng.standard_normal(draws) for name in names}
     site_prior = case.step_problem.site.site_prior(case.step_problem.framework, case.cluster.device)
     at = np.array([layout_coordinates(case.step_problem.setting, p.layout) for p in predictions])
@@ -38,8 +39,8 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     within, own = (np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.own))
     of_site = {f"site: {name}" for name in CLASSES}
     logs = [
-        sum(p.error_sources[n] * errors[n] * (1 if n in of_site else within) for n in names if n in p.error_sources)
-        + own * np.hypot(p.error_sources["own"], site_prior.likeness.own) * rng.standard_normal(draws)
+        sum(sd * errors[n] * (1 if n in of_site else within) for n, sd in sources[i].items() if n in errors)
+        + own * np.hypot(sources[i]["own"], site_prior.likeness.own) * rng.standard_normal(draws)
         + within * alike[:, i]
         for i, p in enumerate(predictions)
     ]
@@ -65,7 +66,7 @@ def test_shared_errors_cancel(case, predictions):
     assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.8
     joint = joint_errors(case.step_problem, [first, last])
     site_prior = case.step_problem.site_prior
-    unknown = {**site_prior.unknown, "extrapolated": first.unknown_shares["extrapolated"]}
+    unknown = {**site_prior.unknown, "extrapolated": first.uncertainty.unknown_shares["extrapolated"]}
     half = site_prior.coverage.half_width(float(half_width(joint.covariance[:, 0, 0], joint.weight)), unknown)
     assert half == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s), rel=0.01)
 
