@@ -86,7 +86,9 @@ def assert_says(launch: Launch, facts: Facts) -> None:
     assert {key: getattr(launch.layout, key) for key in facts.layout} == facts.layout
     assert (launch.devices, launch.seq_len, launch.framework) == (facts.devices, facts.seq_len, facts.framework)
     assert launch.job_fields["dtype"] == facts.dtype
-    assert {key: launch.model.value(key) for key in facts.model} == facts.model
+    if facts.model:
+        values = launch.model.values() | {"stack": launch.model.stack}
+        assert {key: values[key] for key in facts.model} == facts.model
     assert launch.model is not None
     assert parameter_count(launch.model) / 1e9 == pytest.approx(facts.billions, abs=6e-4)
 
