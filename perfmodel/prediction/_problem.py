@@ -34,6 +34,12 @@ class Setting:
     framework: Framework
     """Software, before any adjustment."""
 
+    @classmethod
+    def of(cls, model: Model, cluster: Cluster, job: Job, framework: Framework) -> "Setting":
+        """The setting of a step, without the rates of its network: machines that differ in these share all events."""
+        levels = [replace(level, bandwidth_bytes_per_s=1.0, latency_s=1.0) for level in cluster.levels]
+        return cls(model=model, cluster=replace(cluster, levels=tuple(levels)), job=job, framework=framework)
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.model, self.cluster, self.job, self.framework))
@@ -68,7 +74,7 @@ class StepProblem:
     @cached_property
     def setting(self) -> Setting:
         """The part without prices."""
-        return Setting(model=self.model, cluster=self.cluster, job=self.job, framework=self.framework)
+        return Setting.of(self.model, self.cluster, self.job, self.framework)
 
     @cached_property
     def unadjusted(self) -> "StepProblem":
@@ -117,7 +123,8 @@ class StepProblem:
     def _key(self) -> tuple[Any, ...]:
         # Cost models hold large tables and are compared by identity. The problem keeps them alive, so that no identity
         # is given to another model while the problem is in use as a key.
-        return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment, self.kinds
+        parts = self.setting, self.cluster, self.site, self.adjustment, self.kinds
+        return parts, id(self.kernels), id(self.collectives)
 
     @cached_property
     def _hash(self) -> int:

@@ -122,7 +122,7 @@ class Server:
             dtype=dtype,
             fp8_recipe="fused" if dtype in ("fp8", "fp4") else "",
         )
-        return Setting(model=self.model, cluster=self.cluster, job=job, framework=self.framework)
+        return Setting.of(self.model, self.cluster, job, self.framework)
 
     def step(self, tokens: int, cached: int, sequences: int) -> Cost:
         """Cost of a step by stage; of prompts only the last token's logits are computed."""

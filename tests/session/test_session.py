@@ -3,6 +3,7 @@
 import gc
 import pickle
 import weakref
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -99,3 +100,19 @@ def test_a_problem_answers_alike_whatever_it_has_seen(layouts: list[Layout]) -> 
         with Session():
             together = evaluate(problem, layouts).step_time_s.tolist()
         assert evaluate(problem, layouts).step_time_s.tolist() == together
+
+
+def test_machines_with_other_rates_share_events_and_not_prices() -> None:
+    here = pm.cluster("dgx-a100")
+    faster = replace(here.levels[1], bandwidth_bytes_per_s=2 * here.levels[1].bandwidth_bytes_per_s, latency_s=1e-6)
+    there = replace(here, levels=(here.levels[0], faster))
+    job, layout = Job(global_batch=32, seq_len=2048), Layout.parse("tp=2,pp=2,dp=8,zero=1")
+    problems = [step_problem(pm.model("gpt3-1.3b"), cluster, job) for cluster in (here, there)]
+    assert problems[0].setting == problems[1].setting
+    assert problems[0] != problems[1]
+
+    # Prices of the one are never taken for the other, whichever is asked first.
+    in_turn = [explain(problem, layout).step_time_s for problem in problems]
+    with Session():
+        alone = explain(step_problem(pm.model("gpt3-1.3b"), there, job), layout).step_time_s
+    assert in_turn[1] == alone < in_turn[0]

@@ -150,11 +150,10 @@ def report(
             predictions = (*predictions, result.first_to_try)
             best += [0.0] * bool(best)
         recommended = predictions.index(result.first_to_try)
-    tell("what if", 0, len(predictions))
 
     # Then each layout's answers to "what if": how it follows the machine's parameters, and what
     # training with it costs.
-    machine, checked = _turned(problem, calibration, predictions)
+    machine, checked = _turned(problem, calibration, predictions, tell)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = []
     for i, (p, of_batch) in enumerate(zip(predictions, jobs, strict=True)):
@@ -206,7 +205,7 @@ def report(
 
 
 def _turned(
-    problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction]
+    problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction], tell: Report
 ) -> tuple[Turned, list[int]]:
     """Return how each layout follows the machine's parameters, by its own global batch, and the places checked."""
     batches = dict.fromkeys(p.global_batch for p in predictions)
@@ -215,7 +214,7 @@ def _turned(
     for batch in batches:
         at = [i for i, prediction in enumerate(predictions) if prediction.global_batch == batch]
         step_problem = step_problem_of(problem.replace(global_batch=batch), calibration)
-        of_batch.append(turned(step_problem, [predictions[i].layout for i in at]))
+        of_batch.append(turned(step_problem, [predictions[i].layout for i in at], tell))
         places.append(at)
 
     # From batch by batch back to the order of the predictions.

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.display import Report
 from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario
 from perfmodel.prediction import StepProblem, evaluate
 from perfmodel.prediction.composition import derivatives_towards
@@ -75,8 +76,12 @@ class Turned:
         }
 
 
-def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
-    """Step times of some layouts of a problem as functions of the machine's parameters."""
+def turned(problem: StepProblem, layouts: Sequence[Layout], report: Report = lambda *_: None) -> Turned:
+    """Step times of some layouts of a problem as functions of the machine's parameters.
+
+    Args:
+        report: told which parameter is being turned, as this takes seconds for a hundred layouts.
+    """
     base_s = evaluate(problem, layouts).step_time_s
 
     def ratio(scenario: Scenario, count: int) -> np.ndarray:
@@ -90,12 +95,14 @@ def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
     knobs = tuple(name for name, moved in nudged.items() if moved != here)
     by_knob = derivatives_towards(problem, layouts, [nudged[name] for name in knobs], _STEP)
     ratios = []
-    for name in knobs:
+    for done, name in enumerate(knobs):
+        report(f"what if: {KNOBS[name].label}", done, len(knobs))
         at_factors = [ratio(KNOBS[name].scenario(factor), len(layouts)) for factor in FACTORS]
         ratios.append(np.array(at_factors))
 
     # The page multiplies the ratios of single parameters. Checks at values between the factors,
     # and with all parameters at once, show how far that carries.
+    report("what if: several at once", len(knobs), len(knobs))
     felt = [name for name, of_knob in zip(knobs, ratios, strict=True) if np.abs(of_knob - 1).max() > FELT]
     points = [{name: factor} for name, factor in product(felt, _BETWEEN)]
     points += [dict.fromkeys(felt, factor) for factor in _TOGETHER] if felt else []

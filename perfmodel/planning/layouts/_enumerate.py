@@ -49,7 +49,7 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     job = problem.job
     devices = problem.require_devices()
     check_machine(cluster, job, devices, f"a search over {devices} devices")
-    setting = Setting(model=model, cluster=cluster, job=job, framework=problem.framework)
+    setting = Setting.of(model, cluster, job, problem.framework)
 
     # The same few shards, orders and pipelines occur under thousands of degrees, so each is
     # worked out once per call. The caches die with this generator.
