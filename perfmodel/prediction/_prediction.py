@@ -172,9 +172,9 @@ class Prediction:
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
     """What is not counted, not run as written, assumed or not measured, one sentence each."""
-    time_account: TimeAccount = field(repr=False)
+    time_account: TimeAccount
     """Where the time of the step goes."""
-    memory_account: MemoryAccount = field(repr=False)
+    memory_account: MemoryAccount
     """What every rank holds."""
     uncertainty: Uncertainty = field(repr=False)
     """What the interval rests on."""

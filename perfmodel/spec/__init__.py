@@ -59,4 +59,6 @@ from perfmodel.spec._problem import Problem
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec._stage_partition import partition_by_cost
 
-shorten_reprs(__name__)
+# Sections are shown inside the records that the door offers.
+for _door in (__name__, "perfmodel.spec._job_sections", "perfmodel.spec._model_sections"):
+    shorten_reprs(_door)

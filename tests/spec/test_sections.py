@@ -50,6 +50,20 @@ def test_a_model_is_made_of_its_values(name: str) -> None:
     assert Transformer(**model.values()) == model == model.replace(**model.values())
 
 
+@pytest.mark.parametrize("name", ["generic", "megatron-core", "maxtext", "torchtitan"])
+def test_a_job_is_made_of_its_values(name: str) -> None:
+    model, cluster = catalog.model("mixtral-8x7b"), catalog.cluster("dgx-h100")
+    job = catalog.framework(name).job(model, cluster.device, global_batch=64, dtype="fp8", frozen=True)
+    assert Job(**job.values()) == job == job.replace(**job.values())
+
+
+def test_what_a_framework_states_of_jobs_are_keys_of_jobs() -> None:
+    framework = catalog.framework("megatron-core")
+    stated = {key for key, entry in key_fields(Framework).items() if entry.path[0] == "default_job"}
+    assert stated <= set(key_fields(Job))
+    assert all(framework.value(key) == framework.default_job.value(key) for key in stated)
+
+
 def test_a_key_changes_its_own_value_alone() -> None:
     framework = Framework()
     for key, entry in key_fields(Framework).items():
