@@ -40,23 +40,28 @@ class Key:
 
 def keys(kind: str) -> list[Key]:
     """Keys of a section of a job file: `layout`, `job`, `network`, `search` or `serving`."""
+    return _keys(_fields_of(kind))
+
+
+def _fields_of(kind: str) -> list[tuple[type, str]]:
+    """The fields that the keys of a section set: the record that has each, and its name."""
     if kind == "network":
         from perfmodel.catalog import NetworkEntry
 
-        return _keys((NetworkEntry, f.name) for f in fields(NetworkEntry))
+        return [(NetworkEntry, f.name) for f in fields(NetworkEntry)]
     if kind == "serving":
         from perfmodel.serving import SERVING_KEYS, ServingOptions
 
-        return _keys((ServingOptions, word) for word in SERVING_KEYS)
+        return [(ServingOptions, word) for word in SERVING_KEYS]
     if kind == "search":
         from perfmodel.planning.layouts import SEARCH_WORDS
 
-        return _keys((home, word) for word, home in SEARCH_WORDS.items())
+        return [(home, word) for word, home in SEARCH_WORDS.items()]
     if kind == "layout":
-        return _keys((Layout, f.name) for f in fields(Layout))
+        return [(Layout, f.name) for f in fields(Layout)]
     from perfmodel.catalog import JOB_WORDS
 
-    return _keys((key_fields(Job)[word].home, word) for word in JOB_WORDS)
+    return [(key_fields(Job)[word].home, word) for word in JOB_WORDS]
 
 
 def _keys(named: Iterable[tuple[type, str]]) -> list[Key]:
@@ -103,6 +108,15 @@ def _example(hint: Any, default: Any) -> Any:
         return list(default) if isinstance(default, tuple) else default
     first = next(option for option in _options(hint) if option is not type(None))
     return {int: 1, float: 1.0, str: ""}.get(first, [1] if _values(hint) == "numbers" else "")
+
+
+def entry_count(kind: str) -> int:
+    """Entries of a kind of `VOCABULARY`. Their meanings are not read, which stand in the package's source."""
+    if kind == "schedules":
+        from perfmodel.schedule import schedule_names
+
+        return len(schedule_names())
+    return len(_columns()) if kind == "columns" else len(_fields_of(kind))
 
 
 def vocabulary(kind: str) -> list[dict[str, Any]]:

@@ -17,6 +17,14 @@ def test_every_name_is_listed_with_its_figures(kind, capsys):
     assert [entry["name"] for entry in listed] == list(getattr(catalog, kind)())
 
 
+def test_the_overview_counts_what_is_listed(capsys):
+    assert main(["catalog", "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["kinds"]
+    for kind, count in counts.items():
+        assert main(["catalog", kind, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)[kind]) == count
+
+
 @pytest.mark.parametrize("kind", ["models", "clusters", "devices", "frameworks"])
 def test_no_name_is_cut_in_a_narrow_window(kind, capsys, monkeypatch):
     main(["catalog", kind, "--json"])

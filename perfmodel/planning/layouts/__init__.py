@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.layouts._improve import Improvement
     from perfmodel.planning.layouts._objective import OBJECTIVES, Goal
     from perfmodel.planning.layouts._pareto import ParetoFront, pareto
-    from perfmodel.planning.layouts._quantities import MILLION, Tariff
+    from perfmodel.planning.layouts._quantities import MILLION
     from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
     from perfmodel.planning.layouts._question import Question, ask
     from perfmodel.planning.layouts._result import Beyond, SearchResult
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         SearchKeywords,
         SearchOptions,
         SpaceWords,
+        Tariff,
         file_words,
         worded,
     )

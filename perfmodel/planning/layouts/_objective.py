@@ -17,7 +17,8 @@ from perfmodel.planning.layouts._expression import (
     Interval,
     Quantity,
 )
-from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
+from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities
+from perfmodel.planning.layouts._words import Tariff
 from perfmodel.prediction import Prediction, StepProblem, durations, layout_batches, prepared
 from perfmodel.prediction.composition import weighted_programs
 from perfmodel.prediction.grids import pass_work_s

@@ -16,8 +16,8 @@ from perfmodel.planning.layouts._evaluate import Evaluations, evaluate_some
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._quantities import Tariff
 from perfmodel.planning.layouts._question import Question
+from perfmodel.planning.layouts._words import Tariff
 from perfmodel.prediction import Prediction, explain
 
 if TYPE_CHECKING:

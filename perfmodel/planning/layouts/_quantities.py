@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts._expression import Interval
+from perfmodel.planning.layouts._words import Tariff
 from perfmodel.spec import DIMENSIONS
 from perfmodel.units import GIB
 
@@ -25,42 +26,6 @@ TIMES: Final = (
 NAMES: Final = (*TIMES, *MEMORY, *DEGREES, "micro_batches", "global_batch")
 """Everything that a formula may name."""
 MILLION: Final = 1e6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tariff:
-    """Price and power of devices, and tokens to train on: nominal figures, the catalog's where none are stated."""
-
-    price_per_device_hour: float | None = None
-    """Money per device and hour; the catalog's are list prices, whose `source` says whose and when."""
-    power_w: float | None = None
-    """Power of a device that computes: the vendor's nominal (thermal design) power."""
-    idle_power_w: float | None = None
-    """Power of a device that waits."""
-    tokens: float | None = None
-    """Tokens (samples, where a model has no sequence) to train on."""
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise PerfModelError(f"{name} must be a finite number of at least 0, got {value!r}")
-        if self.tokens == 0:
-            raise PerfModelError("tokens must be above 0")
-
-    def completed(self, problem: "StepProblem") -> "Tariff":
-        """The tariff completed from the catalog's entries of cluster and device."""
-        # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
-        # user gave them.
-        device, (listed, _) = problem.cluster.device, problem.cluster.list_price
-        if problem.cluster.kinds:
-            return self
-        return Tariff(
-            price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
-            power_w=device.power_w if self.power_w is None else self.power_w,
-            idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
-            tokens=self.tokens,
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,21 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.planning.layouts._quantities import Tariff
-from perfmodel.planning.layouts._space import (
-    SearchSpace,
-    Space,
-    default_space,
-    restrict,
-    with_options,
-    with_schedules,
-)
 from perfmodel.spec import JobKeywords, Problem
 from perfmodel.units import MIN_FIT
+
+# `perfmodel catalog` lists the words without the modules that they are for, which import JAX.
+if TYPE_CHECKING:
+    from perfmodel.planning.layouts._space import SearchSpace, Space
+    from perfmodel.prediction import StepProblem
 
 
 class SearchKeywords(JobKeywords, total=False):
@@ -52,6 +48,42 @@ METHODS: Final = ("enumerate", "relax", "auto")
 """How layouts are looked for."""
 ORDERS: Final = ("regret", "upper", "best")
 """Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tariff:
+    """Price and power of devices, and tokens to train on: nominal figures, the catalog's where none are stated."""
+
+    price_per_device_hour: float | None = None
+    """Money per device and hour; the catalog's are list prices, whose `source` says whose and when."""
+    power_w: float | None = None
+    """Power of a device that computes: the vendor's nominal (thermal design) power."""
+    idle_power_w: float | None = None
+    """Power of a device that waits."""
+    tokens: float | None = None
+    """Tokens (samples, where a model has no sequence) to train on."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise PerfModelError(f"{name} must be a finite number of at least 0, got {value!r}")
+        if self.tokens == 0:
+            raise PerfModelError("tokens must be above 0")
+
+    def completed(self, problem: "StepProblem") -> "Tariff":
+        """The tariff completed from the catalog's entries of cluster and device."""
+        # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
+        # user gave them.
+        device, (listed, _) = problem.cluster.device, problem.cluster.list_price
+        if problem.cluster.kinds:
+            return self
+        return Tariff(
+            price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
+            power_w=device.power_w if self.power_w is None else self.power_w,
+            idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
+            tokens=self.tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +147,14 @@ class SpaceWords:
     fewer_devices: bool = False
     """Layouts may leave some of the devices unused."""
 
-    def __call__(self, problem: Problem) -> SearchSpace:
+    def __call__(self, problem: Problem) -> "SearchSpace":
         """The space for a problem.
 
         Raises:
             LayoutError, UnknownNameError: as `restrict`, `with_schedules` and `with_options`.
         """
+        from perfmodel.planning.layouts._space import default_space, restrict, with_options, with_schedules
+
         every = default_space(problem, fewer_devices=self.fewer_devices)
         every = with_options(every, _listed(self.vary), problem.cluster)
         return restrict(with_schedules(every, _listed(self.schedules)), self.fix)
@@ -157,8 +191,8 @@ def file_words(file: catalog.JobFile) -> dict[str, Any]:
 
 
 def worded(
-    keywords: Mapping[str, Any], options: SearchOptions | None, space: Space | None
-) -> tuple[SearchOptions, Space | None, dict[str, Any]]:
+    keywords: Mapping[str, Any], options: SearchOptions | None, space: "Space | None"
+) -> "tuple[SearchOptions, Space | None, dict[str, Any]]":
     """Options and space with the fields that `keywords` set, and the keywords that are left for the problem.
 
     Raises:

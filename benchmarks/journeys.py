@@ -1,0 +1,184 @@
+"""Seconds from a newcomer's question to its answer: the journeys of README, every command in a process of its own.
+
+    python benchmarks/journeys.py                       a table of this checkout
+    python benchmarks/journeys.py --before CHECKOUT     beside those of another one, run in turn
+
+Seconds are those of processors, which other programs of a machine change least. The first run of a command finds empty
+caches, as after an installation; the second number is the best of those after it.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parents[1]
+AGAIN: Final = 2
+"""Runs after the first."""
+GPT3: Final = "--model gpt3-175b --cluster dgx-a100 --global-batch 1536"
+LLAMA: Final = "--model llama3-70b --cluster dgx-h100"
+GRADIENT: Final = """
+import jax, perfmodel as pm
+step_s = pm.step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
+jax.block_until_ready(jax.jit(jax.value_and_grad(step_s))(step_s.nominal))
+"""
+
+
+@dataclass(frozen=True)
+class Journey:
+    """A question and what answers it."""
+
+    name: str
+    """Name of its ratio in `bench.json`."""
+    question: str
+    command: str
+    """Words after `perfmodel`, or Python that begins with a new line."""
+    most_s: float | None = None
+    """Seconds that the answer may take, where there is a limit."""
+
+    @property
+    def argv(self) -> list[str]:
+        """Arguments of Python."""
+        if self.command.startswith("\n"):
+            return ["-c", self.command]
+        return ["-m", "perfmodel", *self.command.split()]
+
+    @property
+    def shown(self) -> str:
+        """The command as a table has it."""
+        return "jax.value_and_grad(step_time_function(...))" if self.command == GRADIENT else self.command.strip()
+
+
+JOURNEYS: Final = (
+    Journey("import", "Is it installed?", "\nimport perfmodel", 0.3),
+    Journey("help", "What can it do?", "--help", 0.5),
+    Journey("catalog", "What does it know?", "catalog", 0.5),
+    Journey("models", "Which models does it know?", "catalog models", 0.5),
+    Journey(
+        "plan",
+        "Which layout is best?",
+        f"search {GPT3} --devices 1024 --framework megatron-core --top 15 --script --out plan.json "
+        "--trace plan.trace.json.gz --png plan.png",
+        6.0,
+    ),
+    Journey("predict", "How long does a step of this layout take?", f"predict {GPT3} --layout tp=8,pp=16,dp=8", 2.0),
+    Journey("predict_file", "How long does my script's step take?", "predict --from train.sh --cluster dgx-h100"),
+    Journey("search_file", "What should my script say instead?", "search --from train.sh --cluster dgx-h100"),
+    Journey("check", "Is my run healthy?", "check --from train.sh --log train.log --cluster dgx-h100"),
+    Journey(
+        "clusters",
+        "Which cluster?",
+        "compare-clusters llama3-70b --clusters h100:256,b200:128 --global-batch 512 --tokens 1T",
+    ),
+    Journey(
+        "whatif",
+        "What would a faster network do?",
+        f"whatif {LLAMA} --layout tp=8,pp=4,dp=8 --global-batch 512 --set inter_node_bandwidth=2x",
+    ),
+    Journey("serve", "How fast would it answer?", f"serve {LLAMA} --prompt-tokens 1024 --output-tokens 256"),
+    Journey(
+        "report",
+        "What do I show to those who decide?",
+        f"report {GPT3} --devices 1024 --framework megatron-core --html report.html",
+        20.0,
+    ),
+    Journey("gradient", "How does the step follow its parameters?", GRADIENT, 5.0),
+)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Processor seconds of a command."""
+
+    first: float
+    """With empty caches."""
+    again: float
+    """The best of later runs."""
+
+
+def processor_seconds(checkout: Path, argv: Sequence[str], folder: Path) -> float:
+    """Processor seconds of Python on the package of a checkout.
+
+    Args:
+        folder: where it runs, with the caches of this checkout inside.
+    """
+    environment = os.environ | {"PYTHONPATH": str(checkout), "PERFMODEL_CACHE": str(folder / "cache")}
+    # A package that is installed has its byte code, whatever this shell says of writing it.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *argv], check=True, cwd=folder, env=environment, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def seconds_in_turn(checkouts: Sequence[Path], journeys: Sequence[Journey]) -> dict[str, list[Seconds]]:
+    """Seconds of every journey on every checkout, by the journey's name; checkouts take turns at every run."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [Path(scratch) / str(i) for i in range(len(checkouts))]
+        for checkout, folder in zip(checkouts, folders, strict=True):
+            folder.mkdir()
+            # This also compiles the package, which an installation has done.
+            processor_seconds(checkout, ["-m", "perfmodel", "samples", "."], folder)
+            processor_seconds(checkout, ["-m", "perfmodel", "doctor"], folder)
+        for journey in journeys:
+            runs: list[list[float]] = [[] for _ in checkouts]
+            for _ in range(1 + AGAIN):
+                for taken, checkout, folder in zip(runs, checkouts, folders, strict=True):
+                    taken.append(processor_seconds(checkout, journey.argv, folder))
+            seconds[journey.name] = [Seconds(taken[0], min(taken[1:])) for taken in runs]
+            print(f"{journey.name}: {seconds[journey.name][-1].again:.2f} s", file=sys.stderr, flush=True)
+    return seconds
+
+
+def run() -> dict[str, dict[str, object]]:
+    """Seconds of the journeys that have a limit, as a ratio of it."""
+    limited = [journey for journey in JOURNEYS if journey.most_s]
+    results: dict[str, dict[str, object]] = {}
+    for journey in limited:
+        (seconds,) = seconds_in_turn([HERE], [journey])[journey.name]
+        results[f"journeys/{journey.name}"] = {
+            "ratio": seconds.again / (journey.most_s or 1.0),
+            "baseline": f"{journey.most_s} s of processors",
+            "unit": "x",
+            "target": "<= 1",
+            "seconds": seconds.again,
+            "seconds_with_empty_caches": seconds.first,
+        }
+    return results
+
+
+def table(seconds: dict[str, list[Seconds]]) -> str:
+    """The journeys as a table: seconds with empty caches and again, before and now."""
+    both = any(len(of_checkouts) > 1 for of_checkouts in seconds.values())
+    heads = ["question", "command", *(["before: first, again"] if both else []), "now: first, again", "limit"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * (len(heads) - 2)}"]
+    for journey in JOURNEYS:
+        if journey.name not in seconds:
+            continue
+        cells = [journey.question, f"`{journey.shown}`"]
+        cells += [f"{of_checkout.first:.2f}, {of_checkout.again:.2f}" for of_checkout in seconds[journey.name]]
+        lines.append(f"| {' | '.join([*cells, f'{journey.most_s:g}' if journey.most_s else ''])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Processor seconds from a newcomer's question to its answer.")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, run in turn with this one")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"journeys to run: {', '.join(j.name for j in JOURNEYS)}"
+    )
+    arguments = parser.parse_args()
+    checkouts = [arguments.before.resolve(), HERE] if arguments.before else [HERE]
+    journeys = [journey for journey in JOURNEYS if not arguments.names or journey.name in arguments.names]
+    print(table(seconds_in_turn(checkouts, journeys)))
+
+
+if __name__ == "__main__":
+    main()
