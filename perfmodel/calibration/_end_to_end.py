@@ -72,10 +72,10 @@ class EndToEnd:
     error_after: float
     """Mean error of these very runs after the fit: no measure of accuracy."""
     overall_factor: float = 1.0
-    """Factor on the steps of all layouts, beside what the parameters move: of runs that agree with one
-    another, and not with the published record."""
+    """Factor on the steps of all layouts beyond what the parameters explain; not 1 where runs agree with one another
+    but not with the published record."""
     beyond: str = ""
-    """Sentence where the runs as a whole are outside what predictions allow; empty elsewhere."""
+    """Warning that the runs as a whole are faster or slower than predictions allow; empty if they are not."""
     unexplained: tuple[tuple[str, float], ...]
     """Runs that no parameter explains, worst first, and how much longer they took than the parameters say."""
 

@@ -111,11 +111,11 @@ def explain_profile(
 
     Args:
         problem: model, cluster and job that were profiled, as `catalog.problem` makes it.
-        layout: that ran.
+        layout: the layout that ran.
         profile: as `read_profile` gives it, or files of ranks: all of a job's, or some.
-        format: of the files.
+        format: format of the files.
         calibration: directory made by `perfmodel fit` whose prediction it is.
-        most: differences to name.
+        most: number of differences to name at most.
 
     Raises:
         TableError: files that cannot be read.
@@ -138,19 +138,20 @@ def fit_profile(
 ) -> ProfileFit:
     """Correct the cost models by a profile of one layout, for predictions of others.
 
-    Kernels give the factor of their family, collectives without their waits those of the links, these waits the skew of
-    the ranks, gaps the host's time, kernels beside collectives what these cost them, and the step time the rest.
+    Each part of the profile sets the parameters that it shows. Kernels set the factor of their family. Collectives,
+    without their waits, set those of the links, and the waits the skew of the ranks. Gaps between kernels set the
+    host's time, and kernels beside collectives how much these slow them. The step time sets the rest.
 
     Args:
         problem, layout, profile, format: as for `explain_profile`.
         base: calibration directory whose cost models are corrected; the shipped one by default.
         out: calibration directory to write, for `calibration=` of every prediction.
-        step_s: seconds of a step without the profiler, where they are known: what recording added is taken from what
-            hosts do between operators.
+        step_s: seconds of a step without the profiler, if known. The time that recording added is subtracted from
+            the host's time between operators.
 
     Raises:
-        TableError, PerfModelError: as `explain_profile`; a step time that cannot be one; a profile with shapes that
-            has next to none of the predicted products.
+        TableError, PerfModelError: as `explain_profile`; an implausible step time; a profile whose shapes match
+            almost none of the predicted matrix products.
     """
     laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
 

@@ -21,13 +21,14 @@ Versions = MappingProxyType[int, Framework]
 
 
 def framework(name: str | Framework) -> Framework:
-    """A framework as `name`, its newest version, or `name@year`, the version of that year or the nearest earlier one;
-    or the path of a TOML of one's own, `path.toml` or `path.toml@year`; a framework is itself.
+    """Look up a framework: `name` is its newest version, `name@year` that of the year or the nearest earlier one.
+
+    `path.toml` and `path.toml@year` read a TOML of one's own. A `Framework` is returned as it is.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
-        PerfModelError: for a year that is none, before the first version or after all that is known, or a malformed
-            file.
+        PerfModelError: for a malformed year or file, or a year before the first version or after the newest
+            framework that is known.
     """
     if isinstance(name, Framework):
         return name

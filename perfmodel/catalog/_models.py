@@ -35,8 +35,8 @@ pre-trained on less (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)
 
 
 def model(name_or_path: str | Path | Model) -> Model:
-    """A model by catalog name, alias or Hugging Face id, from a `.toml` file, or from a Hugging Face `config.json`
-    (or the folder that holds it); a model is itself.
+    """Look up a model by catalog name, alias or Hugging Face id, or read it from a `.toml` file or a Hugging Face
+    `config.json` (or the folder that holds it). A `Model` is returned as it is.
 
     A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
     fields of `perfmodel.spec.Transformer`, `Mlp` or `ConvNet`.

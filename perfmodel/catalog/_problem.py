@@ -272,25 +272,25 @@ def problem(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> Problem:
-    """A problem of the words that `predict`, `search` and the like take.
+    """The problem that the arguments of `predict`, `search` and similar functions state.
 
     Args:
         model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; the path of a job file, whose
-            words hold where nothing else is said; or a whole `Problem`, which is returned as it is.
+            keys apply unless an argument overrides them; or a complete `Problem`, which is returned as it is.
         cluster: catalog name, path of a TOML, or a `Cluster`.
         global_batch: sequences (images) per step over all replicas.
         seq_len: tokens per sequence; the model's own if not given.
         dtype: element type; the first of bf16, fp16 and fp32 that the device has if not given.
         devices: to lay the model out on.
-        job: attention kind, optimizer and so on. A `Job` overrides `global_batch`, `seq_len` and `dtype`, and is taken
-            at its word; of fields by name (`{"optimizer": "muon"}`) the others are as the framework has them.
+        job: attention kind, optimizer and so on. A `Job` is used as it is and overrides `global_batch`, `seq_len` and
+            `dtype`. Of fields by name (`{"optimizer": "muon"}`), the framework supplies those that are left out.
         framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`; `generic` if not
-            given. A job that is not given is as it has it.
+            given. It supplies the defaults of the job.
         of_job: further fields of `Job` by name: `mode`, `flash_attention`, `optimizer` and so on.
 
     Raises:
-        UnknownNameError: for names that no catalog has, and words that no job has.
-        PerfModelError: a word is missing, or given beside a whole problem.
+        UnknownNameError: for names that are not in the catalog, and unknown arguments.
+        PerfModelError: an argument is missing, or is given beside a complete problem.
     """
     stated: dict[str, Any] = {**of_job} | {
         "global_batch": global_batch,

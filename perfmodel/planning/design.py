@@ -286,13 +286,13 @@ def rank_upgrades(
 
     Args:
         question: what to lay out; its space is searched again on every machine, exactly.
-        share: by which a bandwidth, a rate or the memory is raised, and a latency lowered.
-        prices: of each such change, in any unit; those left out are not ranked by money.
+        share: by how much a bandwidth, a rate or the memory is raised, and a latency lowered.
+        prices: price of each such upgrade, in any unit; upgrades without a price are not ranked by money.
         progress: told what is being done.
 
     Raises:
         LayoutError: no layout fits on the machine as it is.
-        PerfModelError: a share that is not between 0 and 1, a price not above 0, a parameter that there is not.
+        PerfModelError: a share outside 0 to 1, a price of 0 or less, or an unknown parameter.
     """
     if not 0 < share < 1:
         raise PerfModelError(f"design: the share must be between 0 and 1, got {share:g}")

@@ -60,16 +60,16 @@ def predict(
     Args:
         model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; or a whole `Problem`.
         cluster: catalog name, path of a TOML, or a `Cluster`.
-        layout: a `Layout`, or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`, or its fields by name. What the
-            last two do not say is as the framework has it.
+        layout: a `Layout`, or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`, or its fields by name. The
+            framework supplies what the last two leave out.
         global_batch: sequences (images) per step over all replicas.
         seq_len: tokens per sequence (default: the model's).
         dtype: element type (default: the first of bf16, fp16 and fp32 that the device has).
-        devices: against which the layout's degrees are checked.
+        devices: number of devices that the layout's degrees must multiply to.
         job: a `Job`, or some of its fields by name.
         framework: `name`, `name@year`, path of a TOML, or a `Framework` (default: `generic`).
         calibration: directory made by `perfmodel fit` that replaces the shipped one.
-        site: constants of the place, instead of those of an unknown one.
+        site: constants of the place where the step runs; by default those of an unknown site.
         timeline: also keep start and end of every event (`Prediction.timeline`).
         strict: refuse to extrapolate.
         fields: fields of the layout, in place of `layout` (`tp=8`), and of the job (`optimizer="muon"`), by name.

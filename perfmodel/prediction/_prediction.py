@@ -166,12 +166,12 @@ class Prediction:
     fits: bool
     """Whether what is needed fits into every rank's memory."""
     fits_probability: float = 1.0
-    """That what nvidia-smi would show on the fullest rank fits: what is needed, and what the allocator loses between
-    tensors; as far as measured peaks of published runs lie from predicted ones."""
+    """Probability that the layout fits: that nvidia-smi would show less than the device has on the fullest rank, with
+    what the allocator loses between tensors. Its spread is that of measured about predicted peaks in published runs."""
     reasons: tuple[str, ...] = ()
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
-    """What is not counted, not run as written, assumed or not measured, one sentence each."""
+    """Sentences on what was assumed, was not measured, is not counted, or runs otherwise than written."""
     time_account: TimeAccount
     """Where the time of the step goes."""
     memory_account: MemoryAccount

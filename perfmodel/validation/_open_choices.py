@@ -19,7 +19,7 @@ from perfmodel.validation._encoder_choices import EncoderHead, EncoderLength, Pa
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
 """Shares of a stage's layers that a run may repeat in full, beside all of them."""
 _WHOLE_STAGES: Final = 0.5
-"""Share of the runs with full recompute that repeat all layers, assumed: tables say `full` of either."""
+"""Assumed share of runs with full recompute that repeat all layers; tables write `full` for some layers too."""
 
 
 class Recompute(OpenChoice):

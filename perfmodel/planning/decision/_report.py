@@ -46,7 +46,7 @@ HEIGHT_PX: Final = 900
 
 @dataclass(frozen=True, eq=False)
 class DecisionReport:
-    """Layouts with all that a decision between them takes; a notebook shows it as the page that `write` writes."""
+    """Layouts with everything that a decision between them needs; notebooks show it as the page that `write` writes."""
 
     data: dict[str, Any]
     """Plain values that the page shows: `rows` are the layouts, the best first."""
@@ -102,16 +102,16 @@ def report(
     framework: Framework | str | None = None,
     **fields: Unpack[SearchKeywords],
 ) -> DecisionReport:
-    """Everything that a decision takes, of the layouts that a search finds or of one layout.
+    """Everything that a decision needs, for the layouts that a search finds or for one layout.
 
         report("gpt3-175b", "dgx-a100", devices=64, global_batch=64).write("report.html")
 
     Args:
         model, cluster, calibration: as `predict` and `search` take them.
-        layout: only this one, instead of a search.
+        layout: report on this layout alone, without a search.
         space, options: of the search, as `search` takes them; `top` is 100 if neither `options` nor `fields` set it.
         reliability, pue: of devices and site, as `training_run` takes them.
-        flags: that say the same job, but for its batch, to the command line, for the commands that the page names.
+        flags: flags of the command line that state the same job (except its batch), for commands on the page.
         progress: told what is being done.
         global_batch, seq_len, dtype, devices, job, framework, fields: as `search` takes them.
 

@@ -91,7 +91,7 @@ class RunHealth:
     fault: Cause | None
     """A cause that is certain and takes a good part of the step."""
     no_fault_probability: float
-    """Probability that the step is as long as it is without any fault: other sites are, too."""
+    """Probability that the step takes this long without any fault, as it does on some other sites."""
     causes: tuple[Cause, ...]
     """Causes, the likeliest first, `NAMED_CAUSES` at most."""
     next_measurement: str
@@ -196,7 +196,7 @@ def check_run(
         progress: told what is being done.
 
     Raises:
-        TableError, PerfModelError: a log that is none, is too short, or is of a job that the script cannot be.
+        TableError, PerfModelError: not a log, too short a log, or a log of another job than the script's.
     """
     if isinstance(log, (str, Path)):
         log = read_log(log)

@@ -21,19 +21,19 @@ def runs_of_logs(
 ) -> list[Run]:
     """One measured run for each launch script and its log: the usual step, without warm-up and stalls.
 
-    Where a log states another layout, batch or option than its script, what the log says is taken.
+    Where a log and its script state different layouts, batches or options, the log counts.
 
         runs = pm.runs_of_logs([("small.sh", "small.log"), ("large.sh", "large.log")], "dgx-h100")
         pm.calibrate_end_to_end(runs, out="mine")
 
     Args:
         pairs: (launch script, log).
-        cluster: on which all of them ran.
-        devices: for scripts that do not say it.
+        cluster: cluster on which all of them ran.
+        devices: number of devices, for scripts that do not state it.
 
     Raises:
         LaunchFileError: a script that leaves model, layout or batch open.
-        TableError, PerfModelError: a log that is none, is too short, or cannot be of its script.
+        TableError, PerfModelError: not a log, too short a log, or a log of another script.
     """
     runs = []
     for script, log_path in pairs:

@@ -106,22 +106,23 @@ class SearchResult:
     values: tuple[float, ...] = ()
     """The objective of each layout."""
     quantities: tuple[dict[str, float], ...] = ()
-    """Further quantities of each that objective and constraints name; money and energy where the tariff tells them."""
+    """Other quantities of each layout: those that objective and constraints name, and money and energy if the tariff
+    has their prices."""
     lower_bound: float = 0.0
     """No value of the objective in the space is better."""
     constraints: tuple[str, ...] = ()
     framework: str = "generic"
-    """Framework whose layouts alone were tried, unless the space says `any_framework`."""
+    """Framework that all tried layouts run on, unless the space says `any_framework`."""
     beyond: Beyond | None = None
-    """The best layout that the framework cannot run, where that is better than all that it can."""
+    """The best layout that the framework cannot run, if it beats every layout that the framework can run."""
     impossible: Impossible | None = None
     """Why there is no layout, and what would make one possible."""
     recommendation: Recommendation = field(default=Recommendation(), repr=False)
     """The layout to try first."""
     robust: str = ""
-    """Robust order of the layouts in place of that by the objective, if any."""
+    """Name of the robust order that ranks the layouts instead of the objective; empty if none does."""
     robustness: Robustness | None = None
-    """How sure the ranking is, given what predictions may err by."""
+    """How sure the ranking is, given the errors of predictions."""
     method: str = "enumerate"
     """Method by which the layouts were looked for."""
     why: str = ""
@@ -142,7 +143,7 @@ class SearchResult:
     progress: Progress = Progress()
     """How far the search came."""
     space: SearchSpace
-    """Space that was searched: nothing is claimed of layouts outside."""
+    """Space that was searched; the result says nothing about layouts outside of it."""
 
     @property
     def complete(self) -> bool:
@@ -166,14 +167,14 @@ class SearchResult:
 
     @property
     def riskier(self) -> Prediction | None:
-        """The best layout of all, where it is another than the recommended one because it may not fit."""
+        """The best layout of all, if it is not the recommended one because it may not fit."""
         if not self.layouts or self.layouts[0].layout == self.first_to_try.layout:
             return None
         return self.layouts[0]
 
     @property
     def gap(self) -> float:
-        """How much worse (relative) the best layout may be than the best of the space; infinite where nothing tells."""
+        """How much worse (relative) the best layout may be than the best of the space; infinite without a bound."""
         # A batch that was not searched could hold anything, and so could a search without any
         # layout.
         if self.progress.unsearched or not (self.layouts or self.complete):
@@ -187,7 +188,7 @@ class SearchResult:
 
     @property
     def certificate(self) -> str:
-        """`exact`: the best layout is proved to be the best of the space under this model; or what is known instead."""
+        """`exact` if the best layout is proved to be the best of the space under this model; else what is known."""
         if not self.complete:
             return self._interrupted
         if self.layouts and self.layouts[0].kinds:

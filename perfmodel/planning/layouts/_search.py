@@ -99,27 +99,27 @@ def search(
 
     Memory and a lower bound of the step time are worked out for every layout of the space at once; those whose
     bound does not rule them out are evaluated exactly. The bounds carry over to every objective and constraint
-    (`Goal` says why). An interrupt (Ctrl-C) during evaluation returns the best so far, `complete=False`: with what is
-    certain then, and no more.
+    (`Goal` says why). An interrupt (Ctrl-C) during evaluation returns the best layouts so far and the bounds
+    that hold by then, with `complete=False`.
 
     Args:
         model, cluster: a problem, or catalog names, files or objects, or a job file, as in `predict`.
-        space: which layouts to try, or a function that tells it for a problem; `default_space` if not given.
-        options: what is best and how it is looked for.
+        space: which layouts to try, or a function that returns the space of a problem; `default_space` if not given.
+        options: the objective, and how the search works.
         calibration: as in `predict`.
-        settings: of the machine, as `whatif` takes them (`"inter_node_bandwidth=2x"`).
+        settings: changes of the machine, as `whatif` takes them (`"inter_node_bandwidth=2x"`).
         kernels: prices of kernels instead of the calibration's.
         progress: told what is being done.
         global_batch: sequences per step over all replicas; several are ranked together.
         seq_len, dtype, job, framework: as in `predict`.
-        devices: to lay the model out on.
-        fields: of the job by name; of the space (`SpaceWords`: `fix`, `schedules`, `vary`, `fewer_devices`); and of
-            `SearchOptions` and `Tariff`, which go before those of `options`.
+        devices: number of devices to lay the model out on.
+        fields: fields of the job, of the space (`SpaceWords`: `fix`, `schedules`, `vary`, `fewer_devices`), of
+            `SearchOptions` and of `Tariff` by name. The last two override those of `options`.
 
     Raises:
         LayoutError: if no layout is possible at all (the message counts the reasons).
         UnknownNameError: for an unknown model, cluster, word, method, objective or quantity.
-        PerfModelError: no devices, no layouts to rank or no batch; a formula that is none; a price that nothing tells;
+        PerfModelError: no devices, no layouts to rank or no batch; an invalid formula; a price that is not known;
             a `resume` file of another search; no Dask, or no scheduler at the address.
     """
     stated: dict[str, Any] = {

@@ -61,7 +61,7 @@ class SearchSpace:
     ep: tuple[int, ...]
     """Expert-parallel degrees."""
     etp: tuple[int | None, ...] = (None,)
-    """Expert tensor-parallel degrees; of a model without experts the first alone is taken."""
+    """Expert tensor-parallel degrees; models without experts take the first alone."""
     vpp: tuple[int, ...]
     """Model chunks per pipeline rank (interleaved schedules)."""
     micro_batch: tuple[int, ...]
@@ -86,9 +86,9 @@ class SearchSpace:
     offload: tuple[bool, ...] = (False,)
     """Whether activations go to the host in pipelines; without a pipeline the first alone is taken."""
     offload_layers: tuple[int, ...] = (0,)
-    """Numbers of layers whose activations go to the host; other than 0 without a pipeline and recompute alone."""
+    """Numbers of layers whose activations go to the host; above 0 only without a pipeline and without recompute."""
     order: tuple[str, ...] = (Layout().order,)
-    """Orders of the dimensions over ranks; of those that place all process groups alike the first alone is taken."""
+    """Orders of the dimensions over ranks. Of orders that place all process groups alike, only the first is tried."""
     fewer_devices: bool = False
     """Whether layouts may leave devices unused."""
     any_framework: bool = False

@@ -55,7 +55,7 @@ class Tariff:
     """Price and power of devices, and tokens to train on: nominal figures, the catalog's where none are stated."""
 
     price_per_device_hour: float | None = None
-    """Money per device and hour; the catalog's are list prices, whose `source` says whose and when."""
+    """Money per device and hour. The catalog has list prices; their `source` says whose and from when."""
     power_w: float | None = None
     """Power of a device that computes: the vendor's nominal (thermal design) power."""
     idle_power_w: float | None = None
@@ -91,8 +91,8 @@ class SearchOptions:
     """The objective of a search, how far it looks, and how much it reports."""
 
     method: str = "enumerate"
-    """`enumerate` (even stages, exact), `auto` (then uneven stages and recompute by stage for the layouts that a bound
-    promises a gain for, by dynamic programming), or `relax` (these cuts by relaxation, rounding and local search). The
+    """`enumerate` (even stages, exact), `auto` (then, by dynamic programming, uneven stages and recompute by stage for
+    layouts whose bound promises a gain), or `relax` (these cuts by relaxation, rounding and local search). The
     result says what was done and why."""
     objective: str | None = None
     """One of `OBJECTIVES`, or a formula over `QUANTITIES` to be minimised; by default `step_time`, of several batches
@@ -100,18 +100,18 @@ class SearchOptions:
     constraints: Sequence[str] = ()
     """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
     tariff: Tariff | None = None
-    """Prices, powers, and tokens to train on, where they are not the catalog's."""
+    """Prices, powers and tokens to train on, in place of the catalog's."""
     robust: str = ""
-    """Order by one of `ORDERS` instead, among the best, as predictions may err; see `Robustness`."""
+    """Order the best layouts by one of `ORDERS` instead, because predictions may be wrong; see `Robustness`."""
     batches: Sequence[int] = ()
     """Global batches to try one after the other, and to rank together, instead of the problem's own."""
     top: int = 10
     """Layouts to rank."""
     distinct: bool = True
-    """Whether, of layouts that differ only in what they recompute or offload or in idle options, to rank the best
-    alone (`Candidates.distinct`)."""
+    """Rank only the best of layouts that differ in nothing but recompute, offload or options without effect
+    (`Candidates.distinct`)."""
     every: bool = False
-    """Evaluate every layout that fits, though its bound rules it out (`SearchResult.ranking`)."""
+    """Evaluate every layout that fits, even if its bound rules it out (`SearchResult.ranking`)."""
     min_fit: float = MIN_FIT
     """Probability of fitting into memory that a layout needs to be recommended."""
     strict: bool = False
@@ -136,14 +136,14 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceWords:
-    """Words for the space of layouts that is searched, where no `SearchSpace` says it."""
+    """Words for the space of layouts that is searched, if no `SearchSpace` is given."""
 
     fix: str = ""
     """Dimensions that are fixed, in the notation of layouts, such as `tp=8,zero=1`."""
     schedules: str | Sequence[str] = ""
     """Names of pipeline schedules, or `all` that flush."""
     vary: str | Sequence[str] = ""
-    """Options that are varied too: names of `OPTIONS`, or `all`."""
+    """Further options to vary: names of `OPTIONS`, or `all`."""
     fewer_devices: bool = False
     """Layouts may leave some of the devices unused."""
 
