@@ -31,7 +31,7 @@ from perfmodel.spec._job_sections import (
     RecomputeModule,
     WideModule,
 )
-from perfmodel.spec._keywords import JobKeywords, LayoutKeywords, StepKeywords
+from perfmodel.spec._keywords import JobKeywords, LayoutKeywords, StepKeywords, TransformerKeywords
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
 from perfmodel.spec._notation import (

@@ -1,7 +1,7 @@
-"""Keywords of functions that take a problem or a layout in words.
+"""Keywords of functions that take a problem or a layout in words, and of records in sections.
 
 They are written out so that editors complete them and type checkers know them; `tests/spec/test_keywords.py` holds them
-to the fields of `Job` and `Layout`.
+to the fields of `Job`, `Layout` and `Transformer`.
 """
 
 from typing import Literal, TypedDict
@@ -19,6 +19,18 @@ from perfmodel.spec._job_sections import (
 )
 from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
 from perfmodel.spec._notation import PerRank, PerStage
+from perfmodel.spec._parts import (
+    AdaLN,
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Mamba,
+    NarrowEmbedding,
+    Patches,
+    SelectiveScan,
+    ShortConv,
+    Spectrogram,
+)
 
 
 class KernelKeywords(TypedDict, total=False):
@@ -117,6 +129,106 @@ class JobKeywords(
     cached_tokens: int
     optimizer: str
     weight_average: bool
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """Fields of `AttentionForm`."""
+
+    causal: bool
+    window: int
+    chunked_window: bool
+    full_attention_every: int
+    qkv_bias: bool
+    unbiased_projections: tuple[Literal["query", "key", "value"], ...]
+    qk_norm: bool
+    qk_norm_of_all_heads: bool
+    attention_gate: bool
+    attention_sinks: bool
+    attention_softcap: bool
+
+
+class BlockKeywords(TypedDict, total=False):
+    """Fields of `BlockForm`."""
+
+    parallel_blocks: Literal["none", "one_norm", "two_norms"]
+    gated_ffn: bool
+    activation: Literal["gelu", "silu", "relu", "relu2"]
+    clamped_glu: bool
+    bias: bool
+    dropout: bool
+
+
+class NormKeywords(TypedDict, total=False):
+    """Fields of `Norms`."""
+
+    norm: Literal["layer_norm", "rms_norm"]
+    norm_at: Literal["input", "output", "both"]
+    norm_bias: bool | None
+    norm_parameters: bool
+    embedding_norm: bool
+    final_norm: bool
+    adaln: AdaLN | None
+
+
+class InputKeywords(TypedDict, total=False):
+    """Fields of `Inputs`."""
+
+    positions: Literal["learned", "rope", "alibi", "relative", "none"]
+    position_offset: int
+    longest_seq_len: int
+    token_types: int
+    narrow_embedding: NarrowEmbedding | None
+    patches: Patches | None
+    spectrogram: Spectrogram | None
+
+
+class OutputHeadKeywords(TypedDict, total=False):
+    """Fields of `OutputHead`."""
+
+    tied_embeddings: bool
+    logit_softcap: bool
+    pooler_and_mlm_head: bool
+    pooler: bool
+
+
+class HybridKeywords(TypedDict, total=False):
+    """Fields of `HybridStack`."""
+
+    mixers: str
+    parallel_mixers: bool
+    mamba: Mamba | None
+    selective_scan: SelectiveScan | None
+    delta_net: DeltaNet | None
+    short_conv: ShortConv | None
+
+
+class FurtherTokenKeywords(TypedDict, total=False):
+    """Fields of `FurtherTokens`."""
+
+    mtp_layers: int
+    mtp_mixers: str
+    mtp_repeated: bool
+
+
+class TransformerKeywords(
+    AttentionKeywords,
+    BlockKeywords,
+    NormKeywords,
+    InputKeywords,
+    OutputHeadKeywords,
+    HybridKeywords,
+    FurtherTokenKeywords,
+    total=False,
+):
+    """Fields of `Transformer` that have defaults, and those of its sections."""
+
+    decoder_layers: int
+    decoder_seq_len: int
+    experts: Experts | None
+    latent_attention: LatentAttention | None
+    left_out: str
+    source: str
+    aliases: tuple[str, ...]
 
 
 class LayoutKeywords(TypedDict, total=False):

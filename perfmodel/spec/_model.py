@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
@@ -19,6 +19,9 @@ from perfmodel.spec._model_sections import (
 from perfmodel.spec._parts import Experts, LatentAttention
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
 from perfmodel.units import whole
+
+if TYPE_CHECKING:
+    from perfmodel.spec._keywords import TransformerKeywords
 
 MOST_LAYERS: Final = 10**5
 """More layers than any model has: a typing error."""
@@ -98,6 +101,23 @@ class Transformer(Stated, Sectioned):
     """Further names that the catalog finds the model by."""
 
     kind = "transformer"
+
+    if TYPE_CHECKING:
+        # Editors and type checkers complete the keys of sections too (`flat_keywords`).
+        def __init__(
+            self,
+            *,
+            name: str,
+            layers: int,
+            hidden: int,
+            heads: int,
+            kv_heads: int,
+            head_dim: int,
+            ffn_hidden: int,
+            vocab: int,
+            seq_len: int,
+            **others: Unpack[TransformerKeywords],
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         # Each figure by itself. On patches there may be no classes.

@@ -1,7 +1,7 @@
 """Keywords that editors complete are the fields that the functions take."""
 
 import inspect
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import get_type_hints
 
 import pytest
@@ -11,7 +11,16 @@ from perfmodel.catalog import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts._words import SEARCH_WORDS, SearchKeywords
 from perfmodel.serving._request import ServingKeywords, ServingOptions
-from perfmodel.spec import Job, JobKeywords, Layout, LayoutKeywords, StepKeywords, key_fields
+from perfmodel.spec import (
+    Job,
+    JobKeywords,
+    Layout,
+    LayoutKeywords,
+    StepKeywords,
+    Transformer,
+    TransformerKeywords,
+    key_fields,
+)
 
 EXPLICIT = {"global_batch", "seq_len", "dtype"}
 PROBLEM_FUNCTIONS = [
@@ -39,6 +48,18 @@ def test_keywords_of_layouts_and_jobs_are_their_fields() -> None:
     job = {name: key_fields(Job)[name].hint for name in JOB_WORDS if name not in EXPLICIT}
     assert get_type_hints(JobKeywords) == job
     assert get_type_hints(StepKeywords) == types(Layout) | job
+
+
+def test_keywords_of_a_model_are_its_fields_but_for_those_that_it_needs() -> None:
+    by_key = key_fields(Transformer)
+    optional = {key: entry.hint for key, entry in by_key.items() if entry.default is not MISSING}
+    assert get_type_hints(TransformerKeywords) == optional
+    needed = set(by_key) - set(optional)
+    tiny = Transformer(
+        name="tiny", layers=1, hidden=64, heads=1, kv_heads=1, head_dim=64, ffn_hidden=64, vocab=64, seq_len=8
+    )
+    assert needed == {"name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len"}
+    assert tiny.values() == {key: tiny.value(key) for key in needed} | {key: by_key[key].default for key in optional}
 
 
 def test_keywords_of_a_search_are_its_words() -> None:
