@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perfmodel import catalog
-from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import Launch, parse_launch, read_launch
 from perfmodel.prediction import predict
 from perfmodel.workload import parameter_count
 
@@ -217,3 +218,283 @@ def test_a_script_of_mindspeed_on_mindspore() -> None:
 )
 def test_copies_of_models_on_hubs_are_the_models(name: str) -> None:
     assert catalog.model(name).name == "llama3-70b"
+
+
+NEOX = """
+    {
+      "pipe-parallel-size": 0, "model-parallel-size": 1, "num-layers": 12, "hidden-size": 768,
+      "num-attention-heads": 12, "seq-length": 1024, "max-position-embeddings": 1024, "norm": "rmsnorm",
+      "pos-emb": "rotary", "no-weight-tying": true, "train_micro_batch_size_per_gpu": 4, "partition-activations": true,
+      "optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 3, "cpu_offload": true},
+      "fp16": {"enabled": true},
+    }
+"""
+
+
+def test_a_neox_file_without_positions_has_no_table_of_them() -> None:
+    rotary = read("run.yml", NEOX, devices=8)
+    none = read("run.yml", NEOX.replace('"rotary"', '"none"'), devices=8)
+    assert (rotary.model.positions, none.model.positions) == ("rope", "none")
+    assert parameter_count(rotary.model) == parameter_count(none.model)
+    assert rotary.ignored == rotary.may_be_wrong == ()
+
+
+def test_norms_of_neox_may_have_no_parameters() -> None:
+    text = NEOX.replace('"rmsnorm"', '"non_parametric_layernorm", "use_bias_in_attn_linear": false')
+    net: Any = read("run.yml", text, devices=8).model
+    assert (net.norm, net.norm_parameters, net.bias) == ("layer_norm", False, False)
+
+
+def test_weights_that_neox_offloads_are_on_the_host() -> None:
+    stated = '"cpu_offload": true, "cpu_offload_params": true'
+    launches = [read("run.yml", NEOX.replace('"cpu_offload": true', text), devices=8) for text in ('"x": 1', stated)]
+    assert [launch.layout.offload_states for launch in launches if launch.layout] == ["none", "weights"]
+    assert read("run.yml", NEOX, devices=8).layout.offload_states == "optimizer"
+
+
+def test_layers_of_transformer_engine_in_neox_multiply_in_8_bits() -> None:
+    text = NEOX.replace('"fp16"', '"te_fp8_format": "hybrid", "te_mha": SWITCH, "te_fp8_margin": 0, "fp16"')
+    dtypes = [
+        read("run.yml", text.replace("SWITCH", switch), devices=8).job_fields["dtype"] for switch in ("true", "false")
+    ]
+    assert dtypes == ["fp8", "fp16"]
+
+
+def test_a_stated_size_of_a_gated_feed_forward_of_neox_is_a_doubt() -> None:
+    text = NEOX.replace('"norm"', '"activation": "swiglu", "intermediate_size": 2048, "norm"')
+    launch = read("run.yml", text, devices=8)
+    (doubt,) = launch.may_be_wrong
+    assert "intermediate_size 2048" in doubt
+    assert launch.model.ffn_hidden == 2048
+    assert read("run.yml", text.replace('"norm"', '"mlp_type": "llama", "norm"', 1), devices=8).may_be_wrong == ()
+
+
+MEGATRON_TABLE = """
+    MODEL_ARGS:
+      --num-layers: 4
+      --hidden-size: 512
+      --num-attention-heads: 8
+      --seq-length: 512
+      --max-position-embeddings: 512
+      --vocab-size: 32000
+      --micro-batch-size: 1
+      --global-batch-size: 64
+      --tensor-model-parallel-size: 2
+      --bf16: true
+      --position-embedding-type: none
+      --sequence-parallel: 1
+"""
+
+
+def test_no_positions_and_numbers_for_switches_in_a_table_of_arguments() -> None:
+    launch = read("run.yaml", MEGATRON_TABLE, devices=8)
+    assert launch.layout is not None
+    assert (launch.model.positions, launch.layout.sequence_parallel) == ("none", True)
+    off = read("run.yaml", MEGATRON_TABLE.replace("parallel: 1", "parallel: 0"), devices=8)
+    assert off.layout is not None
+    assert not off.layout.sequence_parallel
+
+
+PRIMUS_MAXTEXT = """
+    modules:
+      pre_trainer:
+        framework: maxtext
+        model: deepseek_v2_16B.yaml
+        overrides:
+          dcn_data_parallelism: -1
+          ici_fsdp_parallelism: 1
+          ici_expert_parallelism: -1
+          max_target_length: 4096
+          per_device_batch_size: 8
+          quantization: "fp8"
+          remat_policy: "minimal_flash"
+"""
+
+
+def test_primus_over_maxtext_spreads_experts_over_all_devices() -> None:
+    launch = read("run.yaml", PRIMUS_MAXTEXT, devices=16)
+    layout: Any = launch.layout
+    assert (layout.dp, layout.ep, layout.zero, layout.micro_batch) == (16, 16, 3, 8)
+    assert (launch.model.name, launch.seq_len, launch.job_fields["dtype"]) == ("deepseek-v2-lite", 4096, "fp8")
+    with pytest.raises(LaunchFileError, match="Primus runs this file on hybrid_models, which is not read"):
+        read("run.yaml", PRIMUS_MAXTEXT.replace("framework: maxtext", "framework: hybrid_models"), devices=16)
+
+
+def test_adapters_of_primus() -> None:
+    text = """
+        modules:
+          post_trainer:
+            framework: megatron_bridge
+            model: qwen3_30B_A3B.yaml
+            overrides:
+              hf_model_name_or_path: Qwen/Qwen3-30B-A3B
+              use_lora: true
+              lora_rank: 32
+              lora_target_modules: [q_proj, v_proj]
+              micro_batch_size: 1
+              global_batch_size: 32
+              expert_model_parallel_size: 4
+    """
+    launch = read("run.yaml", text, devices=8)
+    job = launch.job_fields
+    assert (job["frozen"], job["adapter_rank"], job["adapter_modules"]) == (True, 32, ("q_proj", "v_proj"))
+    assert launch.may_be_wrong == ()
+    assert "adapter_rank" not in read("run.yaml", text.replace("use_lora: true", ""), devices=8).job_fields
+
+
+def test_llama_factory_on_megatron() -> None:
+    text = """
+        model_name_or_path: Qwen/Qwen3-30B-A3B-Instruct-2507
+        do_train: true
+        stage: sft
+        finetuning_type: full
+        dataset: alpaca_en_demo
+        cutoff_len: 4096
+        template: qwen3_nothink
+        per_device_train_batch_size: 1
+        gradient_accumulation_steps: 8
+        bf16: true
+        pipeline_model_parallel_size: 4
+        expert_model_parallel_size: 2
+        use_distributed_optimizer: true
+        recompute_granularity: full
+    """
+    launch = read("run.yaml", text, devices=8)
+    layout: Any = launch.layout
+    assert (layout.pp, layout.dp, layout.ep, layout.zero, layout.recompute) == (4, 2, 2, 1, "full")
+    assert (launch.model.name, launch.global_batch, launch.seq_len) == ("qwen3-30b-a3b", 16, 4096)
+    assert launch.may_be_wrong == ()
+    adapted = read("run.yaml", text.replace("finetuning_type: full", "finetuning_type: lora"), devices=8)
+    assert any("finetuning-type" in doubt or "finetuning_type" in doubt for doubt in adapted.may_be_wrong)
+
+
+TRAINING = """
+    torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 \\
+        --seq-length 512 --max-position-embeddings 512 --vocab-size 32000 --micro-batch-size 1 --global-batch-size 8
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)\nexec bash "${HERE}/train.sh" "$@"\n',
+        'HERE=$(cd "$(dirname "$0")" && pwd -P)\nsource ${HERE}/train.sh\n',
+        "DIR=$(cd -P $(dirname $0) && pwd)\nsrun bash $DIR/train.sh\n",
+    ],
+)
+def test_a_wrapper_runs_the_script_beside_it_or_names_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(LaunchFileError, match=r"no command in it trains; it runs train\.sh \(line 2\)"):
+        read_launch(tmp_path / "run.sh")
+    (tmp_path / "train.sh").write_text(dedent(TRAINING))
+    launch = read_launch(tmp_path / "run.sh")
+    assert (launch.model.layers, launch.devices) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("line", "vocabulary"),
+    [
+        ("--tokenizer-type QwenTokenizerFS --tokenizer-path /data/tokenizer", 151936),
+        ("--tokenizer-type DeepSeekV3Tokenizer", 129280),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model x/Meta-Llama-3-8B", 128256),
+    ],
+)
+def test_types_of_tokenizers_of_forks_tell_a_family(line: str, vocabulary: int) -> None:
+    text = TRAINING.replace("--vocab-size 32000", line)
+    launch = read("run.sh", text)
+    assert launch.model.vocab == vocabulary
+    assert any("vocabulary" in sentence for sentence in launch.assumed)
+
+
+def test_a_recipe_of_torchtune_that_generates_does_not_train() -> None:
+    text = "model:\n  _component_: torchtune.models.llama3.llama3_8b\nmax_new_tokens: 300\ntop_k: 300\ndtype: bf16\n"
+    with pytest.raises(LaunchFileError, match="belongs to a recipe that generates or evaluates"):
+        parse_launch(text, "generation.yaml", devices=8)
+
+
+LEVANTER = """
+    data: {tokenizer: mine/tokenizer-of-64k}
+    model: {type: KIND, hidden_dim: 64, num_heads: 4, num_layers: 2, intermediate_dim: 128, num_kv_heads: 4}
+    trainer: {mp: "p=f32,c=bfloat16", train_batch_size: 32, per_device_parallelism: 4}
+"""
+
+
+def test_models_of_levanter_that_follow_llama_differ_in_attention() -> None:
+    models: dict[str, Any] = {}
+    for kind in ("llama", "qwen", "qwen3", "olmo2"):
+        models[kind] = read("run.yaml", LEVANTER.replace("KIND", kind), devices=8).model
+    assert [models[kind].qkv_bias for kind in models] == [False, True, False, False]
+    assert [models[kind].qk_norm for kind in models] == [False, False, True, True]
+    assert models["olmo2"].norm_at == "output"
+
+
+def test_a_tokenizer_of_levanter_that_nobody_knows_is_assumed() -> None:
+    launch = read("run.yaml", LEVANTER.replace("KIND", "llama"), devices=8)
+    assert launch.model.vocab == 50257
+    assert any("vocabulary of 50,257" in sentence for sentence in launch.assumed)
+
+
+def test_adapters_of_levanter_beside_a_model_of_the_hub() -> None:
+    text = """
+        initialize_from_hf: "mosaicml/mpt-7b@68e1a8e0"
+        lora: {r: 32, alpha: 32.0, target_modules: [Wqkv]}
+        trainer: {mp: "p=f32,c=bfloat16", train_batch_size: 64, per_device_parallelism: 4}
+    """
+    launch = read("run.yaml", text, devices=8)
+    assert launch.model.name == "mpt-7b"
+    assert (launch.job_fields["adapter_rank"], launch.job_fields["adapter_modules"]) == (32, ("linear_qkv",))
+
+
+@pytest.mark.parametrize(
+    ("line", "doubted"),
+    [
+        ("use_galore: true", "memory"),
+        ("use_badam: true", "memory"),
+        ("qat: {group_size: 32}", "the precision"),
+        ("attention: flash", ""),
+        ("attn_implementation: kernels-community/vllm-flash-attn3", ""),
+        ("activation_offloading: true", ""),
+    ],
+)
+def test_settings_of_axolotl_are_read_or_doubted_by_what_they_are_about(line: str, doubted: str) -> None:
+    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n" + line + "\n"
+    doubts = parse_launch(text, "run.yaml", devices=8).may_be_wrong
+    assert [doubt.partition(" may be wrong")[0] for doubt in doubts] == ([doubted] if doubted else [])
+
+
+def test_a_plugin_of_axolotl_cuts_the_loss_into_pieces() -> None:
+    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
+    plugin = "plugins:\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n"
+    assert parse_launch(text + plugin, "run.yaml", devices=8).job_fields["chunked_loss"]
+    off = parse_launch(text + plugin + "cut_cross_entropy: false\n", "run.yaml", devices=8)
+    assert "chunked_loss" not in off.job_fields
+
+
+LLAVA = """
+    llm = "meta-llama/Meta-Llama-3-8B-Instruct"
+    tower = "openai/clip-vit-large-patch14-336"
+    max_length = int(2048 - (336 / 14) ** 2)
+    batch_size = 4
+    accumulative_counts = 2
+    model = dict(
+        type=LLaVAModel,
+        freeze_llm=FROZEN,
+        freeze_visual_encoder=True,
+        llm=dict(type=AutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path=llm),
+        visual_encoder=dict(type=CLIPVisionModel.from_pretrained, pretrained_model_name_or_path=tower),
+    )
+"""
+
+
+def test_a_vision_tower_of_xtuner_is_named_and_sizes_are_calculated() -> None:
+    launch = read("run.py", LLAVA.replace("FROZEN", "False"), devices=8)
+    assert launch.seq_len == 1472
+    (doubt,) = launch.may_be_wrong
+    assert "the vision tower openai/clip-vit-large-patch14-336" in doubt
+    assert len(read("run.py", LLAVA.replace("FROZEN", "True"), devices=8).may_be_wrong) == 2
+
+
+def test_powers_of_strangers_do_not_fill_the_memory() -> None:
+    text = LLAVA.replace("FROZEN", "False").replace("(336 / 14) ** 2", "9 ** 9 ** 9")
+    with pytest.raises(LaunchFileError, match="which the file does not define"):
+        read("run.py", text, devices=8)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._finetuning import (
     ATTENTION,
     FSDP_KEYS,
@@ -112,14 +113,31 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
 
 
 def _further(settings: Mapping[str, Any]) -> Fields:
-    return (
-        {
-            "doubt.stage": f"what is trained may be wrong: rl {settings['rl']} runs further models or passes; counted "
-            "as plain fine-tuning"
-        }
-        if is_on(settings["rl"])
-        else {}
-    )
+    if not is_on(settings["rl"]):
+        return {}
+    kind = settings["rl"]
+    return {
+        "doubt.stage": f"what is trained may be wrong: rl={kind} runs more models or passes than the plain fine-tuning "
+        "that is predicted"
+    }
+
+
+_CUT: Final = ("plugins", "cut_cross_entropy")
+
+
+def _cut_loss(settings: Mapping[str, Any]) -> Fields:
+    """Cut cross-entropy, a plugin that is on unless a switch of its own turns it off: it never holds all logits."""
+    plugins = " ".join(map(str, as_list(settings.get("plugins") or ())))
+    is_asked = "CutCrossEntropy" in plugins or is_on(settings.get("cut_cross_entropy"))
+    return {"chunked_loss": True} if is_asked and is_on(settings.get("cut_cross_entropy", True)) else {}
+
+
+def _offloaded_inputs(settings: Mapping[str, Any]) -> Fields:
+    """Inputs of layers that wait for backward in host memory, as for `gradient_checkpointing: offload`."""
+    if not is_on(settings["activation_offloading"]):
+        return {}
+    note = "inputs of layers are counted on the device, though activation_offloading copies them to the host"
+    return {"note.checkpoints": note}
 
 
 _CONTEXT: Final = ("context_parallel_size", "sequence_parallel_degree")
@@ -160,7 +178,10 @@ AXOLOTL: Final = LaunchFormat(
         RECOMPUTE_RULE,
         Rule(keys=tuple(_KERNELS), read=_attention, fields=("flash_attention",)),
         read_only("attn_implementation", "flash_attention", ATTENTION),
+        read_only("attention", "flash_attention", ATTENTION),
         Rule(keys=_LIGER, read=_fused),
+        Rule(keys=_CUT, read=_cut_loss, optional=_CUT),
+        Rule(keys=("activation_offloading",), read=_offloaded_inputs),
         Rule(keys=("torch_compile",), read=lambda settings: {}),
         Rule(keys=("rl",), read=_further),
         # ring attention of the ring-flash-attn package
@@ -187,6 +208,5 @@ AXOLOTL: Final = LaunchFormat(
         "ring_attn_func lora_*_kernel loraplus* optim_args* debug fp8_enable* <script> overrides_of_model*",
         "streaming* pretrain_multipack* qlora_sharded* unsloth_* profiler_steps xformers_attention",
         "s2_attention local_rank image_* deepspeed mean_resizing* min_sample_len user_name gpu_memory_limit",
-        "cut_cross_entropy",
     ),
 )

@@ -127,6 +127,7 @@ _ATTENTION: Final = {
     "fa": True,
     "sdpa": True,
     "auto": True,
+    "flash": True,
     "flash_attn": True,
     "flash_attention": True,
     "flash_attention_2": True,
@@ -142,7 +143,17 @@ _ATTENTION: Final = {
     True: True,
     False: False,
 }
-ATTENTION: Final[Values] = words(_ATTENTION)
+_ATTENTION_WORDS: Final = words(_ATTENTION)
+
+
+def _read_attention(value: Any) -> bool:
+    # Kernels of the hub are named by their repository: `kernels-community/vllm-flash-attn3`.
+    if isinstance(value, str) and "/" in value and ("flash" in value or "attn" in value):
+        return True
+    return _ATTENTION_WORDS.read(value)
+
+
+ATTENTION: Final = Values(_read_attention, _ATTENTION_WORDS.write)
 """Kernels of attention by the words of Transformers and of the front ends; fused or not."""
 
 

@@ -190,6 +190,9 @@ def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], li
     if training.form in (SWIFT, TRAINER) and MICRO in training.entries:
         return {}, []
     name = _name_of_file(training)
+    # Programs of Python are no configurations, but for XTuner's.
+    if name is not None and name.endswith(".py") and training.form is not XTUNER:
+        return {}, []
     if name is None:
         return {}, []
     settings = _read_beside(name, folder)

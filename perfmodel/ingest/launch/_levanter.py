@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._finetuning import Adapters
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._table import (
     FLAG,
@@ -14,7 +15,7 @@ from perfmodel.ingest.launch._table import (
     Rule,
     read_only,
 )
-from perfmodel.ingest.launch._tokenizers import vocabulary_of
+from perfmodel.ingest.launch._tokenizers import GPT2, vocabulary_of
 
 _LLAMA: Final = {
     "model.norm": "rms_norm",
@@ -39,15 +40,24 @@ _KINDS: Final[dict[str, Fields]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
-    "qwen": _LLAMA,
-    "qwen3": _LLAMA,
+    "qwen": _LLAMA | {"model.qkv_bias": True},
+    "qwen3": _LLAMA | {"model.qk_norm": True},
     "olmo": _LLAMA,
-    "olmo2": _LLAMA,
+    "olmo2": _LLAMA | {"model.norm_at": "output", "model.qk_norm": True, "model.qk_norm_of_all_heads": True},
 }
 """What a type of model fixes (`models/gpt2.py`, `models/llama.py` and those that are derived from it)."""
+_OF_LLAMA: Final = {
+    "hidden_dim": 4096,
+    "num_layers": 32,
+    "num_heads": 32,
+    "num_kv_heads": 32,
+    "intermediate_dim": 11008,
+}
+_OF_MISTRAL: Final = _OF_LLAMA | {"num_kv_heads": 8, "intermediate_dim": 14336}
 _SIZES: Final[dict[str, dict[str, int]]] = {
     "gpt2": {"hidden_dim": 768, "num_layers": 12, "num_heads": 12},
-    "llama": {"hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32, "intermediate_dim": 11008},
+    "mistral": _OF_MISTRAL,
+    "mixtral": _OF_MISTRAL,
 }
 """Sizes that a file need not state, by type of model."""
 _SIZE_KEYS: Final = (
@@ -73,10 +83,15 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     if kind not in _KINDS:
         raise BadValue(f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}")
     # Configurations of the other types are derived from LLaMA's and share its sizes.
-    sizes: dict[str, Any] = dict(_SIZES.get("gpt2" if kind == "gpt2" else "llama", {}))
+    sizes: dict[str, Any] = dict(_SIZES.get(kind, _OF_LLAMA))
     for name in ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"):
         if f"model.{name}" in settings:
             sizes[name] = WHOLE.read(settings[f"model.{name}"])
+    if sizes["num_heads"] % sizes.get("num_kv_heads", 1):
+        raise BadValue(
+            f"{sizes['num_heads']} heads cannot share {sizes['num_kv_heads']} of keys and values, which is the default "
+            f"of {kind}; add num_kv_heads, got {sizes['num_heads']!r}"
+        )
     fields: Fields = dict(_KINDS[kind])
     fields |= {
         "model.hidden": sizes["hidden_dim"],
@@ -105,7 +120,20 @@ def _model(settings: Mapping[str, Any]) -> Fields:
 def _start(settings: Mapping[str, Any]) -> Fields:
     """The model of a checkpoint of Hugging Face that the training starts from."""
     name = settings.get("model_name_or_path") or settings.get("initialize_from_hf")
-    return {"model": name} if isinstance(name, str) else {}
+    # Behind `@` stands the revision of a repository of the hub.
+    return {"model": name.partition("@")[0]} if isinstance(name, str) else {}
+
+
+_LORA_KEYS: Final = ("lora.r", "lora.alpha", "lora.dropout", "lora.target_modules")
+
+
+def _adapters(settings: Mapping[str, Any]) -> Fields:
+    """LoRA (`src/levanter/lora.py`), beside all products of the layers where no modules are named."""
+    return Adapters(
+        rank=settings.get("lora.r", 8),
+        targets=settings.get("lora.target_modules", "all-linear"),
+        dropout=settings.get("lora.dropout"),
+    ).fields
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
@@ -181,7 +209,8 @@ LEVANTER: Final = LaunchFormat(
     marks=("trainer.train_batch_size", "trainer.per_device_parallelism", "trainer.mp"),
     table=(
         Rule(keys=("initialize_from_hf", "model_name_or_path"), read=_start, fields=("model",)),
-        Rule(keys=_SIZE_KEYS, read=_model, fields=("model.layers",)),
+        Rule(keys=_SIZE_KEYS, read=_model, fields=("model.layers",), defaults={"model.vocab": GPT2}),
+        Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),
         Rule(
             keys=(
                 "trainer.train_batch_size",

@@ -39,6 +39,8 @@ AXES: Final = {
 }
 """Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as `ep` of `dp` here."""
 _MESHES: Final = ("ici", "dcn")
+_MOST_EXPERT_RANKS: Final = 10**6
+"""More ranks than any job spreads experts over: their axis takes all that there are."""
 _SEQUENCE: Final = "ici_tensor_sequence_parallelism"
 """Tensor parallelism that shards norms along the sequence."""
 _POLICIES: Final = {
@@ -131,10 +133,15 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     if not open_axes:
         # Ranks of the expert axis hold other tokens, so that they are replicas of all that is no expert.
         fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
+    elif open_axes == {"ep"}:
+        # All replicas that the devices make.
+        fields["ep_most"] = _MOST_EXPERT_RANKS
+        del fields["ep"]
     elif not open_axes <= {"data", "fsdp"}:
         raise BadValue(f"leaves {', '.join(sorted(open_axes))} open (-1); write its degree")
-    # The fsdp axis shards weights and all that belongs to them; without it the data axis may shard optimizer states.
-    sharded = "fsdp" in open_axes or sizes["fsdp"] > 1
+    # The fsdp axis shards weights and all that belongs to them, and so does that of experts (`logical_axis_rules` of
+    # base.yml: `embed`); without these the data axis may shard optimizer states.
+    sharded = bool(open_axes & {"fsdp", "ep"}) or sizes["fsdp"] > 1 or sizes["ep"] > 1
     if sharded and "data" in open_axes:
         fields["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
     elif sharded and sizes["data"] > 1:

@@ -7,9 +7,8 @@ Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `minds
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perfmodel.ingest.launch._adapters import adapter_modules
 from perfmodel.ingest.launch._finetuning import Adapters, tuning_fields
-from perfmodel.ingest.launch._megatron_model import idle_layers, stated
+from perfmodel.ingest.launch._megatron_model import OFFLOADED_WEIGHTS, idle_layers, stated
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
 
 _CONTEXT_ALGORITHMS: Final = {
@@ -40,7 +39,9 @@ def _no_pipeline(arguments: Mapping[str, Any]) -> Fields:
     return {"pp": 1} if stated(arguments, "no-pipeline-parallel") else {}
 
 
-def _offloaded_optimizer(arguments: Mapping[str, Any]) -> Fields:
+def _offloaded_states(arguments: Mapping[str, Any]) -> Fields:
+    if stated(arguments, OFFLOADED_WEIGHTS):
+        return {"offload_states": "weights"}
     if stated(arguments, "cpu-optimizer") or stated(arguments, "optimizer-cpu-offload"):
         return {"offload_states": "optimizer"}
     return {}
@@ -79,12 +80,18 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
 
 
+_LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout", "lora-target-modules")
+
+
 def _adapters(arguments: Mapping[str, Any]) -> Fields:
-    """LoRA of MindSpeed-LLM: all weights are frozen but those of adapters."""
-    rank = WHOLE_OR_NONE.read(arguments["lora-r"])
-    if not rank:
+    """LoRA of MindSpeed-LLM (`--lora-r`) and of Primus (`use_lora`): all weights are frozen but those of adapters."""
+    # Megatron-SWIFT's `--lora-rank` comes with words of its own (`_swift`).
+    rank = arguments.get("lora-r", arguments.get("lora-rank", 8) if stated(arguments, "use-lora") else 0)
+    if not WHOLE_OR_NONE.read(rank):
         return {}
-    return {"frozen": True, "adapter_rank": rank} | adapter_modules(arguments.get("lora-target-modules"))
+    return Adapters(
+        rank=rank, targets=arguments.get("lora-target-modules"), dropout=arguments.get("lora-dropout")
+    ).fields
 
 
 _STATE_TYPES: Final = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
@@ -171,14 +178,14 @@ FORKS: Final = (
         read=lambda arguments: {"etp": 1} if stated(arguments, "moe-tp-extend-ep") else {},
     ),
     Rule(keys=("no-pipeline-parallel",), read=_no_pipeline, fields=("pp",)),
-    Rule(keys=("cpu-optimizer", "optimizer-cpu-offload"), read=_offloaded_optimizer, fields=("offload_states",)),
+    Rule(
+        keys=("cpu-optimizer", "optimizer-cpu-offload", OFFLOADED_WEIGHTS),
+        read=_offloaded_states,
+        fields=("offload_states",),
+    ),
     Rule(keys=_STAGES, read=_stages, fields=("partition",)),
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
-    Rule(
-        keys=("lora-r", "lora-alpha", "lora-target-modules"),
-        fields=("adapter_rank",),
-        read=lambda arguments: _adapters(arguments) if "lora-r" in arguments else {},
-    ),
+    Rule(keys=_LORA, read=_adapters, fields=("adapter_rank",)),
     Rule(keys=_SWIFT, read=_swift, fields=("model",), optional=("model", "load", "mcore-model")),
     Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),
     Rule(

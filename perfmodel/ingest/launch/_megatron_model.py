@@ -410,6 +410,22 @@ def argument(name: str) -> str:
     return name.replace("_", "-")
 
 
+NORM_PARAMETERS: Final = "<norm parameters>"
+"""The entry that says whether norms have parameters, for which Megatron has no argument."""
+OFFLOADED_WEIGHTS: Final = "<offloaded weights>"
+"""The entry of weights that DeepSpeed keeps on the host together with the optimizer's states."""
+GATED_SIZE: Final = "<gated size>"
+"""The entry of a feed-forward's size that versions of GPT-NeoX read differently."""
+
+
+def _gated_size(arguments: Mapping[str, Any]) -> Fields:
+    size = arguments[GATED_SIZE]
+    return {
+        "doubt.gated_size": f"the model may be wrong: intermediate_size {size} is taken as the width of the gated "
+        "feed-forward, but some versions of GPT-NeoX divide it by three"
+    }
+
+
 NAMED_MODEL: Final = "<model>"
 """The entry of the model's own name, where a configuration of a model is named instead of its sizes."""
 _PARALLEL_BLOCKS: Final = words({"none": "none", "one_norm": "one_norm", "two_norms": "two_norms"})
@@ -469,6 +485,8 @@ MODEL: Final = (
     read_only("qk-nope-head-dim", "latent.qk_nope_head_dim"),
     read_only("qk-rope-head-dim", "latent.qk_rope_head_dim"),
     read_only("parallel-blocks", "model.parallel_blocks", _PARALLEL_BLOCKS),
+    read_only(NORM_PARAMETERS, "model.norm_parameters", SWITCH),
+    Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
     Rule(keys=_HYBRID, read=_hybrid, optional=(SCRIPT, "spec")),

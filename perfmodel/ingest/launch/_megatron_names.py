@@ -44,6 +44,8 @@ _HARMLESS: Final = {
     "capacity": "moe-min-capacity moe-eval-capacity-factor",
     "8 bits": "fp8-margin fp8-interval fp8-amax-* use-precision-aware-optimizer",
     "adapters": "lora-fusion lora-load lora-alpha lora-dropout",
+    "Hugging Face": "hf-model-name-or-path convert-from-hf convert-to-hf stderr-sink-level legacy-tokenizer",
+    "kernels of rotary embeddings": "apply-rope-fusion",
     "Megatron-SWIFT": "packing padding-free save-safetensors max-epochs cached-dataset",
     "forks": "model-type-hf use-tutel deepspeed-activation-checkpointing is-hybrid-model bert-no-binary-head",
     "scales": "original-max-position-embeddings scale-depth scale-emb dim-model-base embed-scale",

@@ -11,11 +11,14 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
+from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
+from perfmodel.ingest.launch._harm import is_harmless
 from perfmodel.ingest.launch._megatron import MEGATRON
-from perfmodel.ingest.launch._megatron_model import NAMED_MODEL
+from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, NORM_PARAMETERS, OFFLOADED_WEIGHTS
 from perfmodel.ingest.launch._model import catalog_model
+from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 
 _ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)
 _MARKS: Final = tuple(name for name in MEGATRON.marks if name != "num-attention-heads")
@@ -47,11 +50,11 @@ def megatron_arguments(source: Source) -> Source | None:
     for key, entry in source.entries.items():
         name = _argument_name(key.rpartition(".")[2])
         if key.startswith(table) and (key.partition(".")[0] not in _ELSEWHERE or name in LAUNCHING):
-            stated[name] = replace(entry, value=_value_of(entry.value))
+            stated[name] = replace(entry, value=_argument_value(name, entry.value))
     # Any YAML may have a key or two of these names (`seq-length`, `lr`):
     # several must be Megatron's, one of them its own.
     known = _ARGUMENTS & set(stated)
-    is_primus = table.endswith("overrides.") and _primus_framework(source.entries) == "megatron"
+    is_primus = table.endswith("overrides.") and _primus_framework(source.entries) in _ON_MEGATRON
     if not is_primus and (len(known) < FEWEST or not known & set(_MARKS)):
         return None
     if table.endswith("overrides."):
@@ -71,10 +74,23 @@ def _primus_framework(entries: Entries) -> str:
     return ""
 
 
-def primus_torchtitan(source: Source) -> Source | None:
-    """The settings that a file of Primus gives to torchtitan; None of another file."""
-    if _primus_framework(source.entries) != "torchtitan":
+def primus_overrides(source: Source) -> tuple[str, Source] | None:
+    """The framework other than Megatron on which a file of Primus trains, and the settings that the file gives to it.
+
+    None of another file, and of one whose settings are Megatron's arguments.
+
+    Raises:
+        LaunchFileError: Primus trains on a framework that is not read.
+    """
+    framework = _primus_framework(source.entries)
+    if not framework or framework in _ON_MEGATRON:
         return None
+    if framework not in _BESIDE_MEGATRON:
+        readable = ", ".join((*_ON_MEGATRON, *_BESIDE_MEGATRON))
+        raise LaunchFileError(
+            f"{source.place}: Primus runs this file on {framework}, which is not read (it reads {readable}); give "
+            "--model, --layout and so on instead"
+        )
     stated: dict[str, Entry] = {}
     model = None
     for key, entry in source.entries.items():
@@ -84,8 +100,48 @@ def primus_torchtitan(source: Source) -> Source | None:
         elif re.fullmatch(r"modules\.\w+\.model", key):
             name = str(_value_of(entry.value)).removesuffix(".yaml")
             # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
-            model = catalog_model(name) or catalog_model(name.rpartition("-")[0])
-    return replace(source, entries=stated, model=source.model or model)
+            model = catalog_model(_PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(name.rpartition("-")[0])
+    return framework, replace(source, entries=stated, model=source.model or model)
+
+
+_ON_MEGATRON: Final = ("megatron", "megatron_bridge")
+_BESIDE_MEGATRON: Final = ("torchtitan", "maxtext")
+_PRIMUS_NAMES: Final = {
+    "deepseek_v2_16b": "deepseek-v2-lite",
+    "deepseek_v2_lite": "deepseek-v2-lite",
+    "deepseek_v3_16b": "deepseek-v2-lite",
+    "llama3.3_70b": "llama3-70b",
+}
+"""Models that Primus and the catalog call otherwise."""
+
+
+_FACTORY_NAMES: Final = {
+    "model_name_or_path": NAMED_MODEL,
+    "per_device_train_batch_size": "micro-batch-size",
+    "gradient_accumulation_steps": "gradient-accumulation-steps",
+    "cutoff_len": "seq-length",
+}
+"""Keys of LLaMA-Factory for what Megatron's arguments say too."""
+_FACTORY_PLAIN: Final = {"stage": ("sft", "pt"), "finetuning_type": ("full",)}
+"""Values of LLaMA-Factory's keys under which training is Megatron's own."""
+
+
+def factory_arguments(source: Source) -> Source | None:
+    """A file of LLaMA-Factory that trains on Megatron-Core (its `mcore_adapter`), as arguments of Megatron.
+
+    None of a file that says no degree of Megatron's. Weights are trained in the file's precision, and Core's
+    distributed optimizer only where the file asks for it.
+    """
+    if not any(f"{kind}_model_parallel_size" in source.entries for kind in ("tensor", "pipeline", "expert")):
+        return None
+    stated: dict[str, Entry] = {}
+    for key, entry in source.entries.items():
+        name = _FACTORY_NAMES.get(key, _argument_name(key))
+        is_plain = entry.value in _FACTORY_PLAIN.get(key, ())
+        # Keys of the front end alone, on data and logs, say nothing here.
+        if name in (*_ARGUMENTS, NAMED_MODEL) or not (is_plain or is_harmless(key, LLAMA_FACTORY.harmless)):
+            stated[name] = replace(entry, value=_argument_value(name, entry.value))
+    return replace(source, entries=_as_switches(stated))
 
 
 def neox_arguments(source: Source) -> Source | None:
@@ -121,6 +177,13 @@ def _value_of(value: Any) -> Any:
     return known.get(text.lower(), text)
 
 
+def _argument_value(name: str, value: Any) -> Any:
+    """The value of an argument; `none` is a kind of positions, and leaves every other argument out."""
+    if name == "position-embedding-type" and str(value).lower() == "none":
+        return "none"
+    return _value_of(value)
+
+
 def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     """Arguments of a command line: a switch that is off is not on it."""
     arguments: dict[str, Entry] = {}
@@ -143,7 +206,8 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
     overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
     if model is None or "hidden_size" in overridden:
         return stated
-    stated[NAMED_MODEL] = replace(model, value=str(_value_of(model.value)).removesuffix(".yaml"))
+    name = str(_value_of(model.value)).removesuffix(".yaml")
+    stated[NAMED_MODEL] = replace(model, value=_PRIMUS_NAMES.get(name.lower(), name))
     # What is overridden of the model that is named would be lost beside its name.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
@@ -185,7 +249,6 @@ _NEOX_NAMES: Final = {
     "num-kv-heads": "num-key-value-heads",
     "moe-num-experts": "num-experts",
     "moe-top-k": "moe-router-topk",
-    "partition-activations": "distribute-saved-activations",
 }
 """Keys of GPT-NeoX (`configs/neox_arguments.md`) and the arguments of Megatron-DeepSpeed for them."""
 _NEOX_NORMS: Final = {
@@ -193,8 +256,9 @@ _NEOX_NORMS: Final = {
     "rmsnorm": "RMSNorm",
     "te_rmsnorm": "RMSNorm",
     "te_layernorm": "LayerNorm",
+    "non_parametric_layernorm": "LayerNorm",
 }
-_NEOX_POSITIONS: Final = {"sinusoidal": "none", "rpe": "relative"}
+_NEOX_POSITIONS: Final = {"sinusoidal": "none", "rpe": "relative", "none": "none"}
 _NEOX_GATES: Final = ("swiglu", "geglu", "reglu")
 _NEOX_HARMLESS: Final = (
     "zero-optimization.",
@@ -218,7 +282,13 @@ _NEOX_HARMLESS: Final = (
     "data-types.",
     "checkpoint-num-layers",
     "synchronize-each-layer",
-    "distribute-saved-activations",
+    "partition-activations",
+    "te-",
+    "use-bias-in-",
+    "mlp-multiple-of",
+    "rope-fusion",
+    "layernorm-fusion",
+    "rmsnorm-fusion",
     "gradient-clipping",
     "zero-allow-untested-optimizer",
     "keep-last-n-checkpoints",
@@ -267,7 +337,10 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
         say(half, True, "fp16.enabled")
     if "norm" in values:
         say("normalization", _NEOX_NORMS.get(values["norm"], values["norm"]), "norm")
-    position = values.get("pos-emb")
+        if "non_parametric" in str(values["norm"]):
+            say(NORM_PARAMETERS, False, "norm")
+    # `none` is a kind of positions here, and not a key that is left out.
+    position = next((str(entry.value) for key, entry in entries.items() if _argument_name(key) == "pos-emb"), None)
     if position in _NEOX_POSITIONS:
         say("position-embedding-type", _NEOX_POSITIONS[position], "pos-emb")
     # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for all.
@@ -277,10 +350,32 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     if values.get("gpt-j-residual") is True:
         tied = values.get("gpt-j-tied") is True
         say("parallel-blocks", "one_norm" if tied else "two_norms", "gpt-j-residual")
-    if values.get("zero-optimization.cpu-offload") is True or "zero-optimization.offload-optimizer.device" in values:
-        say("cpu-optimizer", True, "zero-optimization.cpu-offload")
+    _add_offload(values, say)
+    _add_transformer_engine(values, say)
+    if values.get("use-bias-in-attn-linear") is False:
+        say("disable-bias-linear", True, "use-bias-in-attn-linear")
     _add_gate(values, say)
     return _as_switches(arguments)
+
+
+def _add_offload(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
+    """States on the host, in DeepSpeed's older notation or its newer one."""
+    zero = "zero-optimization."
+    devices = {key: values.get(f"{zero}{key}.device") for key in ("offload-optimizer", "offload-param")}
+    if values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in ("cpu", "nvme"):
+        say(OFFLOADED_WEIGHTS, True, f"{zero}cpu-offload-params")
+    elif values.get(f"{zero}cpu-offload") is True or devices["offload-optimizer"] in ("cpu", "nvme"):
+        say("cpu-optimizer", True, f"{zero}cpu-offload")
+
+
+_TE_LAYERS: Final = ("te-columnparallel", "te-rowparallel", "te-layernorm-mlp", "te-mha")
+"""Switches of the layers that Transformer Engine runs instead of GPT-NeoX."""
+
+
+def _add_transformer_engine(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
+    """Products in 8 bits, which only layers of Transformer Engine have."""
+    if values.get("te-fp8-format") is not None and any(values.get(name) is True for name in _TE_LAYERS):
+        say("fp8-format", values["te-fp8-format"], "te-fp8-format")
 
 
 def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
@@ -296,6 +391,10 @@ def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -
     hidden = values.get("hidden-size")
     if "intermediate-size" not in values and isinstance(hidden, int):
         say("ffn-hidden-size", -(-int(2 * hidden * 4 / 3) // 256) * 256, "activation")
+    elif values.get("mlp-type") != "llama":
+        # `ParallelMLP` divides a stated size by three, as if it were that of an ungated feed-forward; forks and
+        # converted checkpoints take it as it stands.
+        say(GATED_SIZE, values.get("intermediate-size"), "intermediate-size")
 
 
 def _flattened(value: Any) -> list[Any]:

@@ -11,12 +11,13 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, UnknownNameError
 from perfmodel.files import TooLargeError, parse_json, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
-from perfmodel.ingest.launch._arguments import read_arguments
+from perfmodel.ingest.launch._arguments import followed_script, read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._finetuning_command import finetuning_command
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
+from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._launch import Launch, Overrides, settle
 from perfmodel.ingest.launch._levanter import LEVANTER
@@ -24,13 +25,19 @@ from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command
 from perfmodel.ingest.launch._megatron import MEGATRON
-from perfmodel.ingest.launch._megatron_yaml import megatron_arguments, neox_arguments, primus_torchtitan
+from perfmodel.ingest.launch._megatron_yaml import (
+    factory_arguments,
+    megatron_arguments,
+    neox_arguments,
+    primus_overrides,
+)
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
 from perfmodel.ingest.launch._shell_commands import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
+from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.spec import Layout, Model
 
@@ -282,7 +289,17 @@ def _of_script(
     for rule in MEGATRON.table:
         megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
     source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
-    return (source, MEGATRON) if MEGATRON.recognises(source.entries) else None
+    if MEGATRON.recognises(source.entries):
+        return source, MEGATRON
+    # A wrapper of another script says nothing by itself: the user must know which file is missing.
+    script, _ = followed_script(text, place, arguments, variables)
+    if script.absent:
+        several = len(script.absent) > 1
+        raise LaunchFileError(
+            f"{place}: no command in it trains; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
+            f"not beside it; put {'them' if several else 'it'} there, or give the script that trains"
+        )
+    return None
 
 
 def _of_python(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
@@ -300,6 +317,9 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     """
     refuse_other_tools(source.entries, source.place)
     front_end = finetuning_format(source.entries)
+    of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
+    if of_factory is not None:
+        return of_factory, MEGATRON
     return None if front_end is None else with_named_files(source, front_end, Path(source.place).parent)
 
 
@@ -323,9 +343,10 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     if of_front_end is not None:
         return of_front_end
     if syntax == "yaml":
-        of_primus = primus_torchtitan(source)
+        of_primus = primus_overrides(source)
         if of_primus is not None:
-            return torchtitan_entries(of_primus)
+            framework, settings = of_primus
+            return torchtitan_entries(settings) if framework == "torchtitan" else (settings, MAXTEXT)
         if LEVANTER.recognises(source.entries):
             return source, LEVANTER
     if syntax in ("json", "yaml"):

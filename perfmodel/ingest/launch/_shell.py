@@ -40,6 +40,8 @@ class Script:
     """Numbers that the script takes from variables of the environment: `NAME=VALUE`."""
     files: Mapping[str, str]
     """Texts of the files that it writes, by their names without folders."""
+    absent: tuple[str, ...]
+    """Scripts that it runs or sources and that do not lie beside it, with their lines."""
 
 
 class _Unknown(Exception):
@@ -89,6 +91,7 @@ def run_script(
         notes=tuple(dict.fromkeys(state.notes)),
         from_environment=taken,
         files=state.files,
+        absent=tuple(dict.fromkeys(state.absent)),
     )
 
 

@@ -201,7 +201,9 @@ class Builtins(Expander):
 
     def change_folder(self, node: tree.Simple, argv: list[Word]) -> bool:
         if self.captured_output is not None:
-            self.folder = str(PurePosixPath(self.folder, argv[1].text)) if len(argv) > 1 else "~"
+            # Options (`cd -P`) and the `--` that ends them are no folder.
+            folders = [word.text for word in argv[1:] if not re.fullmatch(r"--|-[LPe]+", word.text)]
+            self.folder = str(PurePosixPath(self.folder, folders[0])) if folders else "~"
         return True
 
     def beside(self, name: str) -> Path | None:

@@ -199,6 +199,7 @@ class Commands(Builtins):
                     f"{Path(name).name or 'a file'} (line {node.line}) is not beside the script and is not followed"
                 )
                 self.state.notes.append(message)
+                self.state.absent.append(f"{Path(name).name or 'a file'} (line {node.line})")
             return None
         arguments = self.state.arguments
         self.state.arguments = argv[2:] or arguments
@@ -231,6 +232,8 @@ class Commands(Builtins):
             if text is not None and self.depth < MOST_SCRIPTS:
                 self.submit(argv[:i], text, node.line, argv[i + 1 :], counts=False)
                 return
+            if is_script and text is None:
+                self.state.absent.append(f"{Path(word.text).name} (line {node.line})")
         for i, word in enumerate(argv):
             # `ssh host "cd there && torchrun ..."`: a whole command in one word.
             if i and re.match(r"[^-\s]\S*\s(.*\s)?-", word.text, re.DOTALL) and ".py" in word.text:

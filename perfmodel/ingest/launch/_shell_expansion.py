@@ -76,6 +76,8 @@ class State:
     """Texts of files that the script itself writes."""
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    """Scripts that are run or sourced and do not lie beside this one."""
     taken: dict[str, str] = field(default_factory=dict)
     """Variables of the environment that were used."""
     steps: int = 0

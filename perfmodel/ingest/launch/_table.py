@@ -109,6 +109,9 @@ def _number(value: Any) -> float:
 def _flag(value: Any) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
+    # Python takes 1 and 0 for true and false, and so do scripts and files of YAML.
+    if value in (0, 1, "0", "1"):
+        return str(int(value)) == "1"
     if not isinstance(value, bool):
         raise BadValue(f"must be true or false, got {value!r}")
     return value

@@ -93,7 +93,8 @@ def vocabulary_rule(
             size = vocabulary_of_type(settings.get(key))
             if size is not None:
                 return {"model.vocab": size + more}
-        for key in names:
+        # Forks call types after families too (`QwenTokenizerFS`, `DeepSeekV3Tokenizer`); a name or path says more.
+        for key in (*names, *types):
             size = vocabulary_of(settings.get(key))
             if size is not None:
                 return {

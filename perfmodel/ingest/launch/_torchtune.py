@@ -16,7 +16,7 @@ from perfmodel.ingest.launch._finetuning import (
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, stage_of_resharding
 from perfmodel.ingest.launch._model import catalog_model
-from perfmodel.ingest.launch._table import FLAG, TEXT, Fields, Rule, key, read_only, words
+from perfmodel.ingest.launch._table import FLAG, TEXT, BadValue, Fields, Rule, key, read_only, words
 from perfmodel.ingest.launch._trainer import WORLD_RULE
 
 _BUILDER: Final = "model._component_"
@@ -29,6 +29,8 @@ _LORA_KEYS: Final = (
     "model.quantize_base",
     "model.lora_dropout",
 )
+_CATALOG_NAMES: Final = {"llama3_3_70b": "llama3_1_70b", "phi3_mini": "phi_3_mini", "phi4_14b": "phi_4"}
+"""Builders whose model the catalog has under another name."""
 _MOST_PARTS: Final = 8
 """Parts of a builder's name at most, of which every spelling is tried."""
 
@@ -41,6 +43,7 @@ def model_name(builder: str) -> str:
     name = builder.rpartition(".")[2]
     name = re.sub(r"^(qlora|lora|dora|qdora)_", "", name)
     name = re.sub(r"_(instruct|base|chat)$", "", name)
+    name = _CATALOG_NAMES.get(name, name)
     parts = name.split("_")
     if len(parts) > _MOST_PARTS:
         return name
@@ -99,6 +102,16 @@ def _sharding(settings: Mapping[str, Any]) -> Fields:
     return {"zero": zero} | fsdp_offload(zero, is_on(settings.get("fsdp_cpu_offload")))
 
 
+_NO_TRAINING: Final = ("max_new_tokens", "enable_kv_cache", "tasks")
+"""Keys of torchtune's recipes that generate text or evaluate, which have no optimizer."""
+
+
+def _require_training(settings: Mapping[str, Any]) -> Fields:
+    if any(name in settings for name in _NO_TRAINING) and "optimizer._component_" not in settings:
+        raise BadValue("belongs to a recipe that generates or evaluates; give the configuration of a training recipe")
+    return {}
+
+
 def _in_backward(settings: Mapping[str, Any]) -> Fields:
     if not is_on(settings["optimizer_in_bwd"]):
         return {}
@@ -125,6 +138,7 @@ TORCHTUNE: Final = LaunchFormat(
     marks=(_BUILDER,),
     table=(
         WORLD_RULE,
+        Rule(keys=(*_NO_TRAINING, "optimizer._component_"), read=_require_training, optional=_NO_TRAINING),
         Rule(keys=(_BUILDER,), read=_model, fields=("model",)),
         Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),
         Rule(

@@ -29,7 +29,13 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
 }
+_ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {"int": int, "float": float, "round": round}
+"""Functions of one number that configurations apply to sizes: `int(2048 - (336 / 14) ** 2)`."""
+_HIGHEST_POWER: Final = 8
+"""Exponents above this belong to no size, and such powers would fill the memory."""
 _LARGEST: Final = 1e15
 """Numbers above this are of no training run, and products of them take memory."""
 
@@ -119,6 +125,10 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             }
         case ast.Call(func=ast.Name(id="dict")):
             return {word.arg: _value(word.value, known) for word in node.keywords if word.arg is not None}
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _ROUNDING:
+            number = _value(argument, known)
+            is_finite = isinstance(number, (int, float)) and abs(number) < _LARGEST
+            return _ROUNDING[name](number) if is_finite else _unknown(node)
         case ast.UnaryOp(op=ast.USub()):
             operand = _value(node.operand, known)
             return -operand if isinstance(operand, (int, float)) else _unknown(node)
@@ -129,11 +139,12 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
 
 
 def _result(node: ast.BinOp, lhs: Any, rhs: Any) -> Any:
-    """A sum, product or quotient of numbers."""
+    """A sum, product, quotient or power of numbers."""
     calculate = _OPERATORS.get(type(node.op))
     # A text times a number would be repeated: a stranger's file must not fill the memory.
     numbers = all(isinstance(operand, (int, float)) and abs(operand) < _LARGEST for operand in (lhs, rhs))
-    if calculate is None or not numbers:
+    is_large_power = isinstance(node.op, ast.Pow) and numbers and not 0 <= rhs <= _HIGHEST_POWER
+    if calculate is None or not numbers or is_large_power:
         return _unknown(node)
     try:
         return calculate(lhs, rhs)
@@ -162,7 +173,11 @@ _BATCHES: Final = (
     "accumulative_counts",
 )
 _OPTIMIZERS: Final = ("optim_wrapper.optimizer.type", "optim_type")
-_LORA_KEYS: Final = ("model.lora.type", "model.lora.r", "model.lora.target_modules", "model.lora.lora_dropout")
+_LORA_TABLES: Final = ("model.lora.", "model.llm_lora.")
+"""Tables of adapters: of a language model, and of that beside a vision tower."""
+_LORA_KEYS: Final = tuple(
+    table + name for table in _LORA_TABLES for name in ("type", "r", "target_modules", "lora_dropout")
+)
 _QUANTIZED: Final = (
     "model.llm.quantization_config.load_in_4bit",
     "model.llm.quantization_config.load_in_8bit",
@@ -191,16 +206,34 @@ def _batches(settings: Mapping[str, Any]) -> Fields:
     return accumulation_fields(stated, "micro", "passes", 1)
 
 
+_VISION: Final = "model.visual_encoder.pretrained_model_name_or_path"
+
+
+def _vision(settings: Mapping[str, Any]) -> Fields:
+    return {
+        "doubt.vision": f"the model may be wrong: the vision tower {settings[_VISION]} and its projector are left out; "
+        "only the language model is counted"
+    }
+
+
+def _frozen(settings: Mapping[str, Any]) -> Fields:
+    """Stages of LLaVA that train the projector alone freeze the language model."""
+    if not is_on(settings.get("model.freeze_llm")) or "model.llm_lora.type" in settings:
+        return {}
+    return {"doubt.trained": "what is trained may be wrong: freeze_llm freezes the language model, counted as trained"}
+
+
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA, if the model has a configuration of it; frozen weights may lie in few bits."""
     # Without adapters quantized weights say nothing: such a configuration serves a model.
     if not any(name in settings for name in _LORA_KEYS):
         return {}
+    table = next(table for table in _LORA_TABLES if any(name.startswith(table) for name in settings))
     bits = 8 if is_on(settings.get(_QUANTIZED[1])) else 0
     return Adapters(
-        rank=settings.get("model.lora.r", 8),
-        targets=settings.get("model.lora.target_modules", "all-linear"),
-        dropout=settings.get("model.lora.lora_dropout", 0),
+        rank=settings.get(f"{table}r", 8),
+        targets=settings.get(f"{table}target_modules", "all-linear"),
+        dropout=settings.get(f"{table}lora_dropout", 0),
         bits=4 if is_on(settings.get(_QUANTIZED[0])) else bits,
     ).fields
 
@@ -230,6 +263,8 @@ XTUNER: Final = LaunchFormat(
         ),
         Rule(keys=_OPTIMIZERS, read=lambda settings: optimizer_fields(_first_of(settings, _OPTIMIZERS))),
         Rule(keys=(*_LORA_KEYS, *_QUANTIZED), read=_adapters, fields=("adapter_rank",)),
+        Rule(keys=(_VISION,), read=_vision, optional=(_VISION,)),
+        Rule(keys=("model.freeze_llm", "model.llm_lora.type"), read=_frozen),
         Rule(
             keys=("model.use_activation_checkpointing",),
             fields=("recompute",),
@@ -245,9 +280,10 @@ XTUNER: Final = LaunchFormat(
     harmless=patterns(
         "*path* *dataset* *dataloader* *prompt* *hook* *evaluation* *scheduler* train_cfg.* env_cfg.*",
         "visualizer* log_* load_from resume randomness.* tokenizer.* *epochs* lr betas weight_decay max_norm",
-        "warmup_ratio save_* SYSTEM sampler* model.type *type model.llm.* model.lora.* optim_wrapper.*",
+        "warmup_ratio save_* SYSTEM sampler* model.type *type model.llm.* model.lora.* model.llm_lora.*",
+        "optim_wrapper.*",
         "use_varlen_attn model.use_varlen_attn *_train* *data* *alpaca* *map_fn* default_* max_iters val_cfg*",
         "test_cfg* work_dir launcher alpaca_* deepspeed config <script> *.tokenizer.* *.max_length *_en*",
-        "*_zh*",
+        "*_zh* *image_folder* image_processor.* *pretrained_pth* model.freeze_* model.visual_encoder.*",
     ),
 )
