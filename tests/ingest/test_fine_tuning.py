@@ -253,7 +253,7 @@ def test_the_name_of_a_file_of_deepspeed_that_is_not_there_tells_its_stage(
 def test_a_file_of_deepspeed_whose_name_tells_nothing_is_a_doubt(name: str) -> None:
     launch = read(name, WITH_DEEPSPEED[name])
     assert launch.framework == "deepspeed"
-    assert any("configs/ds.json is not beside the file" in sentence for sentence in launch.may_be_wrong)
+    assert any("configs/ds.json was not found beside the file" in sentence for sentence in launch.may_be_wrong)
 
 
 def test_settings_of_deepspeed_inside_a_file() -> None:
@@ -323,7 +323,9 @@ def test_frozen_weights_in_few_bits(name: str, before: str, after: str, bits: in
 
 def test_frozen_weights_in_bits_that_are_not_counted_are_a_doubt() -> None:
     launch = read("factory.yaml", ("finetuning_type: full", "finetuning_type: lora\nquantization_bit: 3"))
-    assert launch.may_be_wrong == ("memory may be wrong: frozen weights in 3 bits are counted with 16",)
+    assert launch.may_be_wrong == (
+        "memory may be wrong: the file keeps frozen weights in 3 bits, the prediction in 16",
+    )
     launch = read("trainer.json", ('"bf16": true', '"bf16": true, "load_in_4bit": true'))
     assert "weights in 4 bits are frozen, adapters are not in it" in launch.may_be_wrong[0]
 

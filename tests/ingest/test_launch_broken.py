@@ -108,12 +108,12 @@ def test_aliases_that_multiply_are_refused() -> None:
 def test_numbers_that_contradict_one_another() -> None:
     launch = read_launch(FILES / "nemo_llama.yaml", devices=12)
     assert launch.layout is None  # a search needs none
-    assert launch.missing == ("12 devices are no multiple of its tp*cp*pp = 4*2*2; give --devices or --layout",)
+    assert launch.missing == ("12 devices are not a multiple of its tp*cp*pp = 4*2*2; give --devices or --layout",)
     text = (FILES / "deepspeed_zero3.json").read_text().replace('"train_micro_batch_size_per_gpu": 4,', "")
-    with pytest.raises(LaunchFileError, match=r"come to .* which is no whole number"):
+    with pytest.raises(LaunchFileError, match=r"come to .* which is not a whole number"):
         parse_launch(text, "ds.json", devices=48)
     text = (FILES / "megatron_strings.sh").read_text().replace("VPP_LAYERS=4", "VPP_LAYERS=5")
-    with pytest.raises(LaunchFileError, match="32 layers are not chunks of 5 on 2 pipeline stages"):
+    with pytest.raises(LaunchFileError, match="32 layers cannot be cut into chunks of 5 on 2 pipeline stages"):
         parse_launch(text, "train.sh")
 
 

@@ -160,7 +160,7 @@ def test_devices_that_a_file_leaves_open_are_asked_for(name: str) -> None:
 def test_what_is_unsaid_is_said() -> None:
     launch = read_launch(FILES / "torchtitan_2024.toml")
     assumed, batch = launch.assumed
-    assert batch == "global_batch=128 (no accumulation is stated; give --global-batch for another)"
+    assert batch == "global_batch=128 (the file states no accumulation; --global-batch sets another)"
     assert assumed == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan-compile@2024's defaults)"
     (assumed,) = read_launch(FILES / "accelerate_fsdp.yaml").assumed[-1:]
     assert assumed.startswith("micro_batch=1")
@@ -171,7 +171,7 @@ def test_what_is_unsaid_is_said() -> None:
     [
         ("maxtext_tpu.yml", "remat_policy: full", "remat_policy: save_qkv_proj",
          "remat_policy save_qkv_proj as recompute=full"),
-        ("deepspeed_offload.json", '"cpu"', '"nvme"', "states on NVMe as in host memory"),
+        ("deepspeed_offload.json", '"cpu"', '"nvme"', "states on NVMe are predicted as if they were in host memory"),
     ],
 )  # fmt: skip
 def test_what_is_read_only_nearly_is_said(name: str, was: str, becomes: str, said: str) -> None:
@@ -245,7 +245,10 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
         ("torchtitan_2024.toml", ()),
         ("nanotron_3d.yaml", ()),
         ("llm_foundry_7b.yaml", ()),
-        ("maxtext_tpu.yml", ("base.yml (line 1), which the file is based on, is not beside it",)),
+        (
+            "maxtext_tpu.yml",
+            ("base.yml (line 1), on which the file is based, was not found beside it; its settings are missing here",),
+        ),
         ("accelerate_fsdp.yaml", ()),
         ("levanter_8b.yaml", ()),
     ],
@@ -266,7 +269,7 @@ def test_flags_win_over_the_file() -> None:
     more = read_launch(file, devices=1024)
     assert more.layout is not None
     assert (more.layout.dp, more.devices) == (8, 1024)
-    with pytest.raises(LaunchFileError, match=r"megatron_gpt3.sh: 128 devices are no multiple of .* = 48"):
+    with pytest.raises(LaunchFileError, match=r"megatron_gpt3.sh: 128 devices are not a multiple of .* = 48"):
         read_launch(file, layout="tp=3")
 
 
@@ -288,7 +291,7 @@ def test_variables_of_a_script_may_come_from_the_environment(monkeypatch: pytest
     launch = read_launch(FILES / "megatron_mixtral.slurm")
     assert launch.layout is not None
     assert launch.layout.micro_batch == 2
-    assert "MICRO=2 is taken from the environment" in launch.ignored
+    assert "MICRO=2 comes from your environment, which may differ from that of the cluster" in launch.ignored
 
 
 def test_hydra_defaults_beside_the_file_are_composed(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_a_file_with_another_layout_in_it_keeps_its_other_settings(name: str, tm
 
 
 def test_a_file_of_another_framework_is_no_model_for_one() -> None:
-    with pytest.raises(LaunchFileError, match=r"nemo_llama.yaml: a launch file of nemo, not of nanotron"):
+    with pytest.raises(LaunchFileError, match=r"nemo_llama.yaml: this is a launch file of nemo, not of nanotron"):
         pm.export_launch(
             Layout(dp=8), "nanotron", like=FILES / "nemo_llama.yaml", job=pm.Job(global_batch=8, seq_len=2048)
         )

@@ -134,7 +134,7 @@ def test_every_recipe_names_a_model_and_is_read() -> None:
         assert launch.model is not None, command
         assert launch.may_be_wrong == (), command
         assert launch.ignored == (), command
-        assert launch.layout is not None or "devices are no multiple" in "".join(launch.missing), command
+        assert launch.layout is not None or "devices are not a multiple" in "".join(launch.missing), command
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,15 @@ def test_what_is_not_known_stays(script: str, commands: list[list[str]]) -> None
     [
         (
             "if nvidia-smi; then GPUS=8; fi",
-            r"line 1: the condition cannot be judged; what it sets \(GPUS\) is left out",
+            r"line 1: the condition cannot be evaluated, so what it sets \(GPUS\) is skipped",
         ),
-        ("\nfor x in $(ls); do A=$x; done", r"line 2: the loop is not followed; what it sets \(x, A\)|\(A\)"),
-        ("\nfor ((i = 0; i < 99999; i++)); do A=$i; done", r"line 2: the loop is not followed; what it sets \(A\)"),
-        ("[ -f /data ] && A=1", r"line 1: the condition cannot be judged; what it sets \(A\) is left out"),
-        ("source sizes.sh", r"sizes.sh \(line 1\) is not beside the script and is not followed"),
+        ("\nfor x in $(ls); do A=$x; done", r"line 2: the loop cannot be followed, so what it sets \(x, A\)|\(A\)"),
+        (
+            "\nfor ((i = 0; i < 99999; i++)); do A=$i; done",
+            r"line 2: the loop cannot be followed, so what it sets \(A\)",
+        ),
+        ("[ -f /data ] && A=1", r"line 1: the condition cannot be evaluated, so what it sets \(A\) is skipped"),
+        ("source sizes.sh", r"sizes.sh \(line 1\) was not found beside the script; its settings are missing here"),
         ("case $1 in a) L=1;; esac", None),
     ],
 )
@@ -180,7 +183,7 @@ def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
     text = 'if [ $# -lt 2 ]; then echo "usage"; exit 1; fi\nN=$1\nrun --x $N\n'
     script = run_script(text, "x.sh", {})
     assert certain(script) == [["run", "--x", "${1}"]]
-    assert "line 1: the script stops there; the rest is read all the same" in script.notes
+    assert "the script exits on line 1; perfmodel reads the rest all the same" in script.notes
     assert certain(run_script(text, "x.sh", {}, arguments=["4", "5"])) == [["run", "--x", "4"]]
 
 

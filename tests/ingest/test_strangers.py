@@ -254,7 +254,7 @@ def test_quantization_of_maxtext(name: str, job: dict[str, str]) -> None:
     assert {key: launch.job_fields[key] for key in job} == job
     assert launch.may_be_wrong == ()
     unknown = parse_launch(MAXTEXT.replace("quantization: int8", "quantization: int4w"), "run.yml")
-    assert unknown.may_be_wrong == ("the precision may be wrong: quantization int4w is not read",)
+    assert unknown.may_be_wrong == ("the precision may be wrong: perfmodel does not know quantization int4w",)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_a_file_of_deepspeed_beside_accelerates_is_followed() -> None:
     elsewhere = accelerated(name, ("zero3.json", "/home/somebody/configs/zero3.json"))
     assert elsewhere.layout == launch.layout
     missing = accelerated(name, ("zero3.json", "nobody.json"))
-    assert "deepspeed_config_file nobody.json is not beside the file" in missing.may_be_wrong[0]
+    assert "deepspeed_config_file nobody.json was not found beside the file" in missing.may_be_wrong[0]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -444,7 +444,7 @@ def test_a_file_of_litgpt_is_not_megatron_bridges() -> None:
 
 def test_a_config_of_a_model_is_no_launch_file() -> None:
     config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 8}'
-    with pytest.raises(LaunchFileError, match=r"a model's config of Hugging Face; give it with --model"):
+    with pytest.raises(LaunchFileError, match=r"the config of a Hugging Face model; give it with --model"):
         parse_launch(config, "config.json")
 
 
@@ -524,7 +524,9 @@ def test_buckets_stay_in_a_file_that_is_written_like_another(tmp_path: Path) -> 
 
 def test_zero_plus_plus_is_named_at_the_head() -> None:
     launch = deepspeed("k18c_ds_hpz.json")
-    assert launch.may_be_wrong[0].startswith("the layout may be wrong: zero_hpz_partition_size 8 gathers weights")
+    assert launch.may_be_wrong[0].startswith(
+        "the layout may be wrong: with zero_hpz_partition_size 8 backward gathers weights"
+    )
     assert "zero_quantized_weights and zero_quantized_gradients" in launch.may_be_wrong[1]
     assert launch.job_fields["secondary_shards"] == 8
     assert deepspeed("k17a_ds_precision_auto.json", zero_hpz_partition_size=1).may_be_wrong == ()
@@ -619,7 +621,7 @@ def test_adapters_freeze_the_rest() -> None:
 
 def test_arguments_of_a_script_stand_behind_its_name() -> None:
     path = STRANGERS / "k11c_positional_parameters.sh"
-    with pytest.raises(LaunchFileError, match=r"nproc-per-node is '\$\{1\}'.* behind its name.* --devices"):
+    with pytest.raises(LaunchFileError, match=r"nproc-per-node is '\$\{1\}'.* after its name.* --devices"):
         read_launch(path)
     for call in (f"{path} 8 24 2", f"bash {path} 8 24 2", f"NOBODY=1 {path} 8 24 2"):
         launch = read_launch(call)
@@ -715,7 +717,7 @@ def test_devices_are_those_that_run(name: str) -> None:
 def test_several_trainings_in_a_script_are_named() -> None:
     command = f"torchrun --nproc_per_node 8 {TRAIN}"
     launch = parse_launch(f"{command}\n{command} --tensor-model-parallel-size 2\n", "run.sh")
-    assert launch.ignored == ("2 commands train with different arguments; the one on line 2 is read",)
+    assert launch.ignored == ("2 commands train with different arguments; perfmodel reads the one on line 2",)
     assert parse_launch(f"{command}\n{command} --node_rank 1 --save x\n", "run.sh").ignored == ()
     sweep = f"for MICRO in 1 2 4; do\n{command.replace('--micro-batch-size 1', '--micro-batch-size $MICRO')}\ndone\n"
     assert "3 commands train with different arguments" in parse_launch(sweep, "run.sh").ignored[0]
@@ -862,7 +864,9 @@ def test_megatron_deepspeed() -> None:
     assert experts is not None
     assert experts.shared_ffn_hidden == 1024
     launch = launched("--num-experts 64 128 --expert-interval 2 --deepspeed", deepspeed)
-    assert launch.may_be_wrong == ("the model may be wrong: layers with 64, 128 experts are read as 96 in each",)
+    assert launch.may_be_wrong == (
+        "the model may be wrong: its layers have 64, 128 experts, those of the prediction 96 each",
+    )
     experts = model(launched("--num-experts 1 1 64 --expert-interval 2 --deepspeed", deepspeed)).experts
     assert experts is not None
     assert (experts.count, experts.topk, experts.every) == (64, 1, 2)
@@ -944,7 +948,7 @@ def test_hybrids_of_mamba(arguments: str, mixers: str) -> None:
 
 
 def test_a_pattern_of_another_length_is_refused() -> None:
-    with pytest.raises(LaunchFileError, match=r"must name every layer \(Megatron stops\); got 3, and --num-layers 4"):
+    with pytest.raises(LaunchFileError, match=r"must name every layer, or Megatron stops; got 3, and --num-layers 4"):
         launched("--hybrid-override-pattern M-M", program=MAMBA)
 
 
@@ -959,7 +963,7 @@ def test_models_that_are_no_causal_decoder() -> None:
     assert (t5.layers, t5.decoder_layers, t5.seq_len) == (4, 4, 512)
     launch = launched(program=TRAIN.replace("pretrain_gpt", "pretrain_vision_classify"))
     assert launch.may_be_wrong == (
-        "the model may be wrong: pretrain_vision_classify.py trains no causal decoder, and is read as one",
+        "the model may be wrong: pretrain_vision_classify.py does not train a causal decoder, but is predicted as one",
     )
 
 
@@ -970,7 +974,7 @@ def test_nemo_trains_other_models_too() -> None:
     bert = model(parse_launch(NEMO + "  bert_binary_head: true\n", "bert.yaml"))
     assert (bert.attention.causal, bert.inputs.token_types, bert.head.pooler_and_mlm_head) == (False, 2, True)
     launch = parse_launch(NEMO + "  patch_dim: 16\n  img_h: 224\n  num_classes: 1000\n", "vit.yaml")
-    assert launch.may_be_wrong[0].startswith("the model may be wrong: it is an encoder of images (patch_dim")
+    assert launch.may_be_wrong[0].startswith("the model may be wrong: it encodes images (patch_dim")
     launch = parse_launch(NEMO.replace("type: meta-llama/Meta-Llama-3.1-8B", "type: somebody/own"), "own.yaml")
     assert any("a vocabulary of 50,257" in line for line in launch.assumed)
 

@@ -110,10 +110,10 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
     """A doubt about a DeepSpeed file that is not there; nearly all of them train in 16 bits."""
     if DEEPSPEED_FILE not in settings:
         return {}
-    missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} is not beside the file"
+    missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} was not found beside the file"
     fields: Fields = {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {missing}"}
     if _DTYPE not in settings:
-        fields |= {"dtype": "bf16", "note.dtype": f"dtype=bf16 ({missing}; give --dtype for another)"}
+        fields |= {"dtype": "bf16", "note.dtype": f"dtype=bf16, because {missing}; --dtype sets another"}
     return fields
 
 
@@ -121,7 +121,7 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
     # Of the four engines FSDP is written: DeepSpeed's and Megatron's own files
     # say more than Accelerate's blocks of them.
     if any(fields[name] > 1 for name in ("tp", "pp")):
-        raise LaunchFileError("tp and pp: this file is written for FSDP, which has neither; take tp=1,pp=1")
+        raise LaunchFileError("tp and pp: this file is written for FSDP, which has neither; use tp=1,pp=1")
     if fields["zero"] == 0:
         return {_KIND: "MULTI_GPU"}
     return {_KIND: "FSDP", _ZERO[1]: strategy(fields), **({_HOST: True} if offloads_to_host(fields) else {})}
@@ -135,7 +135,7 @@ def _offload(settings: Mapping[str, Any]) -> Fields:
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] == 0 and fields["recompute"] != "none":
-        raise LaunchFileError("recompute without FSDP: the training script decides on it; take recompute=none")
+        raise LaunchFileError("recompute: without FSDP the training script decides about it; use recompute=none")
     return {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"} if fields["zero"] else {}
 
 
@@ -236,9 +236,9 @@ ACCELERATE: Final = LaunchFormat(
         "recompute": "FSDP recomputes whole blocks or none",
         "recompute_full_layers": "it recomputes every block alike",
         "offload": "it keeps activations on the device",
-        "overlap_grad_reduce": "FSDP always reduces beside backward",
+        "overlap_grad_reduce": "FSDP always overlaps gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",
-        "order": "it has no key for it",
+        "order": "its files have no key for this",
         "partition": "FSDP has no pipeline",
         "tp_overlap": "FSDP has no tp",
         "sequence_parallel": "FSDP has no tp",
@@ -274,7 +274,7 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     try:
         of_file = included_entries(read_json(read_text(path), str(path)).entries, path, named.line)
     except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; mend the file that {source.place} names") from None
+        raise LaunchFileError(f"{path}: cannot be read; fix this file, which {source.place} names") from None
     merged = dict(source.entries)
     for key_of_file, entry in of_file.items():
         # What DeepSpeed's file leaves open Accelerate fills in from its own keys.

@@ -77,6 +77,6 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
         fields["adapter_modules"] = tuple(dict.fromkeys(modules))
     if unknown:
         fields["note.adapters"] = (
-            f"adapters of {', '.join(unknown)} are left out, because this is not a matrix product of a layer"
+            f"adapters on {', '.join(unknown)} are left out, because a layer has no matrix multiplication of that name"
         )
     return fields

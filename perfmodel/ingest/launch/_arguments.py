@@ -97,7 +97,13 @@ def read_arguments(
             if command.argv[0].text.startswith("--"):
                 bare_arguments += command.argv
         commands = [Command(tuple(bare_arguments))]
-    notes = [*script.notes, *(f"{setting} is taken from the environment" for setting in script.from_environment)]
+    notes = [
+        *script.notes,
+        *(
+            f"{setting} comes from your environment, which may differ from that of the cluster"
+            for setting in script.from_environment
+        ),
+    ]
     # A script also prepares data and converts checkpoints; the command that trains knows most of the framework's flags.
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _others(best, commands, known, switches)
@@ -169,7 +175,7 @@ def _others(best: Command, commands: Sequence[Command], known: frozenset[str], s
     if not differing:
         return []
     line = best.argv[0].line
-    return [f"{len(differing) + 1} commands train with different arguments; the one on line {line} is read"]
+    return [f"{len(differing) + 1} commands train with different arguments; perfmodel reads the one on line {line}"]
 
 
 def _said(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _offloaded_inputs(settings: Mapping[str, Any]) -> Fields:
     """Inputs of layers that wait for backward in host memory, as for `gradient_checkpointing: offload`."""
     if not is_on(settings["activation_offloading"]):
         return {}
-    note = "inputs of layers are counted on the device, though activation_offloading copies them to the host"
+    note = "the prediction keeps inputs of layers on the device; activation_offloading copies them to the host"
     return {"note.checkpoints": note}
 
 

@@ -50,7 +50,7 @@ def stage_as_it_runs(stage: int, dtype: str) -> Fields:
     return {
         "zero": 1,
         "grad_dtype": "fp32",
-        "note.bf16_optimizer": "zero=1 (DeepSpeed's BF16 optimizer shards optimizer states without ZeRO too)",
+        "note.bf16_optimizer": "zero=1, because DeepSpeed's BF16 optimizer shards optimizer states even without ZeRO",
     }
 
 
@@ -70,7 +70,7 @@ def _half(settings: Mapping[str, Any]) -> tuple[str, str]:
         return "fp32", ""
     dtype = "bf16" if "bf16" in left_open else "fp16"
     named = " and ".join(left_open.values())
-    return dtype, f"dtype={dtype} ({named} {'are' if len(left_open) > 1 else 'is'} auto; give --dtype for another)"
+    return dtype, f"dtype={dtype}, because {named} {'are' if len(left_open) > 1 else 'is'} auto; --dtype sets another"
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
@@ -117,7 +117,7 @@ def _offload(settings: Mapping[str, Any]) -> Fields:
     optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     fields |= offloaded_states(weights, optimizer)
     if "nvme" in settings.values():
-        fields["note.nvme"] = "states on NVMe as in host memory"
+        fields["note.nvme"] = "states on NVMe are predicted as if they were in host memory"
     return fields
 
 
@@ -147,7 +147,9 @@ def _optimizer(settings: Mapping[str, Any]) -> Fields:
     if moments and fields.get("optimizer", "adam") in ("adam", "adamw"):
         fields["optimizer"] = "adam16bit"
     else:
-        fields["doubt.masters"] = "memory may be wrong: master weights in 16 bits are counted as fp32"
+        fields["doubt.masters"] = (
+            "memory may be wrong: the file keeps master weights in 16 bits, the prediction in fp32"
+        )
     return fields
 
 
@@ -211,13 +213,13 @@ def _secondary(settings: Mapping[str, Any]) -> Fields:
     if ranks > 1:
         fields["secondary_shards"] = ranks
         fields["doubt.secondary"] = (
-            f"the layout may be wrong: zero_hpz_partition_size {ranks} gathers weights for backward among {ranks} "
-            "ranks, which is counted over all of them"
+            f"the layout may be wrong: with zero_hpz_partition_size {ranks} backward gathers weights among {ranks} "
+            "ranks; the prediction gathers them among all ranks"
         )
     quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
     if quantized:
         fields["doubt.quantized"] = (
-            f"the layout may be wrong: messages of {' and '.join(quantized)} are counted with 16 bits per element"
+            f"the layout may be wrong: the prediction sends 16 bits per element, {' and '.join(quantized)} fewer"
         )
     return fields
 
@@ -315,11 +317,11 @@ DEEPSPEED: Final = LaunchFormat(
         "cp": "sequence parallelism is built in the training script, not in this file",
         "ep": "expert groups are built in the training script, not in this file",
         "vpp": "it has no virtual stages",
-        "zero": "its BF16 optimizer shards optimizer states always; take dtype=fp16 otherwise",
+        "zero": "its BF16 optimizer always shards optimizer states; use dtype=fp16 to avoid that",
         "recompute": "the training script decides on activation checkpointing",
         "recompute_full_layers": "the training script decides on activation checkpointing",
-        "sequence_parallel": "AutoTP shards no norms",
-        "overlap_param_gather": "there is a key for prefetching under stage 3 only",
+        "sequence_parallel": "AutoTP does not shard norms",
+        "overlap_param_gather": "only stage 3 has a key for prefetching",
         "prefetch": "it prefetches by parameters, not by layers",
     },
 )

@@ -114,7 +114,7 @@ def read_toml(text: str, place: str) -> Source:
     try:
         data = parse_toml(text)
     except (ValueError, RecursionError) as error:
-        raise LaunchFileError(f"{place}: not valid TOML: {error}; mend that line") from None
+        raise LaunchFileError(f"{place}: not valid TOML: {error}; fix that line") from None
     lines: dict[str, int] = {}
     # Python's reader of TOML forgets where a key stood. A second pass over the lines finds the plain cases; a key
     # that it does not find is reported without its line.
@@ -134,7 +134,7 @@ def read_json(text: str, place: str) -> Source:
     try:
         data = parse_json(text)
     except json.JSONDecodeError as error:
-        raise broken(place, error.lineno, f"not valid JSON: {error.msg}; mend this line") from None
+        raise broken(place, error.lineno, f"not valid JSON: {error.msg}; fix this line") from None
     except ValueError as error:
         raise LaunchFileError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -216,7 +216,10 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
             continue
         path = folder / part.name
         if not path.is_file():
-            notes.append(f"{part.name} (line {part.line}), which the file is based on, is not beside it")
+            notes.append(
+                f"{part.name} (line {part.line}), on which the file is based, was not found beside it; "
+                "its settings are missing here"
+            )
             continue
         try:
             text = read_text(path)
@@ -259,7 +262,7 @@ def _merged_tables(root: Any) -> set[int]:
 
 
 def _template_error(place: str, line: int) -> LaunchFileError:
-    return broken(place, line, "a template, not YAML; fill in what stands in {{ }} or {% %} first")
+    return broken(place, line, "this is a template, not YAML; replace the parts in {{ }} or {% %} first")
 
 
 def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
@@ -278,7 +281,7 @@ def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
         if _is_template(text, line):
             raise _template_error(place, line) from None
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise broken(place, line, f"not valid YAML: {problem}; mend this line") from None
+        raise broken(place, line, f"not valid YAML: {problem}; fix this line") from None
     except ValueError as error:
         raise LaunchFileError(f"{place}: {error}; this is no launch file") from None
     if not isinstance(root, yaml.MappingNode):
@@ -313,15 +316,15 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             if not isinstance(key_node, yaml.ScalarNode):
                 if _is_template(text, line):
                     raise _template_error(place, line)
-                raise broken(place, line, "a key must be a plain word, `key: value`; mend this line")
+                raise broken(place, line, "a key must be a plain word, `key: value`; fix this line")
             if key_node.value in seen and key_node.value != "<<" and notes is not None:
-                notes.append(f"{prefix}{key_node.value} is given twice; the last one counts (line {line})")
+                notes.append(f"{prefix}{key_node.value} appears twice; the last value counts (line {line})")
             seen.add(key_node.value)
         try:
             # Replaces `<<` by the pairs that it stands for, in front of the table's own.
             loader.flatten_mapping(node)
         except yaml.YAMLError:
-            raise broken(place, node.start_mark.line + 1, "`<<` must name another table; mend it") from None
+            raise broken(place, node.start_mark.line + 1, "`<<` must name another table; fix it") from None
         # What `<<` brings comes first, and what the table itself says replaces it.
         last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
         for key, (line, child) in last.items():
@@ -344,7 +347,7 @@ def _resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
         # Ten keys that each refer twice to the next already stand for a thousand values.
         if looked_at > MOST_REFERENCES:
             raise broken(
-                place, line, f"its references stand for more than {MOST_REFERENCES:,} values; write the values"
+                place, line, f"its references expand to more than {MOST_REFERENCES:,} values; write the values out"
             )
         if isinstance(value, list):
             return [resolve(key, item, line, path) for item in value]

@@ -114,7 +114,7 @@ def export_launch(
     if model is not None and not _holds(form, values, place, layout, model):
         # A model that would be another one when read back is left to the user.
         values = values_without_model
-        comments.append(f"model {model.name}: this file does not state it; set it yourself")
+        comments.append(f"model {model.name}: this format has no key for the model; choose it in the training script")
     return _written(form, values, comments, place, layout, model, job)
 
 
@@ -257,7 +257,10 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
     """
     source, template_form = recognised(text_of(Path(template)), str(template))
     if template_form is not form:
-        raise LaunchFileError(f"{template}: a launch file of {template_form.name}, not of {form.name}; leave it out")
+        raise LaunchFileError(
+            f"{template}: this is a launch file of {template_form.name}, not of {form.name}; give one "
+            f"of {form.name}, or none"
+        )
     # Values are computed under plain names, and stand in the user's file perhaps inside a wrapping table.
     places = {key.removeprefix(wrapper_of(key)): key for key in source.written}
     wrapper = next(filter(None, map(wrapper_of, source.written)), "")

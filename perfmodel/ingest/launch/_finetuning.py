@@ -37,7 +37,9 @@ class Adapters:
         if self.bits in _BASE_WEIGHTS:
             fields["base_weights"] = _BASE_WEIGHTS[self.bits]
         elif self.bits:
-            fields["doubt.quantized"] = f"memory may be wrong: frozen weights in {self.bits} bits are counted with 16"
+            fields["doubt.quantized"] = (
+                f"memory may be wrong: the file keeps frozen weights in {self.bits} bits, the prediction in 16"
+            )
         return fields
 
 
@@ -53,11 +55,14 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
     if word == "full":
         return {}
     if word == "freeze":
-        return {"doubt.trained": f"what is trained may be wrong: {key} freeze is counted as training every weight"}
+        return {
+            "doubt.trained": f"what is trained may be wrong: {key} freeze trains a part of the "
+            "weights, the prediction all"
+        }
     fields = adapters.fields
     # DoRA, VeRA, IA3 and the like also train little beside frozen weights: LoRA is the nearest of what is modelled.
     if word not in _LORA:
-        fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is counted as LoRA"
+        fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is predicted as LoRA"
     return fields
 
 
@@ -101,16 +106,20 @@ def optimizer_fields(name: Any) -> Fields:
     plain = name.rpartition(".")[2].lower()
     known = next((optimizer for part, optimizer in _OPTIMIZER_WORDS if part in plain), None)
     if known is None or any(part in plain for part in _NOT_PLAIN):
-        return {"doubt.optimizer": f"memory may be wrong: optimizer {name} is counted as Adam"}
+        return {"doubt.optimizer": f"memory may be wrong: optimizer {name} is predicted as Adam"}
     # bitsandbytes quantizes states block by block; of its optimizers only 8-bit Adam has a record of states here.
     narrow = any(part in plain for part in ("8bit", "8_bit", "4bit"))
     if narrow and known == "adam":
         return {"optimizer": "adam8bit"}
     fields: Fields = {"optimizer": known}
     if narrow:
-        fields["doubt.optimizer"] = f"memory may be wrong: optimizer {name} is counted with states of 16 bits"
+        fields["doubt.optimizer"] = (
+            f"memory may be wrong: the prediction keeps the states of optimizer {name} in 16 bits"
+        )
     if plain.startswith("paged"):
-        fields["note.optimizer"] = f"states of {name} stay on the device, though they may be moved to the host"
+        fields["note.optimizer"] = (
+            f"the prediction keeps the states of {name} on the device; the optimizer may move them to the host"
+        )
     return fields
 
 
@@ -226,7 +235,9 @@ def checkpointing_fields(value: Any) -> Fields:
         return {"recompute": "none"}
     fields: Fields = {"recompute": "full"}
     if str(value).lower() in ("offload", "offload_disk", "unsloth"):
-        fields["note.checkpoints"] = f"inputs of layers stay on the device, which {value} copies to the host"
+        fields["note.checkpoints"] = (
+            f"the prediction keeps inputs of layers on the device; {value} copies them to the host"
+        )
     return fields
 
 
@@ -234,7 +245,7 @@ def padding_note(length: str, is_packed: bool) -> Fields:
     """A sentence on sequences that a data set does not fill."""
     if is_packed:
         return {}
-    return {"note.padding": f"every sequence has the {length} of the file, though without packing most are shorter"}
+    return {"note.padding": f"every sequence is as long as {length} allows, though without packing most are shorter"}
 
 
 def sharded_sequences(ranks: Any, kind: str) -> Fields:

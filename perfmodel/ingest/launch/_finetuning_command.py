@@ -103,7 +103,7 @@ def finetuning_command(
     unread = len(trainings) - 1
     if unread:
         line = best.command.argv[0].line
-        remarks.append(f"{unread + 1} commands fine-tune; the one on line {line} is read")
+        remarks.append(f"{unread + 1} commands fine-tune; perfmodel reads the one on line {line}")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
     return source, best.form
 
@@ -197,7 +197,7 @@ def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], li
         return {}, []
     settings = _read_beside(name, folder)
     if settings is None:
-        return {}, [f"{name}, which the command names, is not beside the script"]
+        return {}, [f"the command names {name}, which was not found beside the script; its settings are missing here"]
     return settings
 
 

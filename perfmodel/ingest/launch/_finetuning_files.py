@@ -88,7 +88,10 @@ def with_named_files(source: Source, form: LaunchFormat, folder: Path) -> tuple[
 
 def _remark(form: LaunchFormat, framework: str) -> Fields:
     title = _TITLES[form.name]
-    return {"note.framework": f"predicted as {framework}, on which it runs; what {title} adds to it is not modelled"}
+    return {
+        "note.framework": f"{title} runs on {framework}, and the job is predicted as such; overheads "
+        f"of {title} itself are not modelled"
+    }
 
 
 def _on_torch(form: LaunchFormat) -> LaunchFormat:
@@ -112,7 +115,7 @@ def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
         table=(*ACCELERATE.table, *form.table),
         harmless=(*ACCELERATE.harmless, *form.harmless),
         framework=ACCELERATE.framework,
-        always={**form.always, **_remark(form, "what Accelerate's file chooses")},
+        always={**form.always, **_remark(form, "the engine that Accelerate's file chooses")},
     )
 
 
@@ -121,7 +124,7 @@ def text_of_named(path: Path) -> str:
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; mend it, or leave it out of the launch file") from None
+        raise LaunchFileError(f"{path}: cannot be read; fix it, or leave it out of the launch file") from None
 
 
 def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str, Entry]:
@@ -192,8 +195,11 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
     name = str(settings[_BY_NAME])
     stage = _STAGE_IN_NAME.search(Path(name).name)
     if stage is None:
-        return {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} is not beside the file"}
-    return {"note.deepspeed": f"zero={stage[1]} by the name of {name}, which is not beside the file"}
+        return {
+            "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} was not "
+            "found beside the file"
+        }
+    return {"note.deepspeed": f"zero={stage[1]}, as the name of {name} says; the file itself was not found"}
 
 
 def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:

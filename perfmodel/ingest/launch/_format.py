@@ -116,7 +116,7 @@ class LaunchFormat:
                 remedy = f"set it, or give {flag}"
                 # `$1` is no variable of the environment: only the script's caller can set it.
                 if re.search(r"\$\{[1-9]\}", value):
-                    remedy = f"write the script's own arguments behind its name, or give {flag}"
+                    remedy = f"write the script's own arguments after its name, or give {flag}"
                 message = f"{name} is {value!r}, which the file does not define; {remedy}"
                 raise broken_at(place, entries[name], message)
         return set(keys)

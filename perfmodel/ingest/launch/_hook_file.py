@@ -44,7 +44,9 @@ def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Sou
         raise LaunchFileError(f"{place}: {KIND} must be one of {', '.join(HOOKS)}, got {kind!r}")
     settings = _settings(source.entries)
     if not settings:
-        raise LaunchFileError(f"{place}: holds no settings; write it again with the lines of perfmodel hook {kind}")
+        raise LaunchFileError(
+            f"{place}: this file holds no settings; write it again with the lines that perfmodel hook {kind} prints"
+        )
     processes = source.entries.get("devices", Entry(None, 0)).value
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise LaunchFileError(f"{place}: devices must be a whole number of at least 1, got {processes!r}")
@@ -90,7 +92,9 @@ def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
     # What is left is what a table of arguments in YAML holds.
     arguments = megatron_arguments(replace(source, entries=stated))
     if arguments is None:
-        raise LaunchFileError(f"{source.place}: holds too few arguments of Megatron; write it again behind get_args()")
+        raise LaunchFileError(
+            f"{source.place}: this file holds too few arguments of Megatron; write it again after get_args()"
+        )
     entries = dict(arguments.entries)
     if program:
         entries[SCRIPT] = Entry(program, 0)

@@ -178,7 +178,7 @@ def settle(
         layout = _as_it_runs(_layout(known, overrides, degrees, model, place), known, overrides, model, framework)
     global_batch = overrides.global_batch or degrees.global_batch
     if global_batch is None:
-        missing.append("the global batch is not in it; give --global-batch")
+        missing.append("the file does not state the global batch; give --global-batch")
     job_fields = {key: known[key] for key in JOB_FIELDS if key in known}
     if overrides.dtype is not None:
         job_fields["dtype"] = overrides.dtype
@@ -222,11 +222,13 @@ def _assumptions(
     if model is not None and overrides.model is None and "model" not in known:
         assumed += _assumed_vocabulary(stated)
     if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
-        assumed.append(f"micro_batch={default_micro_batch} (it does not say; give --layout micro_batch=N)")
+        assumed.append(
+            f"micro_batch={default_micro_batch} (the file does not state it; --layout micro_batch=N sets another)"
+        )
     if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
-        assumed.append(f"global_batch={global_batch} (no accumulation is stated; give --global-batch for another)")
+        assumed.append(f"global_batch={global_batch} (the file states no accumulation; --global-batch sets another)")
     if model is not None and "seq_len" not in known and overrides.seq_len is None:
-        assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
+        assumed.append(f"sequences of {model.seq_len:,} tokens, the length of {model.name}; --seq-len sets another")
     return tuple(assumed)
 
 
@@ -252,14 +254,14 @@ def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
 def _no_model(known: Fields) -> str:
     if "model" in known:
         return f"the catalog has no model {known['model']!r}; give --model with its config.json or a TOML"
-    return "the model is not in it; give --model"
+    return "the file does not state the model; give --model"
 
 
 def _no_replicas(known: Fields, devices: int | None) -> str:
     if devices is None:
-        return "it does not say on how many devices it runs; give --devices"
+        return "the file does not state the number of devices; give --devices"
     tp, cp, pp = (known.get(name, 1) for name in ("tp", "cp", "pp"))
-    return f"{devices} devices are no multiple of its tp*cp*pp = {tp}*{cp}*{pp}; give --devices or --layout"
+    return f"{devices} devices are not a multiple of its tp*cp*pp = {tp}*{cp}*{pp}; give --devices or --layout"
 
 
 def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[str]:
@@ -280,7 +282,7 @@ def _assumed_vocabulary(stated: Stated) -> list[str]:
     if "model.vocab" in stated.fields or "model.vocab" not in stated.defaults:
         return []
     size = stated.defaults["model.vocab"]
-    return [f"a vocabulary of {size:,} (it names no tokenizer whose size is known; give --model for another)"]
+    return [f"a vocabulary of {size:,} (the file names no tokenizer of known size; --model sets another)"]
 
 
 def _has(overrides: Overrides, key: str) -> bool:
@@ -340,7 +342,9 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
 
 def _even(number: float, place: str, what: str) -> int:
     if number < 1 or not float(number).is_integer():
-        raise LaunchFileError(f"{place}: {what} come to {number:g}, which is no whole number; mend the batch sizes")
+        raise LaunchFileError(
+            f"{place}: {what} come to {number:g}, which is not a whole number; change the batch sizes"
+        )
     return int(number)
 
 
@@ -362,7 +366,8 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
         pp = values.get("pp", 1)
         if layers is None or layers % (pp * per_chunk):
             raise LaunchFileError(
-                f"{place}: {layers or 'unknown'} layers are not chunks of {per_chunk} on {pp} pipeline stages; "
+                f"{place}: {layers or 'unknown'} layers cannot be cut into chunks of {per_chunk} on "
+                f"{pp} pipeline stages; "
                 "give --layout vpp=N"
             )
         values["vpp"] = layers // (pp * per_chunk)
@@ -386,7 +391,7 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
         devices = degrees.devices or group
         if devices % group:
             raise LaunchFileError(
-                f"{place}: {devices} devices are no multiple of tp*cp*pp = {group} of --layout; give dp or --devices"
+                f"{place}: {devices} devices are not a multiple of tp*cp*pp = {group} in --layout; give dp or --devices"
             )
         return Layout.parse(overrides.layout, **(values | {"dp": devices // group}))
     except LaunchFileError:
@@ -404,7 +409,9 @@ def _copies(known: Fields, dp: int, place: str) -> int:
         per_node = known["devices"] // known["nodes"] if nodes_are_stated else catalog.DEVICES_PER_NODE
         ranks = max(1, per_node // known.get("tp", 1))
     if ranks < dp and dp % ranks:
-        raise LaunchFileError(f"{place}: {dp} replicas are no groups of {ranks} that shard weights; mend the degrees")
+        raise LaunchFileError(
+            f"{place}: {dp} replicas cannot be divided into groups of {ranks} that shard weights; change the degrees"
+        )
     return max(1, dp // ranks)
 
 

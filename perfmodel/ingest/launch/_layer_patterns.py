@@ -56,7 +56,7 @@ def expert_layers(frequency: Any, layers: int) -> list[bool]:
         return [layer % every == 0 for layer in range(layers)]
     pattern = layer_list(text)
     if len(pattern) != layers:
-        raise BadValue(f"has {len(pattern)} layers where there are {layers}; got {frequency!r}")
+        raise BadValue(f"describes {len(pattern)} layers, but the model has {layers}; got {frequency!r}")
     return [number == 1 for number in pattern]
 
 

@@ -194,7 +194,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         return {"recompute": "full"}
     if value in (False, "none"):
         return {"recompute": "none"}
-    return {"recompute": "full", "note.remat": f"gradient_checkpointing {value} as recompute=full"}
+    return {"recompute": "full", "note.remat": f"gradient_checkpointing {value} is predicted as recompute=full"}
 
 
 def _attention(settings: Mapping[str, Any]) -> Fields:

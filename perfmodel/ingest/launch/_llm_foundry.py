@@ -141,7 +141,10 @@ def offloads_to_host(fields: Fields) -> bool:
     place = fields["offload_states"]
     # CPUOffload is one switch for all that is sharded: the stage decides what goes to the host.
     if place != "none" and {"offload_states": place} != fsdp_offload(fields["zero"], on_host=True):
-        raise LaunchFileError(f"offload_states={place}: with zero=3 FSDP offloads weights too; take the other")
+        raise LaunchFileError(
+            f"offload_states={place}: FSDP offloads weights too with zero=3, and the optimizer alone "
+            "with zero=2; use the other"
+        )
     return place != "none"
 
 
@@ -158,7 +161,7 @@ def strategy(fields: Fields) -> str:
     names = (name for name, stage in STRATEGIES.items() if stage == fields["zero"] and ("HYBRID" in name) == hybrid)
     name = next(names, None)
     if name is None:
-        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
+        raise LaunchFileError("zero=1: FSDP also shards gradients and weights; use zero=0, 2 or 3")
     return name
 
 
@@ -309,13 +312,13 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "sequence_parallel": "it shards no norms",
         "recompute": "FSDP recomputes whole blocks or none",
         "recompute_full_layers": "it recomputes every block alike",
-        "overlap_grad_reduce": "FSDP always reduces beside backward",
+        "overlap_grad_reduce": "FSDP always overlaps gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",
-        "tp_overlap": "it has no key for it",
-        "order": "it has no key for it",
+        "tp_overlap": "its files have no key for this",
+        "order": "its files have no key for this",
         "partition": "it has no pipeline",
         "replicate": "it shards over all replicas or over those of a node",
-        "prefetch": "it has no key for it",
+        "prefetch": "its files have no key for this",
         "offload_states": "Composer keeps states on the device",
     },
 )

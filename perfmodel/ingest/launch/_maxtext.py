@@ -100,7 +100,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         kind = words(_POLICIES | {"custom": "full"}).read(name)
     if name in _EXACT:
         return {"recompute": kind}
-    return {"recompute": kind, "note.remat": f"remat_policy {name} as recompute={kind}"}
+    return {"recompute": kind, "note.remat": f"remat_policy {name} is predicted as recompute={kind}, the nearest kind"}
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
@@ -118,7 +118,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         if name in ("shard_optimizer_over_data",) or not axis:
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
-            raise BadValue(f"must be -1 (what is left) or a degree, got {size!r}")
+            raise BadValue(f"must be -1 (all that are left) or a degree, got {size!r}")
         if size == -1:
             # The file does not state slices: an open axis across them counts as part of that within them.
             open_axes.add(axis if name.startswith("ici_") else "")
@@ -169,7 +169,7 @@ def _write_mesh(fields: Fields) -> Mapping[str, Any]:
     if sharded and shards % copies:
         raise LaunchFileError(f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}")
     if sharded and shards == copies and fields["dp"] > 1:
-        raise LaunchFileError("zero=3 with ep=dp: no ranks are left for MaxText's fsdp axis; take ep < dp")
+        raise LaunchFileError("zero=3 with ep=dp: no ranks are left for MaxText's fsdp axis; use ep < dp")
     # dcn axes span slices, of which this file assumes one.
     values = {
         "dcn_data_parallelism": 1,
@@ -242,7 +242,7 @@ def _dtype(settings: Mapping[str, Any]) -> Fields:
         return dict(known)
     if name.startswith(("fp8", "nanoo_fp8", "te_fp8")):
         return {"dtype": "fp8"}
-    return plain | {"doubt.quantization": f"the precision may be wrong: quantization {name} is not read"}
+    return plain | {"doubt.quantization": f"the precision may be wrong: perfmodel does not know quantization {name}"}
 
 
 _CAPACITY: Final = "capacity_factor"
@@ -266,7 +266,10 @@ def _weights(settings: Mapping[str, Any]) -> Fields:
     if name == "bfloat16" and optimizer in ("adam", "adamw") and settings.get("mu_dtype", "") in ("", name):
         # Moments have the type of the weights unless `mu_dtype` says another (MaxText `optimizers.py`).
         return {"optimizer": "adam16bit"}
-    return {"doubt.weights": f"memory may be wrong: weights and optimizer states are {name}, and counted as float32"}
+    return {
+        "doubt.weights": f"memory may be wrong: the file keeps weights and optimizer states in {name}, "
+        "the prediction in float32"
+    }
 
 
 def _write_dtype(fields: Fields) -> Mapping[str, Any]:

@@ -81,4 +81,4 @@ def _of_file(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]]:
         return included_entries(source.entries, path, 0), list(source.notes)
     if Path(name).name == MAXTEXT.defaults_file:
         return {}, []
-    return {}, [f"{name}, which the command names, is not beside the script"]
+    return {}, [f"the command names {name}, which was not found beside the script; its settings are missing here"]

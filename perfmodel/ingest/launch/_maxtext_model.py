@@ -124,7 +124,9 @@ def _block(settings: Mapping[str, Any]) -> Fields:
             fields["model.chunked_window"] = True
             fields["model.full_attention_every"] = _size(settings, "nope_layer_interval", 4)
         return fields
-    return {"doubt.block": f"the model may be wrong: blocks of decoder_block {kind} are not read, only their sizes"}
+    return {
+        "doubt.block": f"the model may be wrong: perfmodel does not know decoder_block {kind} and reads only its sizes"
+    }
 
 
 _BLOCK: Final = (
@@ -212,7 +214,10 @@ def _scaled(settings: Mapping[str, Any]) -> Fields:
     scale = settings["global_parameter_scale"]
     if scale == 1:
         return {}
-    return {"doubt.scale": f"the model may be wrong: global_parameter_scale {scale} makes its sizes larger"}
+    return {
+        "doubt.scale": f"the model may be wrong: global_parameter_scale {scale} enlarges the model, "
+        "and the prediction ignores it"
+    }
 
 
 _CAP: Final = Values(lambda value: NUMBER.read(value) > 0)

@@ -66,7 +66,9 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
     # A hostfile lists the nodes; it lies on the cluster, so that one node is all that can be said.
     if each is not None and nodes is None and settings.get("hostfile"):
         hostfile = settings["hostfile"]
-        guess = f"{each} devices are a guess: the nodes are those of {hostfile}, which is not read; give --devices"
+        guess = (
+            f"{each} devices, a guess, because the nodes are listed in {hostfile}, which is not read; give --devices"
+        )
         return {"devices": each, "note.devices": guess}
     if each is not None:
         return {"devices": (nodes or 1) * each}
@@ -83,7 +85,7 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
     if gpus is not None:
         return {"devices": (nodes or 1) * gpus}
     if "ntasks-per-node" in scheduled or "ntasks" in scheduled:
-        guess = "one device per node is a guess: only the number of tasks says it; give --devices"
+        guess = "one device per node, a guess from the number of tasks; give --devices"
         return {"devices": nodes or 1, "note.devices": guess}
     return {}
 

@@ -31,7 +31,7 @@ def _context_algorithm(arguments: Mapping[str, Any]) -> Fields:
     name = arguments["context-parallel-algo"]
     fields: Fields = {"cp_kind": words(_CONTEXT_ALGORITHMS).read(name)}
     if "hybrid" in name and str(arguments.get("context-parallel-size", 1)) != "1":
-        fields["note.context"] = f"{name} is taken as a ring, without its all-to-alls"
+        fields["note.context"] = f"{name} is predicted as a ring, without its all-to-alls"
     return fields
 
 
@@ -70,7 +70,7 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     layers = WHOLE.read(arguments["num-layers"])
     each = WHOLE.read(arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
     if layers % (pp * each):
-        raise BadValue(f"layers are not {pp} stages of {each}; got {arguments['num-layers']!r}")
+        raise BadValue(f"layers cannot be divided into {pp} stages of {each}; got {arguments['num-layers']!r}")
     # MindSpeed counts idle layers to make stages of equal length: a model of 61 layers says 64, of which 3 do nothing.
     sizes = [0] * pp
     for layer in range(layers):
@@ -107,7 +107,7 @@ def _state_types(arguments: Mapping[str, Any]) -> Fields:
     # Layouts know one element type of optimizer states, fp32.
     narrow = [f"--{name} {arguments[name]}" for name in _STATE_TYPES[1:] if arguments.get(name, "fp32") != "fp32"]
     if narrow:
-        fields["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is taken as fp32"
+        fields["doubt.states"] = f"memory may be wrong: {', '.join(narrow)} is predicted as fp32"
     return fields
 
 

@@ -111,7 +111,7 @@ def _positions(arguments: Mapping[str, Any]) -> Fields:
         return {}
     fields: Fields = {"model.positions": kind}
     if kind == "alibi":
-        fields["note.positions"] = "alibi adds its bias inside the attention kernel, at no cost"
+        fields["note.positions"] = "ALiBi costs no time, because the attention kernel adds its bias"
     return fields
 
 
@@ -216,7 +216,9 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
         fields["experts.topk"] = 1 if of_deepspeed(arguments) else 2
     if len(set(as_list(arguments.get("num-experts"))) - {"1"}) > 1:
         numbers = ", ".join(map(str, as_list(arguments["num-experts"])))
-        fields["doubt.experts"] = f"the model may be wrong: layers with {numbers} experts are read as {count} in each"
+        fields["doubt.experts"] = (
+            f"the model may be wrong: its layers have {numbers} experts, those of the prediction {count} each"
+        )
     if "moe-intermediate-size" in arguments:
         fields["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
     if arguments.get("mlp-type") == "residual" and "hidden-size" in arguments:
@@ -288,7 +290,9 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
         if not spec or any(known in spec for known in _PLAIN_SPECS):
             return {}
-        return {"doubt.spec": f"the model may be wrong: its layers are those of --spec {spec}, which is not read"}
+        return {
+            "doubt.spec": f"the model may be wrong: --spec {spec} defines its layers, and perfmodel does not read it"
+        }
     if "hidden-size" not in arguments:
         return {}
     pattern = arguments.get("hybrid-override-pattern", arguments.get("hybrid-layer-pattern"))
@@ -297,7 +301,7 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
         letters = str(pattern).split("/")[0].replace("|", "")
         layers = WHOLE.read(arguments.get("num-layers", len(letters)))
         if layers != len(letters):
-            raise BadValue(f"must name every layer (Megatron stops); got {len(letters)}, and --num-layers {layers}")
+            raise BadValue(f"must name every layer, or Megatron stops; got {len(letters)}, and --num-layers {layers}")
     elif "num-layers" in arguments:
         attention_ratio = NUMBER.read(arguments.get("hybrid-attention-ratio", 0.0))
         mlp_ratio = NUMBER.read(arguments.get("hybrid-mlp-ratio", 0.0))
@@ -305,7 +309,7 @@ def _hybrid(arguments: Mapping[str, Any]) -> Fields:
     else:
         return {}
     if set(letters) - set("M*-E"):
-        raise BadValue(f"may have layers M, *, - and E alone; got {pattern!r}")
+        raise BadValue(f"can have only layers M, *, - and E; got {pattern!r}")
     fields: Fields = {"model.layers": len(letters), "model.mixers": letters}
     # Without attention no heads need be stated, but a model has to have some.
     if "*" not in letters:
@@ -373,7 +377,9 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
             fields["model.decoder_seq_len"] = WHOLE.read(arguments["decoder-seq-length"])
         return fields
     if set(parts) & set(_NO_DECODERS):
-        return {"doubt.model": f"the model may be wrong: {name}.py trains no causal decoder, and is read as one"}
+        return {
+            "doubt.model": f"the model may be wrong: {name}.py does not train a causal decoder, but is predicted as one"
+        }
     return {}
 
 
@@ -392,7 +398,7 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     if every is not None and str(every).isdecimal():
         fields["model.full_attention_every"] = WHOLE.read(every)
     elif every is not None:
-        raise BadValue(f"must be a whole number, every how many layers attend in full; got {every!r}")
+        raise BadValue(f"must be a whole number n: every n-th layer attends in full; got {every!r}")
     return fields
 
 

@@ -23,8 +23,8 @@ SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_par
 """ZeRO stages by the names of `--data-parallel-sharding-strategy`."""
 
 LIMITS: Final = {
-    "partition": "stages between the first and the last must be alike, and the model be written too",
-    "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
+    "partition": "all stages between the first and the last need as many layers, and the file must state the model",
+    "recompute_full_layers": "Megatron recomputes as many layers in every stage, and nothing else selectively",
 }
 """Reasons why Megatron-Core cannot run some settings of a layout, however it is asked."""
 
@@ -47,7 +47,7 @@ def require_no_pipeline(fields: Fields) -> None:
     if fields["zero"] >= 2 and fields["pp"] > 1:
         raise LaunchFileError(
             f"zero={fields['zero']} with pp={fields['pp']}: Megatron shards gradients and weights "
-            "only without a pipeline; take zero=1 or pp=1"
+            "only without a pipeline; use zero=1 or pp=1"
         )
 
 
@@ -143,7 +143,9 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         equal_stages = stated.count(None) + pp - 2
         rest = all_layers - sum(number or 0 for number in stated)
         if rest < 0 or (equal_stages and rest % equal_stages) or (not equal_stages and rest):
-            raise BadValue(f"leaves {rest} of {all_layers} layers to {equal_stages} stages, which do not divide")
+            raise BadValue(
+                f"leaves {rest} of {all_layers} layers to {equal_stages} stages, which cannot share them equally"
+            )
         each = rest // equal_stages if equal_stages else 0
         first, last = (each if number is None else number for number in stated)
         return {"partition": (first, *[each] * (pp - 2), last)}
@@ -200,7 +202,9 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
 
     def read(settings: Mapping[str, Any]) -> Fields:
         if settings.get(weights) and (settings.get(switched_on) or not switch):
-            raise BadValue("offloads weights too, which no layout does; leave it out for activations alone")
+            raise BadValue(
+                "also offloads weights, which perfmodel cannot predict; turn it off to offload activations alone"
+            )
         # A configuration keeps the number of layers also where the switch is off.
         off = (switch and not settings.get(switched_on)) or settings.get(activations) is False
         return {"offload_layers": 0 if off else WHOLE_OR_NONE.read(settings.get(layers, 0))}

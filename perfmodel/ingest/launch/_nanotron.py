@@ -39,13 +39,13 @@ def _replicas(settings: Mapping[str, Any]) -> Fields:
     whole_inputs = settings.get("parallelism.tp_mode") == "ALL_REDUCE"
     if experts > 1 and whole_inputs and WHOLE.read(settings.get("parallelism.tp", 1)) > 1:
         fields["sequence_parallel"] = True
-        fields["note.experts"] = "experts beside tp_mode ALL_REDUCE as with REDUCE_SCATTER"
+        fields["note.experts"] = "experts with tp_mode ALL_REDUCE are predicted as with REDUCE_SCATTER"
     return fields
 
 
 def _write_replicas(fields: Fields) -> Mapping[str, Any]:
     if fields["dp"] % fields["ep"]:
-        raise LaunchFileError(f"ep={fields['ep']}: nanotron spreads experts over replicas; take one that divides dp")
+        raise LaunchFileError(f"ep={fields['ep']}: nanotron spreads experts over replicas; use one that divides dp")
     if fields["ep"] > 1 and fields["tp"] > 1 and not fields["sequence_parallel"]:
         raise LaunchFileError("sequence_parallel=false: with ep > 1 and tp > 1 every rank would send the same tokens")
     values = {"parallelism.dp": fields["dp"] // fields["ep"]}
@@ -54,7 +54,7 @@ def _write_replicas(fields: Fields) -> Mapping[str, Any]:
 
 def _zero(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] > 1:
-        raise LaunchFileError(f"zero={fields['zero']}: nanotron shards optimizer states only; take zero=0 or 1")
+        raise LaunchFileError(f"zero={fields['zero']}: nanotron shards optimizer states only; use zero=0 or 1")
     return {"optimizer.zero_stage": fields["zero"]}
 
 

@@ -27,7 +27,7 @@ def _kind(settings: Mapping[str, Any]) -> Fields:
     if any(name.startswith("model.bert") for name in settings):
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
     named = ", ".join(name.removeprefix("model.") for name in settings)
-    return {"doubt.model": f"the model may be wrong: it is an encoder of images ({named}), and is read as a decoder"}
+    return {"doubt.model": f"the model may be wrong: it encodes images ({named}), but is predicted as a decoder"}
 
 
 def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ...]:
@@ -58,7 +58,8 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
             fields |= {"model.activation": kind, "model.gated_ffn": gated}
         if unlike:
             fields["doubt.decoder"] = (
-                f"the model may be wrong: the decoder's {', '.join(unlike)} differ from the encoder's, whose are taken"
+                f"the model may be wrong: the decoder's {', '.join(unlike)} differ from the encoder's, "
+                "which the prediction uses for both"
             )
         return fields
 

@@ -30,7 +30,9 @@ _MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
 def refuse_other_tools(entries: Entries, place: str) -> None:
     """Raises `LaunchFileError`, which names the tool, for a configuration of one that is not read."""
     if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
-        raise LaunchFileError(f"{place}: looks like a model's config of Hugging Face; give it with --model instead")
+        raise LaunchFileError(
+            f"{place}: this looks like the config of a Hugging Face model; give it with --model instead"
+        )
     # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean other things there.
     for tool, patterns in _TOOLS:
         if all(_has(entries, pattern) for pattern in patterns):

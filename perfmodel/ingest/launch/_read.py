@@ -258,8 +258,14 @@ def recognised(
         return recognised_file
 
     if syntax == "python":
-        readable = "of Python only XTuner's configurations and recipes of NeMo 2 and Megatron-Bridge are read"
-        remedy = "run it with the lines of perfmodel hook and give the file that they write, or give --model and so on"
+        readable = (
+            "the only Python files that perfmodel reads are configurations of XTuner and "
+            "recipes of NeMo 2 and Megatron-Bridge"
+        )
+        remedy = (
+            "add the lines that perfmodel hook prints and give the file that they write, or give "
+            "--model, --layout and so on"
+        )
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
     of_syntax = [form for form in (*FORMATS, LEVANTER, *FINETUNING) if form.syntax == syntax]
     needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)

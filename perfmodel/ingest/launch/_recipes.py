@@ -89,7 +89,7 @@ def _recipe(framework: str, *names: str, place: str, line: int) -> dict[str, Ent
     for name in names:
         if name not in table:
             known = ", ".join(sorted(table))
-            remedy = f"or take the arguments of a run by the lines of perfmodel hook {framework}"
+            remedy = f"or add the lines that perfmodel hook {framework} prints and give the file that they write"
             raise broken(place, line, f"no recipe of {framework} is known as {name!r}; known: {known}; {remedy}")
         table = table[name]
     return {key: Entry(value, 0) for key, value in table.items()}
@@ -165,10 +165,10 @@ def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
         if path is None:
             module, name = _module_of(Path(file).stem)
             if not module:
-                raise broken(place, line, f"{file}, which holds the recipe, is not beside the script; put it there")
+                raise broken(place, line, f"the recipe {file} was not found beside the script; put it there")
             # Files of torchtitan's own have the names that its recipes have since.
             entries = _recipe("torchtitan", module, name, place=place, line=line)
-            notes = (f"{file} is not beside the script; torchtitan's recipe {name} of 2026 is taken for it",)
+            notes = (f"{file} was not found beside the script; torchtitan's recipe {name} of 2026 is used instead",)
         else:
             entries = dict(read_toml(text_of_named(path), str(path)).entries)
     else:
@@ -240,7 +240,7 @@ def _bridge(command: Command, name: str, place: str) -> tuple[Source, LaunchForm
     if file:
         path = file_beside(file, Path(place).parent)
         if path is None:
-            notes = (f"{file}, which the command names, is not beside the script",)
+            notes = (f"the command names {file}, which was not found beside the script; its settings are missing here",)
         else:
             of_file = dict(read_yaml(text_of_named(path), str(path), path.parent).entries)
     source, form = _of_bridge(name, of_file | _settings(command), place, command.argv[0].line)
@@ -272,7 +272,7 @@ def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", 0) or 0
-        raise broken(place, line, "not valid Python; mend it") from None
+        raise broken(place, line, "not valid Python; fix it") from None
     # Values of names are followed from top to bottom, and attributes of the recipe's
     # variable are its settings. Without executing anything, branches and calls stay
     # unknown, and a value that depends on them is refused where it is needed.

@@ -81,7 +81,7 @@ def run_script(
             # A script that refuses to run without its arguments still says the rest.
             line = state.stopped_at
             state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=False)
-            state.notes.append(f"line {line}: the script stops there; the rest is read all the same")
+            state.notes.append(f"the script exits on line {line}; perfmodel reads the rest all the same")
     except RecursionError:
         raise broken(place, 0, "nested too deeply to be a launch script") from None
     # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
@@ -143,7 +143,7 @@ class _Interpreter(Commands):
             if status is None:
                 line = getattr(node.first.commands[-1], "line", 0)
                 body = tree.Sequence((tree.AndOr(pipeline, ()),))
-                self.left_out(body, line, "the condition cannot be judged")
+                self.left_out(body, line, "the condition cannot be evaluated")
             elif status is (sign == "&&"):
                 status = self.pipeline(pipeline)
         return status
@@ -291,7 +291,7 @@ class _Interpreter(Commands):
         launches = any(has_options(command) for command in self.state.commands[commands:])
         if changed or launches:
             what = f"what it sets ({', '.join(changed[:6])})" if changed else "what it runs"
-            self.state.notes.append(f"line {line}: {reason}; {what} is left out")
+            self.state.notes.append(f"line {line}: {reason}, so {what} is skipped")
         return changed
 
     # Blocks.
@@ -303,7 +303,7 @@ class _Interpreter(Commands):
                 rest = [branch for _, branch in node.branches[i:]]
                 rest += [node.otherwise] if node.otherwise is not None else []
                 for branch in rest:
-                    self.left_out(branch, node.line, "the condition cannot be judged")
+                    self.left_out(branch, node.line, "the condition cannot be evaluated")
                 return None
             if status:
                 return self.sequence(body)
@@ -313,7 +313,7 @@ class _Interpreter(Commands):
         subject = self.condition_text(node.subject)
         if unknown(subject):
             for _, body in node.clauses:
-                self.left_out(body, node.line, f"{subject} is not defined, so that no case can be chosen")
+                self.left_out(body, node.line, f"{subject} is not defined, and no case can be chosen")
             return None
         for patterns, body in node.clauses:
             if any(fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):
@@ -365,7 +365,7 @@ class _Interpreter(Commands):
 
     def loop_left_out(self, body: tree.Sequence, line: int) -> None:
         """Leave out a loop that is not followed: nobody knows what the variables that it sets are after it."""
-        for name in self.left_out(body, line, "the loop is not followed"):
+        for name in self.left_out(body, line, "the loop cannot be followed"):
             self.state.variables.pop(name, None)
 
     def for_loop(self, node: tree.For) -> bool | None:

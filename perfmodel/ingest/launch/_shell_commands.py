@@ -149,7 +149,7 @@ class Commands(Builtins):
         """Run a function; what it declares local is forgotten after."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.place, 0, f"the function {name} calls itself without an end; mend the script")
+            raise broken(self.state.place, 0, f"the function {name} calls itself without an end; fix the script")
         # Variables of shell are dynamic: a function sees and sets those of its caller, but for its own `local` ones.
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(argv[1:])
@@ -171,7 +171,7 @@ class Commands(Builtins):
         """Run a text in this very shell."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.place, line, "the script runs itself without an end; mend it")
+            raise broken(self.state.place, line, "the script runs itself without an end; fix it")
         try:
             return self.sequence(syntax.parse(text, self.state.place, line, counts=counts))
         finally:
@@ -196,7 +196,8 @@ class Commands(Builtins):
         if text is None:
             if not name.startswith(_SYSTEM_FILES) and not name.endswith("activate"):
                 message = (
-                    f"{Path(name).name or 'a file'} (line {node.line}) is not beside the script and is not followed"
+                    f"{Path(name).name or 'a file'} (line {node.line}) was not found beside the "
+                    "script; its settings are missing here"
                 )
                 self.state.notes.append(message)
                 self.state.absent.append(f"{Path(name).name or 'a file'} (line {node.line})")

@@ -111,9 +111,9 @@ class _Parser(WordParser):
     def require_end(self) -> None:
         word = self.reserved()
         if word in _CLOSERS:
-            raise broken(self.place, self.line, f"{word!r} without {_CLOSERS[word]!r}; mend the script")
+            raise broken(self.place, self.line, f"{word!r} without {_CLOSERS[word]!r}; fix the script")
         if self.at < len(self.text):
-            raise broken(self.place, self.line, f"{self.char()!r} closes nothing here; mend the script")
+            raise broken(self.place, self.line, f"{self.char()!r} closes nothing here; fix the script")
 
     def expect(self, word: str, opened_by: str, opened: int) -> None:
         self.newlines()
@@ -258,7 +258,7 @@ class _Parser(WordParser):
             return CountingFor(expressions, self.body(kind, line), line)
         match = NAME.match(self.text, self.at)
         if match is None:
-            raise broken(self.place, line, f"{kind!r} has no variable; mend the script")
+            raise broken(self.place, line, f"{kind!r} has no variable; fix the script")
         self.at = match.end()
         self.newlines()
         raw_words = None
@@ -297,7 +297,7 @@ class _Parser(WordParser):
                 patterns.append(self.word())
                 self.blanks()
             if self.char() != ")":
-                raise broken(self.place, self.line, "a pattern of 'case' has no ')'; mend the script")
+                raise broken(self.place, self.line, "a pattern of 'case' has no ')'; fix the script")
             self.at += 1
             body = self.sequence(("esac",))
             clauses.append((tuple(patterns), body))
@@ -381,7 +381,7 @@ class _Parser(WordParser):
         if match[1].startswith("<<"):
             delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
             if delimiter is None:
-                raise broken(self.place, self.line, "a here-document has no end word; mend the script")
+                raise broken(self.place, self.line, "a here-document has no end word; fix the script")
             # Quotes around the end word keep the shell from expanding the text: `<<'EOF'`.
             literal = bool(delimiter[1]) or delimiter[0].startswith("\\")
             here = HereText(delimiter[2], literal, line=self.line)

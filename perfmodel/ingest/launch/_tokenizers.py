@@ -99,7 +99,7 @@ def vocabulary_rule(
             if size is not None:
                 return {
                     "model.vocab": size + more,
-                    "note.vocabulary": f"a vocabulary of {size:,}, that of {settings[key]}",
+                    "note.vocabulary": f"a vocabulary of {size:,}, the size of {settings[key]}",
                 }
         return {}
 

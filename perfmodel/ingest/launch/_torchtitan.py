@@ -104,10 +104,10 @@ def _data(settings: Mapping[str, Any]) -> Fields:
 def _write_data(fields: Fields) -> Mapping[str, Any]:
     # torchtitan replicates by DDP or shards all by FSDP (torchtitan/models/llama3/infra/parallelize.py).
     if fields["zero"] == 1:
-        raise LaunchFileError("zero=1: torchtitan's FSDP shards gradients and weights too; take zero=0, 2 or 3")
+        raise LaunchFileError("zero=1: torchtitan's FSDP also shards gradients and weights; use zero=0, 2 or 3")
     if fields["zero"] == 0:
         if fields["dp"] * fields["cp"] > 1 and any(fields[name] > 1 for name in ("tp", "pp", "cp")):
-            raise LaunchFileError("zero=0: torchtitan's DDP goes with no other parallelism; take zero=2 or 3")
+            raise LaunchFileError("zero=0: torchtitan's DDP goes with no other parallelism; use zero=2 or 3")
         return {
             "parallelism.data_parallel_replicate_degree": fields["dp"],
             "parallelism.data_parallel_shard_degree": 1,
@@ -142,7 +142,7 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     names = [name for name, (schedule, _) in SCHEDULES.items() if schedule == fields["schedule"]]
     name = names[0] if names else None
     if name is None:
-        raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; take one of them")
+        raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; use one of them")
     # A schedule takes its own number of virtual stages where the file does not say how many layers each has.
     if fields["vpp"] in (1, SCHEDULES[name][1]):
         return {_SCHEDULE[0]: name}
@@ -183,7 +183,9 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
     micro_batches = _pieces(settings)
     if micro_batches > 1:
         if fields["local_batch"] % micro_batches:
-            raise BadValue(f"a local batch of {fields['local_batch']} is not {micro_batches} equal micro-batches")
+            raise BadValue(
+                f"a local batch of {fields['local_batch']} cannot be cut into {micro_batches} equal micro-batches"
+            )
         fields["pipeline_micro_batch"] = fields["local_batch"] // micro_batches
     return fields
 
@@ -426,7 +428,7 @@ TORCHTITAN: Final = LaunchFormat(
     ),
     limits={
         "sequence_parallel": "its tensor parallelism always shards norms",
-        "overlap_grad_reduce": "FSDP and DDP always reduce beside backward",
+        "overlap_grad_reduce": "FSDP and DDP always overlap gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",
         "vpp": "only looped schedules have virtual stages",
         "recompute_full_layers": "it repeats every n-th layer",

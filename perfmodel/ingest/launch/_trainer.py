@@ -92,7 +92,7 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
 
 
 def _packed(settings: Mapping[str, Any]) -> Fields:
-    return padding_note("length", any(is_on(settings.get(name)) for name in _PACKINGS))
+    return padding_note("its longest length", any(is_on(settings.get(name)) for name in _PACKINGS))
 
 
 _PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
@@ -143,7 +143,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     every = settings.get(_EVERY, 1)
     if asked and every != 1:
         fields["doubt.recompute"] = (
-            f"memory may be wrong: one of {every} layers is recomputed (every_n_layers), and all are counted so"
+            f"memory may be wrong: the file recomputes one of {every} layers (every_n_layers), the prediction all"
         )
     return fields
 
@@ -155,7 +155,7 @@ RECOMPUTE_RULE: Final = Rule(keys=(*_RECOMPUTE, _EVERY), read=_recompute, defaul
 def _searched(settings: Mapping[str, Any]) -> Fields:
     if not is_on(settings["auto_find_batch_size"]):
         return {}
-    return {"note.batch": "per_device_train_batch_size as it is stated, which auto_find_batch_size may make smaller"}
+    return {"note.batch": "per_device_train_batch_size as stated; auto_find_batch_size may make it smaller"}
 
 
 def precision_rule(default: str) -> Rule:
@@ -225,7 +225,8 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
         ).fields
     if bits:
         return {
-            "doubt.trained": f"what is trained may be wrong: weights in {bits} bits are frozen, adapters are not in it"
+            "doubt.trained": f"what is trained may be wrong: weights in {bits} bits are frozen, but "
+            "the file names no adapters"
         }
     return {}
 
@@ -272,7 +273,10 @@ def _factory_stage(settings: Mapping[str, Any]) -> Fields:
     stage = str(settings["stage"])
     if stage in ("pt", "sft"):
         return {}
-    return {"doubt.stage": f"what is trained may be wrong: stage {stage} runs further models or passes; counted as sft"}
+    return {
+        "doubt.stage": f"what is trained may be wrong: stage {stage} runs more models or passes than "
+        "sft, as which it is predicted"
+    }
 
 
 def _factory_packing(settings: Mapping[str, Any]) -> Fields:
@@ -348,7 +352,7 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
         return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}
     devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get("devices")
     if devices is None:
-        note = f"{ACCUMULATION}=1, though Swift accumulates to 16 sequences where nothing else is said"
+        note = f"{ACCUMULATION}=1, though Swift accumulates to 16 sequences where the file does not state it"
         return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
     # Ranks that share a sequence are one replica.
     ranks = devices // WHOLE.read(settings.get("sequence_parallel_size", 1))
@@ -357,7 +361,10 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
 
 def _rlhf(settings: Mapping[str, Any]) -> Fields:
     kind = settings["rlhf_type"]
-    return {"doubt.stage": f"what is trained may be wrong: {kind} runs further models or passes; counted as sft"}
+    return {
+        "doubt.stage": f"what is trained may be wrong: {kind} runs more models or passes than sft, as "
+        "which it is predicted"
+    }
 
 
 _SWIFT_KINDS: Final = ("tuner_type", "train_type", "sft_type")

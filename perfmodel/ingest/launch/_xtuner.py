@@ -49,7 +49,7 @@ def read_python(text: str, place: str) -> Source:
     try:
         module = ast.parse(text)
     except SyntaxError as error:
-        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; mend this line") from None
+        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; fix this line") from None
     except (RecursionError, ValueError, MemoryError):
         raise broken(place, 0, "not valid Python, or nested too deeply; this is no launch file") from None
     values: dict[str, Any] = {}
@@ -60,7 +60,9 @@ def read_python(text: str, place: str) -> Source:
         target, value = _assignment(statement)
         if target is None or value is None:
             if isinstance(statement, (ast.If, ast.For, ast.With, ast.While)):
-                notes.append(f"line {statement.lineno}: what depends on it is not followed, as nothing is executed")
+                notes.append(
+                    f"line {statement.lineno}: perfmodel runs no code, so what depends on this line is not read"
+                )
             continue
         try:
             values[target] = _value(value, values)
@@ -220,7 +222,9 @@ def _frozen(settings: Mapping[str, Any]) -> Fields:
     """Stages of LLaVA that train the projector alone freeze the language model."""
     if not is_on(settings.get("model.freeze_llm")) or "model.llm_lora.type" in settings:
         return {}
-    return {"doubt.trained": "what is trained may be wrong: freeze_llm freezes the language model, counted as trained"}
+    return {
+        "doubt.trained": "what is trained may be wrong: freeze_llm freezes the language model, the prediction trains it"
+    }
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
