@@ -56,6 +56,85 @@ class Electra(Roberta):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Albert(Bert):
+    """ALBERT: all layers of a group have the same weights, and embeddings are narrower than layers (transformers
+    models/albert/modeling_albert.py `AlbertTransformer`)."""
+
+    intermediate_size: Count = 16_384
+    embedding_size: Count = 128
+    num_hidden_groups: Count = 1
+    inner_group_num: Count = 1
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: Share = 0.0
+
+    def fields(self) -> Fields:
+        if self.inner_group_num > 1:
+            raise PerfModelError(
+                "inner_group_num must be 1: layers of several kinds of weights in a group are not read"
+            )
+        return super().fields() | {
+            "pooler": False,
+            "layer_groups": self.num_hidden_groups,
+            "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
+            "embedding_norm": True,
+            "final_norm": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoFormer(Bert):
+    """RoFormer: BERT with rotary positions, without a pooler. Small ones have narrower embeddings (transformers
+    models/roformer/modeling_roformer.py `RoFormerModel`)."""
+
+    embedding_size: Count | None = None
+    max_position_embeddings: Count = 1536
+
+    def fields(self) -> Fields:
+        fields = super().fields() | {"pooler": False, "positions": "rope"}
+        if self.embedding_size in (None, self.hidden_size):
+            return fields
+        return fields | {
+            "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
+            "embedding_norm": True,
+            "final_norm": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NomicBert(Roberta):
+    """Nomic BERT: rotary positions and gated feed-forwards, no biases but those of norms and head."""
+
+    hidden_act: str = "silu"
+    hidden_dropout_prob: Share = 0.0
+
+    def fields(self) -> Fields:
+        return super().fields() | {"positions": "rope", "gated_ffn": True, "bias": False, "norm_bias": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Esm(Stack):
+    """ESM-1b and ESM-2, on proteins: norms before each sub-layer and behind the last (transformers
+    models/esm/modeling_esm.py `EsmEncoder`). The head that tells contacts is not counted."""
+
+    intermediate_size: Count
+    max_position_embeddings: Count = 1026
+    position_embedding_type: str = "absolute"
+    emb_layer_norm_before: bool = False
+    hidden_dropout_prob: Share = 0.1
+
+    def fields(self) -> Fields:
+        is_rotary = self.position_embedding_type == "rotary"
+        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+            "causal": False,
+            "positions": "rope" if is_rotary else "learned",
+            "embedding_norm": self.emb_layer_norm_before,
+            "pooler_and_mlm_head": True,
+            "pooler": False,
+            "dropout": self.hidden_dropout_prob > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModernBert(Stack):
     """ModernBERT: rotary positions, gated feed-forwards without biases, a window in two of three layers."""
 
@@ -82,6 +161,14 @@ class ModernBert(Stack):
             "pooler": False,
             "dropout": False,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertDecoder(ModernBert):
+    """ModernBERT as a decoder (Ettin): tokens attend to those before them alone."""
+
+    def fields(self) -> Fields:
+        return super().fields() | {"causal": True}
 
 
 @dataclass(frozen=True, kw_only=True)

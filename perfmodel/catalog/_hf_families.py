@@ -27,7 +27,21 @@ from perfmodel.catalog._hf_dense import (
     StableLm,
     Starcoder2,
 )
-from perfmodel.catalog._hf_encoders import T5, Bart, Bert, Electra, EncoderDecoder, ModernBert, Roberta, Whisper
+from perfmodel.catalog._hf_encoders import (
+    T5,
+    Albert,
+    Bart,
+    Bert,
+    Electra,
+    EncoderDecoder,
+    Esm,
+    ModernBert,
+    ModernBertDecoder,
+    NomicBert,
+    Roberta,
+    RoFormer,
+    Whisper,
+)
 from perfmodel.catalog._hf_experts import Arctic, Dbrx, DeepSeek, GptOss, Llama4, LlamaWithExperts, Qwen2Moe, Qwen3Moe
 from perfmodel.catalog._hf_gpt import Bloom, Gpt2, GptBigCode, GptJ, GptNeo, Mpt
 from perfmodel.catalog._hf_hybrids import (
@@ -38,6 +52,7 @@ from perfmodel.catalog._hf_hybrids import (
     Jamba,
     Mamba2,
     NemotronH,
+    OlmoHybrid,
     Qwen3Next,
     Qwen35,
 )
@@ -54,6 +69,7 @@ class Family(Protocol):
 
 
 FAMILIES: Mapping[str, type[Family]] = {
+    "albert": Albert,
     "arctic": Arctic,
     "bamba": Bamba,
     "bart": Bart,
@@ -67,6 +83,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "deepseek_v3": DeepSeek,
     "DiTTransformer2DModel": Dit,
     "electra": Electra,
+    "esm": Esm,
     "falcon": Falcon,
     "falcon_h1": FalconH1,
     "falcon_mamba": FirstMamba,
@@ -94,11 +111,14 @@ FAMILIES: Mapping[str, type[Family]] = {
     "minicpm3": LatentLlama,
     "mistral": Llama,
     "modernbert": ModernBert,
+    "modernbert-decoder": ModernBertDecoder,
     "mpt": Mpt,
     "mt5": T5,
     "nemotron": Nemotron,
     "nemotron_h": NemotronH,
+    "nomic_bert": NomicBert,
     "olmo2": Olmo2,
+    "olmo_hybrid": OlmoHybrid,
     "opt": Opt,
     "pegasus": EncoderDecoder,
     "phi": Phi,
@@ -111,6 +131,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "qwen3_moe": Qwen3Moe,
     "qwen3_next": Qwen3Next,
     "roberta": Roberta,
+    "roformer": RoFormer,
     "siglip_vision_model": Siglip,
     "stablelm": StableLm,
     "starcoder2": Starcoder2,

@@ -65,6 +65,25 @@ class Qwen35(Llama, DeltaNetKeys):
         return super().fields() | self.delta_nets("-")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OlmoHybrid(Llama, DeltaNetKeys):
+    """OLMo Hybrid: gated delta nets in place of three of four attentions. Those normalise queries and keys of all heads
+    (transformers models/olmo_hybrid/modeling_olmo_hybrid.py); their norms are counted at the input, as the others'."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    layer_types: tuple[str, ...] = ()
+
+    def fields(self) -> Fields:
+        fields = super().fields() | self.delta_nets("-")
+        if self.layer_types:
+            letters = letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", self.num_hidden_layers)
+            fields["mixers"] = mixer_words([letter + "-" for letter in letters])
+        return fields | {"attention_gate": False, "qk_norm_of_all_heads": True}
+
+
+_DELTA_LETTERS: Final[Mapping[str, str]] = {"linear_attention": "L", "full_attention": "*"}
+"""Letters of `MIXERS` for the words of OLMo Hybrid's `layer_types`."""
 _ONLY: Fields = {"norm": "rms_norm", "positions": "none", "bias": False, "dropout": False}
 """Fields that all models of Mamba layers have in common."""
 

@@ -36,6 +36,7 @@ _SIZES: Final = (
     "seq_len",
 )
 _SIZES_OR_NONE: Final = (
+    "layer_groups",
     "decoder_layers",
     "decoder_seq_len",
     "longest_seq_len",
@@ -71,6 +72,9 @@ class Transformer(Stated, Sectioned):
     """Tokens of the vocabulary, not padded."""
     seq_len: int
     """Default sequence length."""
+    layer_groups: int = 0
+    """Layers with weights of their own, which the layers behind them use again (ALBERT, arXiv 1909.11942, section
+    3.1); 0: every layer has its own."""
     decoder_layers: int = 0
     """Decoder layers with cross-attention (T5); 0 for a single stack."""
     decoder_seq_len: int = 0
@@ -193,6 +197,11 @@ class Transformer(Stated, Sectioned):
             raise PerfModelError(
                 f"{owner}: parallel_blocks={parallel_blocks} needs layers of attention and a dense feed-forward, "
                 f"normalised at their input; leave out {' and '.join(incompatible)}"
+            )
+        if self.layer_groups > self.layers or (self.layer_groups and (self.hybrid.mixers or self.experts)):
+            raise PerfModelError(
+                f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, all of one kind; "
+                "leave out mixers and experts"
             )
         if self.experts is not None and self.experts.first_dense_layers > self.layers:
             raise PerfModelError(

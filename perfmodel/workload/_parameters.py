@@ -125,8 +125,9 @@ def _(model: Transformer) -> Parameters:
         head += h * h + h + 2 * h + 2 if model.head.pooler else 0
         norms += norm_params(model, width)
 
-    # A decoder layer has two attentions and a feed-forward.
-    layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
+    # A decoder layer has two attentions and a feed-forward. Layers that use weights again add none.
+    stack = model.stack[: model.layer_groups or None]
+    layers = _sub_layers(model, "".join(stack) + "**-" * model.decoder_layers)
 
     # A module of multi-token prediction joins two hidden states, each normed, and norms what its layer gives.
     modules = model.mtp_stack[:1] if model.mtp.mtp_repeated else model.mtp_stack

@@ -59,12 +59,15 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     local = local_sizes(model, job, shard, job.seq_len)
     n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
-    stack = [(word, position >= first_wide) for position, word in enumerate(model.stack)]
+    # Layers behind the groups use weights again, and hold none.
+    owners = model.layer_groups or len(model.stack)
+    stack = [(word, i >= first_wide, i < owners) for i, word in enumerate(model.stack)]
 
     # Each kind of layer is worked out once, however often it stands in the stack.
     layers = {}
-    for word, is_wide in set(stack):
-        layers[word, is_wide] = _layer_of(model, local.unquantised if is_wide else local, word)
+    for word, is_wide, owns_weights in set(stack):
+        layer = _layer_of(model, local.unquantised if is_wide else local, word)
+        layers[word, is_wide, owns_weights] = layer if owns_weights else replace(layer, params=0)
     body = []
     for kind, equal_layers in groupby(stack):
         body.append((layers[kind], len(list(equal_layers))))

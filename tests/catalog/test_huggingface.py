@@ -172,6 +172,9 @@ NOT_COUNTED = {
     "codegen": 214_240,  # biases of feed-forward and head, as of GPT-J
     "gptj": 214_240,
     "ernie4_5_moe": 7 * 64,  # biases that balance experts, which are not trained
+    "esm": 33 * 20 + 1,  # the head that tells contacts of attention's weights
+    "modernbert-decoder": -768,  # the first layer has no norm
+    "roformer": 1536 * 64,  # sines of positions, which are not trained
     "phi": 51_200,  # bias of the head
     "umt5": (2 * 8 - 2) * 32 * 6,  # relative positions of its own in every layer
 }
@@ -216,7 +219,20 @@ def test_ranks_hold_what_a_family_has(family):
 
 WITH_PARTS_BESIDE_LAYERS = {
     family: FAMILY_COUNTS[family]["config"]
-    for family in ("bart", "bloom", "gpt_neo", "mbart", "openai-gpt", "opt", "pegasus", "whisper")
+    for family in (
+        "albert",
+        "bart",
+        "bloom",
+        "esm",
+        "gpt_neo",
+        "mbart",
+        "nomic_bert",
+        "openai-gpt",
+        "opt",
+        "pegasus",
+        "roformer",
+        "whisper",
+    )
 } | {"opt-350m": OPT_350M, "electra-small": FAMILY_COUNTS["electra"]["config"] | {"embedding_size": 128}}
 
 
@@ -444,3 +460,26 @@ def test_a_bad_configuration_is_refused(tmp_path, text, error, message):
     path.write_text(text)
     with pytest.raises(error, match=message):
         model(path)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 12])
+def test_layers_of_albert_share_weights_and_not_work(groups: int) -> None:
+    config = FAMILY_COUNTS["albert"]["config"]
+    net = from_config(config | {"num_hidden_groups": groups})
+    plain = replace(net, layer_groups=0)
+    # A layer: four products of attention and two of the feed-forward, with biases and two norms.
+    h, inner = net.hidden, net.ffn_hidden
+    layer = 4 * (h * h + h) + 2 * h * inner + inner + h + 4 * h
+    assert parameter_count(plain) - parameter_count(net) == (net.layers - groups) * layer
+    job = Job(global_batch=8, seq_len=512)
+    assert step_flops(net, job) == step_flops(plain, job)
+    both = [predict(model, "dgx-a100", job, layout="dp=8") for model in (net, plain)]
+    assert both[0].memory.weights < both[1].memory.weights or groups == net.layers
+
+
+def test_groups_of_layers_are_of_one_kind() -> None:
+    net = from_config(FAMILY_COUNTS["albert"]["config"])
+    with pytest.raises(PerfModelError, match="layer_groups=13 must be at most layers=12"):
+        replace(net, layer_groups=13)
+    with pytest.raises(PerfModelError, match="inner_group_num must be 1"):
+        from_config(FAMILY_COUNTS["albert"]["config"] | {"inner_group_num": 2})

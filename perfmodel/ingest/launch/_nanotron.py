@@ -64,13 +64,18 @@ NANOTRON: Final = LaunchFormat(
     frameworks=("nanotron",),
     marks=("parallelism.pp_engine", "parallelism.tp_mode", "tokens.batch_accumulation_per_replica"),
     table=(
-        # Degrees and schedule (src/nanotron/config/parallelism_config.py). dp
-        # is stated, so that no file needs --devices.
+        # Degrees and schedule (src/nanotron/config/parallelism_config.py, whose "conservative defaults" count where a
+        # file is silent). dp is stated, so that no file needs --devices.
         key("parallelism.tp", "tp"),
         key("parallelism.pp", "pp"),
         key("parallelism.context_parallel_size", "cp", default=1),
-        key("parallelism.pp_engine", "schedule", words({"1f1b": "1f1b", "afab": "gpipe"}), default="1f1b"),
-        key("parallelism.tp_mode", "sequence_parallel", words({"REDUCE_SCATTER": True, "ALL_REDUCE": False})),
+        key("parallelism.pp_engine", "schedule", words({"1f1b": "1f1b", "afab": "gpipe"}), default="gpipe"),
+        key(
+            "parallelism.tp_mode",
+            "sequence_parallel",
+            words({"REDUCE_SCATTER": True, "ALL_REDUCE": False}),
+            default=False,
+        ),
         # after the mode of tensor parallelism, which experts may change
         Rule(
             keys=("parallelism.dp", _EXPERT_AXIS, "parallelism.tp", "parallelism.tp_mode"),
@@ -78,7 +83,7 @@ NANOTRON: Final = LaunchFormat(
             write=_write_replicas,
         ),
         # Overlap of tensor parallelism with its products, and recompute of whole layers.
-        key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG),
+        key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG, default=False),
         key("parallelism.recompute_layer", "recompute", words({True: "full", False: "none"})),
         # Batches: the global batch follows from micro-batch, accumulation and dp.
         key("tokens.micro_batch_size", "micro_batch"),
@@ -155,12 +160,11 @@ NANOTRON: Final = LaunchFormat(
         "model.model_config.rope_*",
         "model.model_config.use_cache",
         "model.model_config.pretraining_tp",
-        "model.model_config._attn_implementation",
-        "model.model_config.*_fused_*",
         "model.model_config.flex_attention_mask",
         "model.model_config.log_attn_probs",
         "parallelism.moe_layer_recompute",
         "parallelism.tp_recompute_allgather",
+        "model.model_config._*",
     ),
     limits={
         "vpp": "it has no virtual stages",
