@@ -473,7 +473,7 @@ def test_layers_of_albert_share_weights_and_not_work(groups: int) -> None:
     assert parameter_count(plain) - parameter_count(net) == (net.layers - groups) * layer
     job = Job(global_batch=8, seq_len=512)
     assert step_flops(net, job) == step_flops(plain, job)
-    both = [predict(model, "dgx-a100", job, layout="dp=8") for model in (net, plain)]
+    both = [predict(model, "dgx-a100", "dp=8", global_batch=8) for model in (net, plain)]
     assert both[0].memory.weights < both[1].memory.weights or groups == net.layers
 
 
