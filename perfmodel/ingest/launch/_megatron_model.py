@@ -416,8 +416,8 @@ def argument(name: str) -> str:
     return name.replace("_", "-")
 
 
-NORM_PARAMETERS: Final = "<norm parameters>"
-"""The entry that says whether norms have parameters, for which Megatron has no argument."""
+PLAIN_NORMS: Final = "<norms without parameters>"
+"""The entry of norms that have no parameters, for which Megatron has no argument."""
 OFFLOADED_WEIGHTS: Final = "<offloaded weights>"
 """The entry of weights that DeepSpeed keeps on the host together with the optimizer's states."""
 GATED_SIZE: Final = "<gated size>"
@@ -491,7 +491,7 @@ MODEL: Final = (
     read_only("qk-nope-head-dim", "latent.qk_nope_head_dim"),
     read_only("qk-rope-head-dim", "latent.qk_rope_head_dim"),
     read_only("parallel-blocks", "model.parallel_blocks", _PARALLEL_BLOCKS),
-    read_only(NORM_PARAMETERS, "model.norm_parameters", SWITCH),
+    read_only(PLAIN_NORMS, "model.norm_parameters", words({True: False})),
     Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),

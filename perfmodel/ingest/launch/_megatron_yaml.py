@@ -16,7 +16,7 @@ from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._harm import is_harmless
 from perfmodel.ingest.launch._megatron import MEGATRON
-from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, NORM_PARAMETERS, OFFLOADED_WEIGHTS
+from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, PLAIN_NORMS, OFFLOADED_WEIGHTS
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 
@@ -338,7 +338,7 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     if "norm" in values:
         say("normalization", _NEOX_NORMS.get(values["norm"], values["norm"]), "norm")
         if "non_parametric" in str(values["norm"]):
-            say(NORM_PARAMETERS, False, "norm")
+            say(PLAIN_NORMS, True, "norm")
     # `none` is a kind of positions here, and not a key that is left out.
     position = next((str(entry.value) for key, entry in entries.items() if _argument_name(key) == "pos-emb"), None)
     if position in _NEOX_POSITIONS:
