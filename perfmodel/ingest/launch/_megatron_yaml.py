@@ -16,7 +16,7 @@ from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._harm import is_harmless
 from perfmodel.ingest.launch._megatron import MEGATRON
-from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, PLAIN_NORMS, OFFLOADED_WEIGHTS
+from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, OFFLOADED_WEIGHTS, PLAIN_NORMS
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 
