@@ -122,6 +122,18 @@ def test_a_recipe_of_megatron_bridge(name: str, text: str) -> None:
     assert launch.may_be_wrong == ()
 
 
+def test_fine_tuning_recipes_of_megatron_bridge() -> None:
+    command = "torchrun --nproc-per-node=8 run_recipe.py --recipe llama3_8b_KIND_config peft.dim=16\n"
+    adapted = read("run.sh", command.replace("KIND", "peft"))
+    assert (degrees(adapted), adapted.global_batch, adapted.seq_len) == ((1, 1, 1, 1, 8, 0, 1), 8, 4096)
+    assert (adapted.job_fields["frozen"], adapted.job_fields["adapter_rank"]) == (True, 16)
+    whole = read("run.sh", command.replace("KIND", "sft").replace(" peft.dim=16", ""))
+    assert degrees(whole)[:2] == (2, 1)
+    assert "adapter_rank" not in whole.job_fields
+    script = "from megatron.bridge.recipes.llama import *\ncfg = llama3_8b_peft_config()\ncfg.peft.dim = 4\n"
+    assert read("run.py", script, devices=8).job_fields["adapter_rank"] == 4
+
+
 def test_every_recipe_names_a_model_and_is_read() -> None:
     """On as many devices as its degrees need, and without settings that nobody understands."""
     table = parse_toml((Path(recipes.__file__).parent / "recipes.toml").read_text())

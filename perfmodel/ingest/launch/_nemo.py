@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._finetuning import Adapters
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
@@ -313,6 +314,18 @@ def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
     return {"model.virtual_pipeline_model_parallel_size": fields["vpp"] if layers else chunks}
 
 
+_PEFT: Final = ("peft.dim", "peft.target_modules", "peft.dropout", "peft.alpha")
+
+
+def _bridge_adapters(settings: Mapping[str, Any]) -> Fields:
+    """LoRA of `megatron/bridge/peft/lora.py`, on all products of attention and feed-forward where none are named."""
+    return Adapters(
+        rank=settings.get("peft.dim", 32),
+        targets=settings.get("peft.target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]),
+        dropout=settings.get("peft.dropout"),
+    ).fields
+
+
 _BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu2", "relu": "relu"}
 
 
@@ -365,6 +378,7 @@ BRIDGE: Final = LaunchFormat(
             SWITCH,
             also=("model.overlap_moe_expert_parallel_comm",),
         ),
+        Rule(keys=_PEFT, read=_bridge_adapters, fields=("adapter_rank",)),
         # Recompute as in Megatron-Core's configuration.
         recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         modules_rule("model.recompute_modules", list),

@@ -253,7 +253,7 @@ def _of_bridge(name: str, changes: Mapping[str, Entry], place: str, line: int) -
     return Source(place=place, entries=entries | dict(changes), model=model), BRIDGE
 
 
-_RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_pretrain_config)\s*\(")
+_RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_(pretrain|sft|peft)_config)\s*\(")
 """Calls that make a recipe in a script of NeMo 2 or Megatron-Bridge."""
 
 
@@ -303,6 +303,10 @@ def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     return _of_bridge(name, changes, place, line)
 
 
+_OF_BRIDGE: Final = ("_pretrain_config", "_sft_config", "_peft_config")
+"""Endings of the names of Megatron-Bridge's recipes."""
+
+
 def _in_order(module: ast.Module) -> list[ast.stmt]:
     """All statements by their lines."""
     statements = [node for node in ast.walk(module) if isinstance(node, ast.stmt)]
@@ -314,7 +318,7 @@ def _made_by(call: ast.Call) -> tuple[str, str] | None:
     called = ast.unparse(call.func).split(".")
     if called[-1] == "pretrain_recipe" and len(called) > 1:
         return "nemo", called[-2]
-    if called[-1].endswith("_pretrain_config"):
+    if called[-1].endswith(_OF_BRIDGE):
         return "megatron-bridge", called[-1]
     return None
 
