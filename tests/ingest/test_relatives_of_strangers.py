@@ -10,6 +10,8 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, parse_launch, read_launch
+from perfmodel.ingest.launch._megatron_settings import pipeline_segments
+from perfmodel.ingest.launch._table import BadValue
 from perfmodel.prediction import predict
 from perfmodel.workload import parameter_count
 
@@ -498,3 +500,73 @@ def test_powers_of_strangers_do_not_fill_the_memory() -> None:
     text = LLAVA.replace("FROZEN", "False").replace("(336 / 14) ** 2", "9 ** 9 ** 9")
     with pytest.raises(LaunchFileError, match="which the file does not define"):
         read("run.py", text, devices=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("Et*3|(tt|)*6mL", [3, 2, 2, 2, 2, 2, 2, 0]),
+        ("Et|(tt|)*3tL", [1, 2, 2, 2, 1]),
+        ("Ett|tt|tt|ttL", [2, 2, 2, 2]),
+        (r"Et*3\\\\|\\\\(tt\\\\|\\\\)*6mL", [3, 2, 2, 2, 2, 2, 2, 0]),
+    ],
+)
+def test_a_layout_of_a_pipeline_names_the_layers_of_every_virtual_stage(text: str, segments: list[int]) -> None:
+    assert pipeline_segments(text) == segments
+
+
+@pytest.mark.parametrize("text", ["Exyz|L", "Et*3|(tt|", "(t*99999|)*99999"])
+def test_a_layout_of_a_pipeline_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadValue, match=r"must be a layout|more than"):
+        pipeline_segments(text)
+
+
+@pytest.mark.parametrize(("layout", "partition", "vpp"), [("Et*5|(tt|)*2tttL", (7, 5), 2), ("Et*5|t*7L", (5, 7), 1)])
+def test_stages_take_turns_on_the_virtual_stages_of_a_layout(layout: str, partition: tuple[int, ...], vpp: int) -> None:
+    text = MEGATRON_TABLE.replace("--num-layers: 4", "--num-layers: 12").rstrip(" ")
+    more = f"      --pipeline-model-parallel-size: 2\n      --pipeline-model-parallel-layout: '{layout}'\n"
+    stages: Any = read("run.yaml", text + more, devices=4).layout
+    assert (stages.partition, stages.vpp) == (partition, vpp)
+
+
+def test_virtual_stages_that_stages_cannot_share_are_refused() -> None:
+    more = "      --pipeline-model-parallel-size: 2\n      --pipeline-model-parallel-layout: 'Et|tt|tL'\n"
+    with pytest.raises(LaunchFileError, match="3 virtual stages, which 2 stages cannot share"):
+        read("run.yaml", MEGATRON_TABLE.rstrip(" ") + more, devices=4)
+
+
+def test_modules_of_recompute_stand_in_brackets_too() -> None:
+    more = "      --recompute-granularity: selective\n      --recompute-modules: '[layernorm mlp]'\n"
+    launch = read("run.yaml", MEGATRON_TABLE.rstrip(" ") + more, devices=4)
+    assert launch.job_fields["recompute_modules"] == ("layernorm", "mlp")
+
+
+def test_qlora_of_mindspeed_keeps_frozen_weights_in_4_bits() -> None:
+    text = TRAINING.rstrip() + " --lora-r 8 --lora-alpha 16 --qlora\n"
+    job = read("run.sh", text).job_fields
+    assert (job["adapter_rank"], job["base_weights"]) == (8, "nf4")
+
+
+MAXTEXT_COMMAND = """
+    ARGS="model_name=llama3.1-8b per_device_batch_size=2 max_target_length=4096 ici_fsdp_parallelism=-1 MORE"
+    xpk workload create --device-type=v6e-8 --command="set -e && export LIBTPU_INIT_ARGS=' --xla_x=true ' && \\
+    python3 -m MaxText.train MaxText/configs/base.yml ${ARGS} | tee train.log; CODE=1; exit \\${CODE}"
+"""
+
+
+def test_a_command_of_maxtext_with_its_settings_before_it() -> None:
+    launch = read("run.sh", MAXTEXT_COMMAND.replace("MORE", "num_vocab_tiling=8"), devices=8)
+    assert (launch.model.name, launch.seq_len, launch.job_fields["chunked_loss"]) == ("llama3-8b", 4096, True)
+    assert launch.may_be_wrong == launch.ignored == ()
+
+
+def test_sizes_that_override_a_named_model_of_maxtext_are_doubted() -> None:
+    more = "override_model_config=true head_dim=256 base_num_query_heads=16"
+    (doubt,) = read("run.sh", MAXTEXT_COMMAND.replace("MORE", more), devices=8).may_be_wrong
+    assert "base_num_query_heads, head_dim of llama3.1-8b" in doubt
+
+
+def test_rings_of_maxtext() -> None:
+    more = "ici_context_parallelism=4 context_parallel_strategy=ring context_parallel_load_balance=false"
+    layout: Any = read("run.sh", MAXTEXT_COMMAND.replace("MORE", more), devices=8).layout
+    assert (layout.cp, layout.cp_kind, layout.cp_balanced) == (4, "ring", False)

@@ -59,6 +59,8 @@ _WORDS: Final = (
 _PHRASES: Final = (
     (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),
     (re.compile(r"(^|-)(log|logging|wandb|tensorboard)(-|$)"), Harm.TIME),
+    # Routing among the experts of a few groups sends fewer messages; it changes no size.
+    (re.compile(r"topk-group"), Harm.TIME),
 )
 """Names that several words together decide."""
 _HARMLESS_BY_THEME: Final = {

@@ -9,6 +9,7 @@ from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._maxtext_model import MODEL
 from perfmodel.ingest.launch._table import (
+    FLAG,
     NUMBER,
     OPTIMIZER,
     TEXT,
@@ -215,6 +216,10 @@ def _write_stages(fields: Fields) -> Mapping[str, Any]:
     return {"num_layers_per_pipeline_stage": layers}
 
 
+def _tiles(settings: Mapping[str, Any]) -> Fields:
+    return {"chunked_loss": True} if WHOLE.read(settings["num_vocab_tiling"]) > 1 else {}
+
+
 _DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"})
 
 
@@ -319,6 +324,14 @@ MAXTEXT: Final = LaunchFormat(
                 }
             ),
         ),
+        # Exchange of keys and values between ranks that share a sequence, and a loss that computes logits in tiles.
+        read_only(
+            "context_parallel_strategy",
+            "cp_kind",
+            words({"all_gather": "all_gather", "ring": "ring", "ulysses": "ulysses"}),
+        ),
+        read_only("context_parallel_load_balance", "cp_balanced", FLAG),
+        Rule(keys=("num_vocab_tiling",), read=_tiles),
         *MODEL,
     ),
     always={
@@ -381,6 +394,12 @@ MAXTEXT: Final = LaunchFormat(
         "logical_axis_rules",
         "data_sharding",
         "scan_layers",
+        "allow_split_physical_axes",
+        "custom_mesh",
+        "ring_scan_unroll",
+        "use_max_logit_estimate",
+        "cost_estimate_*",
+        "use_random_routing",
         "param_scan_axis",
         "max_prefill_predict_length",
         "prompt",
@@ -398,7 +417,6 @@ MAXTEXT: Final = LaunchFormat(
         "packing",
         "num_slices",
         "normalize_embedding_logits",
-        "override_model_config",
         "megablox",
         "sparse_matmul",
         "load_balance_loss_weight",

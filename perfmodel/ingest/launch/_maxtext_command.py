@@ -11,8 +11,13 @@ from perfmodel.ingest.launch._entries import Entry, Source, file_beside, include
 from perfmodel.ingest.launch._finetuning_files import text_of_named
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 
-_LOOKS_LIKE_ONE: Final = re.compile(r"\.ya?ml\b[\s\S]*?\b[A-Za-z_]\w*=", re.IGNORECASE)
-"""A file of YAML and settings behind it, as only few scripts have them."""
+_LOOKS_LIKE_ONE: Final = re.compile(
+    r"(?=[\s\S]*\.ya?ml\b)[\s\S]*(maxtext|\b(per_device_batch_size|max_target_length|model_name|ici_\w+)=)",
+    re.IGNORECASE,
+)
+"""A file of YAML and a setting of MaxText's, before or behind it, as only few scripts have them."""
+_ENDS: Final = ("|", "||", "&&", ";", "&", ">", "2>&1")
+"""Words that end a command; those behind them are of another one."""
 _SETTING: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -63,10 +68,12 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     file = ""
     settings: dict[str, Entry] = {}
     for word in argv:
+        if file and word in _ENDS:
+            break
         # Assignments before the file are variables of the environment (`LIBTPU_INIT_ARGS=... python3 ...`).
         setting = _SETTING.fullmatch(word)
         if setting and file:
-            settings[setting[1]] = Entry(yaml_value(setting[2]), line)
+            settings[setting[1]] = Entry(yaml_value(setting[2].removesuffix(";")), line)
         elif word.endswith((".yml", ".yaml")):
             file = word
     return file, settings

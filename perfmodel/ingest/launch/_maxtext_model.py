@@ -30,9 +30,33 @@ _CATALOG_NAMES: Final = {
 """MaxText's names of models that the catalog has under another."""
 
 
+_OVERRIDDEN: Final = (
+    "base_emb_dim",
+    "base_num_query_heads",
+    "base_num_kv_heads",
+    "base_mlp_dim",
+    "base_num_decoder_layers",
+    "head_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "base_moe_mlp_dim",
+    "vocab_size",
+)
+"""Sizes that `override_model_config` takes from the command line instead of from the model that is named."""
+
+
 def _named(settings: Mapping[str, Any]) -> Fields:
     name = TEXT.read(settings["model_name"])
-    return {} if name == "default" else {"model": _CATALOG_NAMES.get(name, name)}
+    if name == "default":
+        return {}
+    fields: Fields = {"model": _CATALOG_NAMES.get(name, name)}
+    changed = [size for size in _OVERRIDDEN if size in settings]
+    if settings.get("override_model_config") is True and changed:
+        fields["doubt.override"] = (
+            f"the model may be wrong: override_model_config changes {', '.join(changed)} of {name}, which the "
+            "prediction ignores"
+        )
+    return fields
 
 
 def _activations(settings: Mapping[str, Any]) -> Fields:
@@ -223,7 +247,10 @@ def _scaled(settings: Mapping[str, Any]) -> Fields:
 _CAP: Final = Values(lambda value: NUMBER.read(value) > 0)
 """A limit of logits, of which 0 is none."""
 MODEL: Final = (
-    Rule(keys=("model_name",), read=_named),
+    Rule(
+        keys=("model_name", "override_model_config", *_OVERRIDDEN),
+        read=lambda settings: _named(settings) if "model_name" in settings else {},
+    ),
     Rule(
         keys=("base_num_decoder_layers", "decoder_block"),
         read=_layers,

@@ -25,6 +25,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     nodes_of,
     offloaded_layers_rule,
     partition_rule,
+    pipeline_layout_rule,
     recompute_of,
     recompute_rule,
     require_no_pipeline,
@@ -294,6 +295,7 @@ _TABLE: Final = (
         "num-layers",
         "pipeline-model-parallel-size",
     ),
+    pipeline_layout_rule("pipeline-model-parallel-layout", "pipeline-model-parallel-size"),
     key("use-tp-pp-dp-mapping", "order", words({True: "tp-cp-pp-ep-dp"})),
     Rule(
         keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}

@@ -80,7 +80,7 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
 
 
-_LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout", "lora-target-modules")
+_LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout", "lora-target-modules", "qlora")
 
 
 def _adapters(arguments: Mapping[str, Any]) -> Fields:
@@ -90,7 +90,10 @@ def _adapters(arguments: Mapping[str, Any]) -> Fields:
     if not WHOLE_OR_NONE.read(rank):
         return {}
     return Adapters(
-        rank=rank, targets=arguments.get("lora-target-modules"), dropout=arguments.get("lora-dropout")
+        rank=rank,
+        targets=arguments.get("lora-target-modules"),
+        dropout=arguments.get("lora-dropout"),
+        bits=4 if stated(arguments, "qlora") else 0,
     ).fields
 
 

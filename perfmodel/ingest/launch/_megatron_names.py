@@ -44,6 +44,7 @@ _HARMLESS: Final = {
     "capacity": "moe-min-capacity moe-eval-capacity-factor",
     "8 bits": "fp8-margin fp8-interval fp8-amax-* use-precision-aware-optimizer",
     "adapters": "lora-fusion lora-load lora-alpha lora-dropout",
+    "what is off anyway": "no-add-gate no-untie-embeddings-and-output-weights no-attention-softmax-in-fp32",
     "Hugging Face": "hf-model-name-or-path convert-from-hf convert-to-hf stderr-sink-level legacy-tokenizer",
     "kernels of rotary embeddings": "apply-rope-fusion",
     "Megatron-SWIFT": "packing padding-free save-safetensors max-epochs cached-dataset",

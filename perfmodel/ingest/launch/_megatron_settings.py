@@ -1,5 +1,6 @@
 """Rules for settings of Megatron-Core, whether they are arguments or keys of a configuration."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
@@ -78,7 +79,8 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
 
     def read(settings: Mapping[str, Any]) -> Fields:
         value = settings[name]
-        modules = value if isinstance(value, list) else str(value).split()
+        # In a table of arguments several words stand in one text, with brackets or without: `"[layernorm mlp]"`.
+        modules = value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()
         unknown = [module for module in modules if module not in _MODULES]
         if unknown:
             raise BadValue(
@@ -157,6 +159,62 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         return {ends[0]: cut[0], ends[1]: cut[-1]} if said else {}
 
     return Rule(keys=(*ends, layers, stages), read=read, write=write)
+
+
+_REPEATED: Final = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z])\*(\d+)")
+"""A group or a letter of a pipeline's layout, and how often it stands there."""
+_LONGEST_LAYOUT: Final = 100_000
+"""Letters of a pipeline's layout at most."""
+
+
+def pipeline_segments(layout: str) -> list[int]:
+    """Layers of each virtual stage of a pipeline, in the order in which data passes them.
+
+    A layout such as `Et*3|(tt|)*6mL` has a letter for each layer (`t`), for the embedding (`E`), the head (`L`) and
+    modules of further tokens (`m`), and a bar between virtual stages (`megatron/core/transformer/
+    pipeline_parallel_layer_layout.py`).
+    """
+
+    def repeated(match: re.Match[str]) -> str:
+        group, times, letter, letter_times = match.groups()
+        text, count = (letter, letter_times) if letter else (group, times or "1")
+        if len(text) * int(count) > _LONGEST_LAYOUT:
+            raise BadValue(f"names more than {_LONGEST_LAYOUT:,} layers, got {layout!r}")
+        return text * int(count)
+
+    # Quotes and backslashes are left over from shells.
+    text = re.sub(r"[\\\s'\",]", "", layout)
+    while _REPEATED.search(text):
+        text = _REPEATED.sub(repeated, text)
+        if len(text) > _LONGEST_LAYOUT:
+            raise BadValue(f"names more than {_LONGEST_LAYOUT:,} layers, got {layout!r}")
+    if not re.fullmatch(r"[EtmL|]+", text):
+        raise BadValue(f"must be a layout such as Et*3|(tt|)*6L, got {layout!r}")
+    return [segment.count("t") for segment in text.split("|")]
+
+
+def pipeline_layout_rule(name: str, stages: str) -> Rule:
+    """Layers of every stage as a pipeline's layout names them one by one; virtual stages take turns on the stages.
+
+    Args:
+        name: key of the layout.
+        stages: key of the pipeline's stages.
+    """
+
+    def read(settings: Mapping[str, Any]) -> Fields:
+        value = settings.get(name)
+        if not isinstance(value, str):
+            return {}
+        pp = WHOLE.read(settings.get(stages, 1))
+        segments = pipeline_segments(value)
+        if len(segments) % pp:
+            raise BadValue(f"has {len(segments)} virtual stages, which {pp} stages cannot share, got {value!r}")
+        if pp == 1:
+            return {}
+        per_stage = tuple(sum(segments[stage::pp]) for stage in range(pp))
+        return {"partition": per_stage, "vpp": len(segments) // pp, "layers_per_chunk": None}
+
+    return Rule(keys=(name, stages), read=read, fields=("partition",))
 
 
 def mixture_rules(name: Callable[[str], str], count: str) -> tuple[Rule, ...]:

@@ -21,6 +21,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     nodes_of,
     offloaded_layers_rule,
     partition_rule,
+    pipeline_layout_rule,
     recompute_rule,
     require_no_pipeline,
     zero_of,
@@ -107,6 +108,7 @@ _MODEL: Final = (
         "model.num_layers",
         "model.pipeline_model_parallel_size",
     ),
+    pipeline_layout_rule("model.pipeline_model_parallel_layout", "model.pipeline_model_parallel_size"),
     # Sizes (megatron/core/transformer/transformer_config.py).
     key("model.num_layers", "model.layers"),
     key("model.hidden_size", "model.hidden"),

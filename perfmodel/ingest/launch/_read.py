@@ -11,7 +11,7 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, UnknownNameError
 from perfmodel.files import TooLargeError, parse_json, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
-from perfmodel.ingest.launch._arguments import followed_script, read_arguments
+from perfmodel.ingest.launch._arguments import followed_script, read_arguments, script_at
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._finetuning_command import finetuning_command
@@ -299,7 +299,7 @@ def _of_script(
         return source, MEGATRON
     # A wrapper of another script says nothing by itself: the user must know which file is missing.
     script, _ = followed_script(text, place, arguments, variables)
-    if script.absent:
+    if script.absent and not any(script_at(command.argv, frozenset()) is not None for command in script.commands):
         several = len(script.absent) > 1
         raise LaunchFileError(
             f"{place}: no command in it trains; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
