@@ -236,7 +236,7 @@ NEOX = """
 def test_a_neox_file_without_positions_has_no_table_of_them() -> None:
     rotary = read("run.yml", NEOX, devices=8)
     none = read("run.yml", NEOX.replace('"rotary"', '"none"'), devices=8)
-    assert (rotary.model.positions, none.model.positions) == ("rope", "none")
+    assert (rotary.model.inputs.positions, none.model.inputs.positions) == ("rope", "none")
     assert parameter_count(rotary.model) == parameter_count(none.model)
     assert rotary.ignored == rotary.may_be_wrong == ()
 
@@ -244,7 +244,7 @@ def test_a_neox_file_without_positions_has_no_table_of_them() -> None:
 def test_norms_of_neox_may_have_no_parameters() -> None:
     text = NEOX.replace('"rmsnorm"', '"non_parametric_layernorm", "use_bias_in_attn_linear": false')
     net: Any = read("run.yml", text, devices=8).model
-    assert (net.norm, net.norm_parameters, net.bias) == ("layer_norm", False, False)
+    assert (net.norms.norm, net.norms.norm_parameters, net.block.bias) == ("layer_norm", False, False)
 
 
 def test_weights_that_neox_offloads_are_on_the_host() -> None:
@@ -291,7 +291,7 @@ MEGATRON_TABLE = """
 def test_no_positions_and_numbers_for_switches_in_a_table_of_arguments() -> None:
     launch = read("run.yaml", MEGATRON_TABLE, devices=8)
     assert launch.layout is not None
-    assert (launch.model.positions, launch.layout.sequence_parallel) == ("none", True)
+    assert (launch.model.inputs.positions, launch.layout.sequence_parallel) == ("none", True)
     off = read("run.yaml", MEGATRON_TABLE.replace("parallel: 1", "parallel: 0"), devices=8)
     assert off.layout is not None
     assert not off.layout.sequence_parallel
@@ -425,9 +425,9 @@ def test_models_of_levanter_that_follow_llama_differ_in_attention() -> None:
     models: dict[str, Any] = {}
     for kind in ("llama", "qwen", "qwen3", "olmo2"):
         models[kind] = read("run.yaml", LEVANTER.replace("KIND", kind), devices=8).model
-    assert [models[kind].qkv_bias for kind in models] == [False, True, False, False]
-    assert [models[kind].qk_norm for kind in models] == [False, False, True, True]
-    assert models["olmo2"].norm_at == "output"
+    assert [models[kind].attention.qkv_bias for kind in models] == [False, True, False, False]
+    assert [models[kind].attention.qk_norm for kind in models] == [False, False, True, True]
+    assert models["olmo2"].norms.norm_at == "output"
 
 
 def test_a_tokenizer_of_levanter_that_nobody_knows_is_assumed() -> None:

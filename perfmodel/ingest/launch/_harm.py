@@ -39,7 +39,7 @@ SUBJECTS: Final = {
 _WORDS: Final = (
     # The first line that has a word of the setting's name decides: `--lora-target-layers` is about adapters, though it
     # has a word of the model too, and `--recompute-num-layers` about memory.
-    (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable"),
+    (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable finetuning"),
     (Harm.TIME, "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff turbo sms"),
     (Harm.MEMORY, "reuse mem galore badam apollo lomo lisa"),
     (Harm.TIME, "fa"),
