@@ -21,15 +21,15 @@ BROKEN = {
     "variable": ("megatron_gpt3.sh", "tensor-model-parallel-size 8", "tensor-model-parallel-size $TP", 0,
                  r"tensor-model-parallel-size is '\$\{TP\}', which the file does not define; .* --layout tp="),
     "recompute": ("megatron_arguments.txt", "full", "some", 0, "must be full or selective, got 'some'"),
-    "toml": ("torchtitan_8b.toml", "seq_len = 8192", "seq_len = ", 0, "not valid TOML.*mend that line"),
+    "toml": ("torchtitan_8b.toml", "seq_len = 8192", "seq_len = ", 0, "not valid TOML.*fix that line"),
     "toml value": ("torchtitan_8b.toml", "seq_len = 8192", 'seq_len = "long"', 0,
                    "training.seq_len must be a whole number"),
     "schedule": ("torchtitan_405b.toml", "Interleaved1F1B", "Interleaved9F9B", 0, "must be one of 1F1B, GPipe"),
     "mode": ("torchtitan_8b.toml", 'mode = "selective"', 'mode = "most"', 0, "must be one of none, selective, full"),
-    "json": ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 256', 1, "not valid JSON.*mend"),
+    "json": ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 256', 1, "not valid JSON.*fix"),
     "stage": ("deepspeed_zero3.json", '"stage": 3', '"stage": -1', 0, "zero_optimization.stage must be"),
-    "yaml": ("nanotron_3d.yaml", "  zero_stage: 1", "  zero_stage: [1", 1, "not valid YAML.*mend this line"),
-    "template": ("nanotron_3d.yaml", "  tp: 4", "  tp: {{ tp }}", 0, "a template, not YAML; fill in what stands in"),
+    "yaml": ("nanotron_3d.yaml", "  zero_stage: 1", "  zero_stage: [1", 1, "not valid YAML.*fix this line"),
+    "template": ("nanotron_3d.yaml", "  tp: 4", "  tp: {{ tp }}", 0, "a template, not YAML; replace the parts in"),
     "statement": ("nanotron_3d.yaml", "  tp: 4", "{% if tp %}", 0, "a template, not YAML"),
     "no key": ("nanotron_3d.yaml", "  tp: 4", "  [a, b]: 4", 0, "a key must be a plain word"),
     "yaml value": ("nanotron_3d.yaml", "  pp: 2", "  pp: two", 0, "parallelism.pp must be a whole number"),
@@ -65,7 +65,7 @@ def test_of_a_key_that_is_given_twice_the_last_counts(
     path.write_text(text.replace(was, becomes, 1))
     twice = read_launch(path, devices=32)
     assert (twice.layout, twice.global_batch) == (once.layout, once.global_batch)
-    assert any(f"{key} is given twice; the last one counts" in note for note in twice.ignored)
+    assert any(f"{key} appears twice; the last value counts" in note for note in twice.ignored)
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -726,13 +726,13 @@ def test_several_trainings_in_a_script_are_named() -> None:
 def test_one_task_per_node_is_a_guess() -> None:
     launch = parse_launch(f"#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nsrun python {TRAIN}\n", "run.sh")
     assert launch.devices == 4
-    assert any("one device per node is a guess" in line for line in launch.assumed)
+    assert any("one device per node, a guess from the number of tasks" in line for line in launch.assumed)
 
 
 def test_nodes_of_a_file_are_a_guess() -> None:
     launch = launched(before="deepspeed --hostfile hosts --num_gpus 8")
     assert launch.devices == 8
-    assert any("8 devices are a guess: the nodes are those of hosts" in line for line in launch.assumed)
+    assert any("8 devices, a guess, because the nodes are listed in hosts" in line for line in launch.assumed)
     assert launched(before="deepspeed --hostfile hosts --num_gpus 8 --num_nodes 2").devices == 16
 
 

@@ -159,10 +159,14 @@ def _name(text: str) -> str:
 def _in_full(name: str, known: frozenset[str]) -> str:
     """Full name of an argument that may be cut short, as argparse allows (`--micro-batch`) if only one begins so.
 
-    Words without a hyphen are too many things: `--output` is of srun, and no part of `--output-logit-softcapping`.
+    Words without a hyphen are too many things: `--output` is of srun, and no part of `--output-logit-softcapping`. The
+    degrees of parallelism, `-size`, are older than other arguments that begin as they do, so that scripts cut them
+    short.
     """
     if name in known or "-" not in name:
         return name
+    if f"{name}-size" in known:
+        return f"{name}-size"
     longer = [full_name for full_name in known if full_name.startswith(name)]
     return longer[0] if len(longer) == 1 else name
 
