@@ -146,7 +146,7 @@ def test_what_a_file_says(name: str) -> None:
         assert launch.model is None
         assert any("--model" in line for line in launch.missing)
     else:
-        assert said.model.items() <= vars(launch.model).items()
+        assert said.model.items() <= launch.model.values().items()
     assert (said.global_batch is None) == any("--global-batch" in line for line in launch.missing)
 
 
@@ -170,7 +170,7 @@ def test_what_is_unsaid_is_said() -> None:
     ("name", "was", "becomes", "said"),
     [
         ("maxtext_tpu.yml", "remat_policy: full", "remat_policy: save_qkv_proj",
-         "remat_policy save_qkv_proj as recompute=full"),
+         "remat_policy save_qkv_proj is predicted as recompute=full"),
         ("deepspeed_offload.json", '"cpu"', '"nvme"', "states on NVMe are predicted as if they were in host memory"),
     ],
 )  # fmt: skip

@@ -115,8 +115,9 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
     except LayoutError:
         assume(False)
         raise
-    # MaxText's experts spread over replicas of which some are left for FSDP, and its context ranks hold no experts
-    assume(framework != "maxtext" or (layout.dp % layout.ep == 0 and (layout.zero < 3 or layout.ep < layout.dp)))
+    # MaxText's experts spread over replicas, and their axis shards all weights
+    shards_weights = layout.zero == 3 if layout.ep > 1 else layout.zero < 3 or layout.dp > 1
+    assume(framework != "maxtext" or (layout.dp % layout.ep == 0 and shards_weights))
     # nanotron's experts spread over replicas, and beside tensor parallelism tokens must be shared out
     shared_out = layout.ep == 1 or layout.tp == 1 or layout.sequence_parallel
     assume(framework != "nanotron" or (layout.dp % layout.ep == 0 and shared_out))
@@ -214,27 +215,28 @@ def test_models_that_a_format_holds_come_back(framework: str, model: str) -> Non
 def test_models_that_a_format_cannot_hold_are_left_to_the_user(framework: str) -> None:
     layout = Layout(dp=8, zero=0, sequence_parallel=framework == "torchtitan")
     text = pm.export_launch(layout, framework, model="gpt3-6.7b", job=job_of(layout, 4))
-    assert "# model gpt3-6.7b: this file does not state it" in text
+    assert "# model gpt3-6.7b: this format has no key for the model" in text
 
 
 @pytest.mark.parametrize(
     ("framework", "layout", "job", "reason"),
     [
-        ("megatron-core", "tp=2,pp=2,dp=2,zero=2", {}, "only without a pipeline; take zero=1 or pp=1"),
+        ("megatron-core", "tp=2,pp=2,dp=2,zero=2", {}, "only without a pipeline; use zero=1 or pp=1"),
         ("megatron-core", "pp=4,schedule=zb-h1", {}, r"schedule=zb-h1 \(Megatron runs 1f1b"),
         ("megatron-core", "dp=2,offload=true", {}, "offload=true"),
-        ("torchtitan", "dp=8,zero=1", {}, "take zero=0, 2 or 3"),
+        ("torchtitan", "dp=8,zero=1", {}, "use zero=0, 2 or 3"),
         ("torchtitan", "tp=2,dp=2,zero=0,sequence_parallel=true", {}, "DDP goes with no other parallelism"),
         ("torchtitan", "cp=2,zero=0", {}, "DDP goes with no other parallelism"),
-        ("torchtitan", "tp=2,dp=4,zero=3", {}, r"sequence_parallel=false \(its tensor parallelism always.*take seq"),
+        ("torchtitan", "tp=2,dp=4,zero=3", {}, r"sequence_parallel=false \(its tensor parallelism always.*use seq"),
         ("torchtitan", "dp=8,zero=3", {"dtype": "fp16"}, "dtype=fp16"),
-        ("nanotron", "dp=8,zero=3", {}, "optimizer states only; take zero=0 or 1"),
+        ("nanotron", "dp=8,zero=3", {}, "optimizer states only; use zero=0 or 1"),
         ("nanotron", "pp=4,vpp=2", {}, r"vpp=2 \(it has no virtual stages\)"),
-        ("deepspeed", "dp=8,zero=0", {}, r"zero=0 \(its BF16 optimizer shards.*take zero=1"),
+        ("deepspeed", "dp=8,zero=0", {}, r"zero=0 \(its BF16 optimizer always shards.*use zero=1"),
         ("deepspeed", "pp=2,dp=4", {}, r"pp=2 \(a DeepSpeed pipeline is built in the training script"),
-        ("llm-foundry", "dp=8,zero=1", {}, "take zero=0, 2 or 3"),
+        ("llm-foundry", "dp=8,zero=1", {}, "use zero=0, 2 or 3"),
         ("maxtext", "dp=8,zero=2", {}, "zero=2: MaxText shards"),
-        ("fsdp", "tp=2,dp=4,zero=3", {}, "take tp=1,pp=1"),
+        ("maxtext", "dp=8,ep=4,zero=1", {}, "zero=1: MaxText's expert axis also shards weights; use zero=3"),
+        ("fsdp", "tp=2,dp=4,zero=3", {}, "use tp=1,pp=1"),
     ],
 )
 def test_what_a_framework_cannot_run_is_refused(framework: str, layout: str, job: dict[str, str], reason: str) -> None:

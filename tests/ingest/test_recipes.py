@@ -66,7 +66,7 @@ def test_a_command_of_torchtitan_with_its_file(tmp_path: Path) -> None:
     )
     launch = read_launch(script)
     assert (degrees(launch)[0], launch.seq_len, launch.model and launch.model.name) == (8, 8192, "llama3-70b")
-    assert any("not beside the script" in sentence for sentence in launch.ignored)
+    assert any("was not found beside the script" in sentence for sentence in launch.ignored)
 
 
 NEMO_SCRIPT = """

@@ -193,7 +193,7 @@ def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
         ("if true; then run", "'if' is opened here and never closed; add its 'fi'"),
         ("for x in 1; do run", "'for' is opened here and never closed; add its 'done'"),
         ("case x in a) run ;;", "'case' is opened here and never closed; add its 'esac'"),
-        ("fi", "'fi' without 'if'; mend the script"),
+        ("fi", "'fi' without 'if'; fix the script"),
         ("run 'a", "a quote is opened here and never closed; add its '"),
         ("cat <<EOF\nx", "the here-document is never closed; add its EOF"),
         ("f() { f; }; f", "calls itself without an end"),

@@ -242,7 +242,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
             if name != "dp" or len(lost) == 1  # what is left for dp follows from the others
         )
         fix = ",".join(f"{name}={written(got[name])}" for name in lost if name != "dp" and got[name] is not None)
-        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {reasons}" + (f"; take {fix}" if fix else ""))
+        raise LaunchFileError(f"{form.name} cannot run {layout.label}: {reasons}" + (f"; use {fix}" if fix else ""))
 
 
 def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: bool) -> dict[str, Any]:

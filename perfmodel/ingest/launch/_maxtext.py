@@ -169,8 +169,10 @@ def _write_mesh(fields: Fields) -> Mapping[str, Any]:
     copies = fields["replicate"]
     if sharded and shards % copies:
         raise LaunchFileError(f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}")
-    if sharded and shards == copies and fields["dp"] > 1:
-        raise LaunchFileError("zero=3 with ep=dp: no ranks are left for MaxText's fsdp axis; use ep < dp")
+    if sharded and 1 < shards == copies and fields["ep"] == 1:
+        raise LaunchFileError("zero=3 with replicate=dp: no ranks are left for MaxText's fsdp axis; use fewer copies")
+    if not sharded and fields["ep"] > 1:
+        raise LaunchFileError(f"zero={fields['zero']}: MaxText's expert axis also shards weights; use zero=3")
     # dcn axes span slices, of which this file assumes one.
     values = {
         "dcn_data_parallelism": 1,

@@ -191,7 +191,7 @@ def accumulated(fields: Fields, unstated: str) -> int:
     if not total:
         raise LaunchFileError(f"{unstated}; the global batch must be given too")
     if total % each:
-        raise LaunchFileError(f"global batch {total}: no multiple of dp*micro_batch = {each}; take one")
+        raise LaunchFileError(f"global batch {total}: not a multiple of dp*micro_batch = {each}; use a multiple")
     return total // each
 
 
