@@ -141,7 +141,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     return Prediction(
         model=problem.model.name,
         framework=problem.framework.label,
-        notation=problem.framework.notation(layout, problem.model),
+        notation=problem.notation(layout),
         cluster=problem.cluster.name,
         devices=layout.devices,
         layout=layout,

@@ -110,7 +110,7 @@ class StepProblem:
 
     def notation(self, layout: Layout) -> str:
         """The layout in the notation of the framework, which reads this very layout back for this model."""
-        return self.framework.notation(layout, self.model)
+        return _notation(self.setting, layout)
 
     @property
     def usable_bytes(self) -> float:
@@ -227,3 +227,9 @@ def session_cached(
         return store_of(record).get_or_compute(key, partial(function, record, *args, **kwargs))
 
     return cached
+
+
+@session_cached
+def _notation(setting: Setting, layout: Layout) -> str:
+    """`StepProblem.notation`, which tries every default of the framework in turn."""
+    return setting.framework.notation(layout, setting.model)

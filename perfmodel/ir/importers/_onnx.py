@@ -177,7 +177,7 @@ class _Reader:
             unknown = ["all"]
         if unknown:
             raise PerfModelError(
-                f"tensor {tensor.name}: dimension {unknown[0]!r} depends on data or was not given; set it by dims"
+                f"tensor {tensor.name}: dimension {unknown[0]!r} depends on data or was not given; add it to dims"
             )
         return Array.of(element_type(self.onnx, kind.elem_type), tuple(d.dim_value for d in kind.shape.dim))
 
