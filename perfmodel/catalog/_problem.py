@@ -75,7 +75,7 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
         changes: keys with dots; values as TOML has them, or plain text.
 
     Raises:
-        PerfModelError: a file that cannot be read; a key that there is not or a value that it cannot have, by name.
+        PerfModelError: a file that cannot be read; an unknown key or a value that it cannot have, by name.
     """
     place = str(path) if path is not None else "--set"
     # Only a file on disk has a folder that its schedule may lie in; changes of the command line may name any file.
@@ -95,7 +95,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
         folder: that paths in it are relative to.
 
     Raises:
-        PerfModelError: a key that there is not or a value that it cannot have, by name.
+        PerfModelError: an unknown key or a value that it cannot have, by name.
     """
     # Keys at the top are few; one that belongs in a table, or in a launch file, is told where to go.
     for key, value in data.items():

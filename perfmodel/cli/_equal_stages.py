@@ -74,7 +74,7 @@ def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[st
     """The schedules asked for; else `default`, or all that train.
 
     Raises:
-        UnknownNameError: a schedule that there is not.
+        UnknownNameError: an unknown schedule.
     """
     from perfmodel.schedule import get_schedule, schedule_names
 

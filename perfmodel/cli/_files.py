@@ -97,7 +97,7 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
         stated: names of the flags that the command line states.
 
     Raises:
-        PerfModelError: a broken file, a key that there is not, a value that it cannot have.
+        PerfModelError: a broken file, an unknown key, a value that it cannot have.
     """
     arguments.of_job, arguments.of_search, arguments.given = {}, {}, stated
     if not hasattr(arguments, "job_file"):

@@ -236,7 +236,7 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)  # argparse's own swallows the error of a full disk
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Names that are none are refused with the nearest that are."""
+        """Unknown names are refused, with the nearest known ones."""
         choices = [str(choice) for choice in action.choices or ()]
         if action.choices is not None and value not in action.choices and value is not argparse.SUPPRESS:
             near = get_close_matches(str(value), choices, 1)

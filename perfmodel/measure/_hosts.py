@@ -81,7 +81,7 @@ class EmulatedNetwork:
     """What joins emulated hosts.
 
     Raises:
-        PerfModelError: for a bandwidth or latency that is none.
+        PerfModelError: for an invalid bandwidth or latency.
     """
 
     bandwidth_bytes_per_s: float
@@ -102,7 +102,7 @@ class EmulatedHosts:
     user space, which is left out where `latency_s` is 0.
 
     Raises:
-        PerfModelError: for fewer than 2 or more than 64 hosts, or a bandwidth or latency that is none.
+        PerfModelError: for fewer than 2 or more than 64 hosts, or an invalid bandwidth or latency.
         CalibrationError: where the system cannot make them; the message says what is missing.
     """
 

@@ -74,7 +74,7 @@ def training_run(
         pue: power usage effectiveness, energy that the site draws over that of the devices.
 
     Raises:
-        PerfModelError: a power usage effectiveness below 1; a tariff that is none.
+        PerfModelError: a power usage effectiveness below 1; an invalid tariff.
     """
     positive("pue", pue)
     if pue < 1:

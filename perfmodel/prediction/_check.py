@@ -16,7 +16,7 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
     """Check a layout of a problem.
 
     Args:
-        layout: a `Layout`, which is taken at its word, or its notation or its fields by name, in which what is not
+        layout: a `Layout`, which is used as it is, or its notation or its fields by name, in which what is not
             said is as the framework has it.
 
     Returns:

@@ -106,7 +106,7 @@ def communication_events(
     """Every event of a step that belongs to no block.
 
     Args:
-        ranks: how ranks are numbered; what else the layout says is of no account.
+        ranks: how ranks are numbered; the other fields of the layout do not matter.
         states: how model states lie on the ranks.
         blocks: blocks of the shard.
         spec: the program.

@@ -185,7 +185,7 @@ def get_schedule(name: str) -> Scheduler:
 
     Raises:
         UnknownNameError: no schedule has this name.
-        LayoutError: a number where none is taken, or one that is none.
+        LayoutError: a number where none is taken, or an invalid one.
     """
     # A path may hold colons itself, so what follows the first one is all of it.
     head, colon, tail = schedule_name(name).partition(":")

@@ -103,7 +103,7 @@ def serving_options(file: JobFile) -> dict[str, Any]:
     """Values of `[serving]` of a job file.
 
     Raises:
-        PerfModelError: a word that there is not, or a value that it cannot have; names the file.
+        PerfModelError: an unknown word, or a value that it cannot have; names the file.
     """
     return checked_fields(ServingOptions, file.serving, f"{file.place} [serving]", SERVING_KEYS)
 
@@ -180,7 +180,7 @@ def serving_problem(
     Keywords that are None or empty are not stated.
 
     Raises:
-        UnknownNameError: a name that no catalog has, a word that there is not.
+        UnknownNameError: a name that is not in the catalog, an unknown word.
         PerfModelError: no cluster.
     """
     stated = {name: value for name, value in keywords.items() if value not in (None, "")}

@@ -120,7 +120,7 @@ def serve(
         options: fields of `ServingOptions`; `prompt_tokens` and `output_tokens` are needed, `batch` divides by dp.
 
     Raises:
-        UnknownNameError: a name that no catalog has, a word that there is not.
+        UnknownNameError: a name that is not in the catalog, an unknown word.
         LayoutError: a layout that cannot serve the model.
         PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
     """
@@ -252,7 +252,7 @@ def largest(server: Server, limits: ServingOptions) -> Serving:
     as more take longer.
 
     Raises:
-        PerfModelError: a limit that is none; not even one request a replica does; says by how much.
+        PerfModelError: an invalid limit; not even one request a replica does; says by how much.
     """
     for name, limit_s in (
         ("time to first token", limits.ttft_limit_s),

@@ -225,7 +225,7 @@ class Job(Implementation):
 
     @property
     def input_s(self) -> float:
-        """Seconds in which input pipelines bring the samples of a step; 0 where they bring enough."""
+        """Seconds that the input pipelines take for the samples of a step; 0 if they never limit it."""
         return 0.0 if self.input_samples_per_s is None else self.global_batch / self.input_samples_per_s
 
     @property

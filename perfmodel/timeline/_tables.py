@@ -143,7 +143,7 @@ def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, dev
     """Programs of several structures end to end in one table, on one of JAX's CPU devices.
 
     Without `pred` (empty then) the table serves the makespans of a batch, not their gradients: which predecessor comes
-    first is of no account.
+    first does not matter.
     """
     n_ops = sum(compiled.n_ops for compiled in structures)
     longest = max(compiled.n_ops for compiled in structures)

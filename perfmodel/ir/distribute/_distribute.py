@@ -108,7 +108,7 @@ class Degrees:
         """From `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or DistIR's D/T/P/K as `2/2/2/4`.
 
         Raises:
-            LayoutError: an unknown name, or a value that is none.
+            LayoutError: an unknown name, or an invalid value.
         """
         # D/T/P/K is how the paper's table 2 writes configurations.
         if re.fullmatch(r"\d+(/\d+){3}", text.strip()):

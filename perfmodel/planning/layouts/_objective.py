@@ -100,7 +100,7 @@ class Goal:
         """Read an objective and constraints as users write them.
 
         Raises:
-            PerfModelError, UnknownNameError: formulas that are none, or that need a price, a power or tokens that
+            PerfModelError, UnknownNameError: invalid formulas, or that need a price, a power or tokens that
                 neither `tariff` nor the catalog tells.
         """
         goal = cls(

@@ -56,7 +56,7 @@ class Quantities:
         """Between which values a quantity lies.
 
         Raises:
-            PerfModelError: a price, a power or an amount of tokens that nothing tells.
+            PerfModelError: a price, a power or an amount of tokens that is not known.
         """
         exactly = Interval.exactly
         if name in MEMORY:

@@ -84,7 +84,7 @@ class SearchSpace:
     tp_overlap: tuple[bool, ...] = (False,)
     """Whether tensor-parallel collectives run beside products."""
     offload: tuple[bool, ...] = (False,)
-    """Whether activations go to the host in pipelines; without a pipeline the first alone is taken."""
+    """Whether activations go to the host in pipelines; layouts without a pipeline take the first alone."""
     offload_layers: tuple[int, ...] = (0,)
     """Numbers of layers whose activations go to the host; above 0 only without a pipeline and without recompute."""
     order: tuple[str, ...] = (Layout().order,)
@@ -110,7 +110,7 @@ class SearchSpace:
 
 
 Space = SearchSpace | Callable[[Problem], SearchSpace]
-"""A space, or a function that tells it for a problem."""
+"""A space, or a function that returns the space of a problem."""
 
 
 def _values(values: tuple[Any, ...]) -> str:
@@ -169,7 +169,7 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
     """The space with further options let free: names of `OPTIONS` separated by commas, or `all`.
 
     Raises:
-        UnknownNameError: for a name that is none of them.
+        UnknownNameError: for an unknown name.
     """
     names = list(OPTIONS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     changes: dict[str, tuple[object, ...]] = {}

@@ -182,7 +182,7 @@ def file_words(file: catalog.JobFile) -> dict[str, Any]:
     """The settings as `[search]` of a job file writes them.
 
     Raises:
-        PerfModelError: a word that there is not, or a value that it cannot have; names the file.
+        PerfModelError: an unknown word, or a value that it cannot have; names the file.
     """
     place, stated = f"{file.place} [search]", {}
     for word, value in file.search.items():

@@ -187,7 +187,7 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
         scenario: what changes.
 
     Raises:
-        LayoutError: a layout that cannot run, or a slow rank that there is not.
+        LayoutError: a layout that cannot run, or a slow rank outside the pipeline.
     """
     check_layout(problem.model, problem.cluster, problem.job, layout)
 
@@ -240,7 +240,7 @@ def parse_sweep(text: str) -> list[Setting]:
     """Read `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or `inter_node_bandwidth=0.5x:4x:8`.
 
     Raises:
-        UnknownNameError, PerfModelError: as `parse_setting`; or a range that is none.
+        UnknownNameError, PerfModelError: as `parse_setting`; or an invalid range.
     """
     name, _, raw = text.partition("=")
     parts = raw.split(":")

@@ -55,7 +55,7 @@ class LayoutGrid:
     """All layouts of the same degrees and micro-batch: every pipeline with every shard, recompute and state."""
 
     degrees: Layout
-    """Degrees and micro-batch; what else it says is of no account."""
+    """Degrees and micro-batch; its other fields do not matter."""
     pipelines: tuple[PipelineChoice, ...]
     shards: tuple[ShardChoice, ...]
     recomputes: tuple[RecomputeChoice, ...]

@@ -101,7 +101,7 @@ class StateEvents:
     def seconds(self, time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]) -> StateSeconds:
         """Bounds for every shape and state choice, from the seconds of `ops`."""
         time_s = np.append(time_s, 0.0)  # NO_EVENT is the last place, and takes no time
-        # Where activations lie is of no account here, so choices that differ in it alone have the same bounds.
+        # Where activations lie does not matter here, so choices that differ in it alone have the same bounds.
         resident = list(dict.fromkeys(state.resident for state in states))
         bounds_of_shapes = [self._bounds_of_shape(shape, time_s, resident) for shape in self._shapes]
         of_state = [resident.index(state.resident) for state in states]
