@@ -1,9 +1,11 @@
 """Parameter counts against what papers and model cards print."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.catalog import model, models
-from perfmodel.spec import Job, Transformer
+from perfmodel.spec import AdaLN, Job, NarrowEmbedding, Transformer
 from perfmodel.workload import Shard, blocks, parameter_count, parameters
 from perfmodel.workload._local import padded_vocab
 
@@ -62,6 +64,29 @@ def test_active_parameters_of_a_mixture():
     assert parameters(model("qwen3-235b-a22b")).active == pytest.approx(22e9, rel=0.02)
     dense = parameters(model("llama2-7b"))
     assert dense.active == dense.total
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_narrow_tables_of_tokens_are_joined_to_the_layers_by_two_products(tied: bool, bias: bool) -> None:
+    """Rows of a table, and what is compared with them, are as wide as it; positions as the layers (OPT-350M)."""
+    wide, width = replace(model("gpt3-125m"), tied_embeddings=tied), 96
+    narrow = replace(wide, narrow_embedding=NarrowEmbedding(width=width, bias=bias))
+    tables, h = (1 if tied else 2), wide.hidden
+    projections = 2 * h * width + (h + width) * bias
+    assert parameter_count(narrow) == parameter_count(wide) - tables * wide.vocab * (h - width) + projections
+
+
+def test_diffusion_transformers_make_scales_shifts_and_gates_of_time_and_class() -> None:
+    """DiT (arXiv 2212.09748): layer norms without parameters, three vectors for every sub-layer, two for the head."""
+    dit = replace(model("dit-b-2"), adaln=AdaLN(classes=10, frequencies=30))
+    h, patches = dit.hidden, dit.patches
+    assert patches is not None
+    vectors = h * h + h
+    conditioned = (30 + 1) * h + vectors + (10 + 1) * h
+    pixels = (patches.elements + 1) * h + (h + 1) * patches.out_elements
+    layer = 4 * vectors + (h + 1) * dit.ffn_hidden + (dit.ffn_hidden + 1) * h + 6 * vectors
+    assert parameter_count(dit) == conditioned + pixels + dit.layers * layer + 2 * vectors
 
 
 @pytest.mark.parametrize("name", models())
