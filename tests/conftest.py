@@ -18,6 +18,13 @@ from perfmodel.session import current_session
 hypothesis.settings.register_profile("untimed", deadline=None, derandomize="PERFMODEL_EXPLORE" not in os.environ)
 hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What XLA has compiled once serves all workers, the processes that tests start, and later runs: a quarter of the time
+# of files that compile much. It stands where the command line keeps its own (`perfmodel.timeline.cache_dir`), which
+# drops what is not used; every program of other code, flags or versions has another name.
+USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ.get("PERFMODEL_CACHE") or USER_CACHE) / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # A shell lets what it starts in the background ignore interrupts, and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,7 +32,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 DATA = Path(os.environ.get("PERFMODEL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
-LONGEST = ("test_live.py", "test_cases.py", "test_trace_program.py", "test_agents.py", "test_docs.py")
+LONGEST = ("test_live.py", "test_cases.py", "test_docs.py", "test_laws.py", "test_agents.py")
 """Files that take a minute or so: begun first, lest one worker waits for another's last file."""
 
 
@@ -61,6 +68,20 @@ def as_a_test_finds_it() -> Iterator[None]:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
             RESIDENT_BYTES[0] = resident_bytes()
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """XLA tells a module's text, memory and FLOPs of what it compiles itself, not of what it finds compiled."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    was_enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", was_enabled)
+    compilation_cache.reset_cache()
 
 
 def resident_bytes() -> int:

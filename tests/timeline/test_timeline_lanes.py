@@ -123,6 +123,7 @@ def test_a_search_needs_few_traces():
     assert traces.total <= 16
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_working_memory_does_not_grow_with_lanes():
     compiled = compile_structure(PIPELINE)
 
@@ -136,6 +137,7 @@ def test_working_memory_does_not_grow_with_lanes():
     assert temporary_bytes(1024 * TILE) == temporary_bytes(4 * TILE)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_no_step_of_the_loop_over_bundles_is_split_among_threads():
     """XLA splits what it takes for heavy work; see `tile_of_lanes`."""
     compiled = compile_structure(build(ProgramSpec(stages=32, micro_batches=64, sends="op")))

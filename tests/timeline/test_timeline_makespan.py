@@ -148,6 +148,7 @@ def test_slots_keep_a_value_until_the_group_that_reads_it_last_is_over(structure
     assert not (within & (compiled.pred >= 0)).any()
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_loops_over_single_ops_compile_to_one_function():
     """The whole speed of these loops rests on it; see `_loops`."""
     from perfmodel.timeline._durations import padded_classes

@@ -122,6 +122,7 @@ def test_forward_and_backward_products(net):
     assert dot_flops(jaxpr.jaxpr) == block_flops(net, "forward", "backward_input", "backward_weight")
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize("net", [GPT, LLAMA], ids=lambda net: net.name)
 def test_what_the_compiler_counts(net):
     """XLA also counts element-wise work, which is the smaller part."""

@@ -80,7 +80,7 @@ def test_narrow_tables_of_tokens_are_joined_to_the_layers_by_two_products(tied: 
 def test_diffusion_transformers_make_scales_shifts_and_gates_of_time_and_class() -> None:
     """DiT (arXiv 2212.09748): layer norms without parameters, three vectors for every sub-layer, two for the head."""
     dit = replace(model("dit-b-2"), adaln=AdaLN(classes=10, frequencies=30))
-    h, patches = dit.hidden, dit.patches
+    h, patches = dit.hidden, dit.inputs.patches
     assert patches is not None
     vectors = h * h + h
     conditioned = (30 + 1) * h + vectors + (10 + 1) * h

@@ -20,6 +20,7 @@ def counted(fn, *args):
     return jax.jit(fn).lower(*args).cost_analysis()["flops"]
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_flax_training_step():
     step, args = flax_gpt.training_step()
     table = trace(step, *args)
@@ -34,6 +35,7 @@ def test_flax_training_step():
     assert sum(k.op.family == "embedding" for k in table.kernels) == 4  # both tables, both ways
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_compiled_module_counts_like_xla():
     step, args = flax_gpt.training_step(hidden=64, layers=1)
     compiled = jax.jit(step).lower(*args).compile()
