@@ -570,3 +570,60 @@ def test_rings_of_maxtext() -> None:
     more = "ici_context_parallelism=4 context_parallel_strategy=ring context_parallel_load_balance=false"
     layout: Any = read("run.sh", MAXTEXT_COMMAND.replace("MORE", more), devices=8).layout
     assert (layout.cp, layout.cp_kind, layout.cp_balanced) == (4, "ring", False)
+
+
+CHAT = """
+    CUDA_VISIBLE_DEVICES=0,1 deepspeed main.py --offload --dtype bf16 --model_name_or_path meta-llama/Llama-2-7b-hf \\
+        --per_device_train_batch_size 4 --max_seq_len 512 --gradient_accumulation_steps 1 --gradient_checkpointing \\
+        --zero_stage STAGE --deepspeed --output_dir out
+"""
+
+
+@pytest.mark.parametrize(("stage", "offloaded"), [(2, "optimizer"), (3, "weights")])
+def test_programs_that_build_the_configuration_of_deepspeed(stage: int, offloaded: str) -> None:
+    launch = read("run.sh", CHAT.replace("STAGE", str(stage)))
+    layout: Any = launch.layout
+    assert (layout.zero, layout.offload_states, layout.recompute, layout.dp) == (stage, offloaded, "full", 2)
+    assert (launch.global_batch, launch.seq_len, launch.may_be_wrong) == (8, 512, ())
+
+
+SWIFT = """
+    NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B-Instruct-2507 --max_length 2048 --micro_batch_size 2 \\
+        --global_batch_size 16 --expert_model_parallel_size 4 --model_author swift --model_name robot
+"""
+
+
+def test_switches_of_megatron_swift() -> None:
+    plain = read("run.sh", SWIFT)
+    assert (plain.may_be_wrong, dict(plain.job_fields)["dtype"]) == ((), "bf16")
+    narrow = read("run.sh", SWIFT.rstrip() + " --fp8_recipe blockwise --fp8_format e4m3 --mtp_num_layers 1\n")
+    assert dict(narrow.job_fields)["dtype"] == "fp8"
+    assert "--mtp-num-layers adds modules for further tokens" in narrow.may_be_wrong[0]
+
+
+@pytest.mark.parametrize(("share", "is_doubt"), [("1", False), ("1.0", False), ("0.4", True)])
+def test_a_part_of_optimizer_states_in_host_memory_is_a_doubt(share: str, is_doubt: bool) -> None:
+    launch = read("run.sh", SWIFT.rstrip() + f" --optimizer_cpu_offload true --optimizer_offload_fraction {share}\n")
+    assert launch.layout is not None
+    assert launch.layout.offload_states == "optimizer"
+    assert any("offloads a part of optimizer states" in doubt for doubt in launch.may_be_wrong) == is_doubt
+
+
+TITAN = """
+    [model]
+    name = "llama3"
+    flavor = "8B"
+    [optimizer]
+    name = "AdamW"
+    [training]
+    local_batch_size = 1
+    seq_len = 8192
+    dtype = "float32"
+    [parallelism]
+    data_parallel_shard_degree = 8
+"""
+
+
+def test_weights_of_torchtitan_in_16_bits_have_such_states() -> None:
+    wide, narrow = read("run.toml", TITAN), read("run.toml", TITAN.replace("float32", "bfloat16"))
+    assert [dict(launch.job_fields).get("optimizer") for launch in (wide, narrow)] == ["adam", "adam16bit"]

@@ -33,6 +33,7 @@ FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
 _CONFIGURATION: Final = "deepspeed"
 """The key that names DeepSpeed's file, or holds its settings."""
 _BY_NAME: Final = "<deepspeed by name>"
+_STAGE_FLAG: Final = "zero_stage"
 """The entry that keeps the name of a file of DeepSpeed's which is not there to be read."""
 _ACCELERATE_FILE: Final = "config_file"
 _STAGE_IN_NAME: Final = re.compile(r"(?:z|zero|stage)[-_]?([0-3])(?![0-9])", re.IGNORECASE)
@@ -149,7 +150,8 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path)
     inside = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
     named = entries.get(_CONFIGURATION)
     if not inside and named is not None:
-        inside = _deepspeed_entries(named, folder)
+        built = _STAGE_FLAG in entries and not isinstance(named.value, str)
+        inside = _built_by_program(merged) if built else _deepspeed_entries(named, folder)
     dtype = _dtype_of(merged, form)
     for key, entry in inside.items():
         # `transformers` checks these against its own arguments and refuses others, so that the front end's are enough.
@@ -166,6 +168,18 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path)
         if half in merged:
             merged[half] = replace(merged[half], value=is_on(merged[half].value))
     return merged
+
+
+def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """Settings that a program makes of its own flags, which are removed from `entries` (DeepSpeed-Chat,
+    dschat/utils/ds_utils.py `get_train_ds_config`)."""
+    stage, offload = entries.pop(_STAGE_FLAG), entries.pop("offload", None)
+    inside = {"zero_optimization.stage": stage}
+    if offload is not None and is_on(offload.value):
+        inside["zero_optimization.offload_optimizer.device"] = replace(offload, value="cpu")
+        if str(stage.value) == "3":
+            inside["zero_optimization.offload_param.device"] = replace(offload, value="cpu")
+    return inside
 
 
 def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:

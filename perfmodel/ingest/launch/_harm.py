@@ -41,7 +41,7 @@ _WORDS: Final = (
     # has a word of the model too, and `--recompute-num-layers` about memory.
     (Harm.TRAINED, "lora qlora dora peft adapter adapters freeze frozen trainable finetuning"),
     (Harm.TIME, "fused fusion fuse overlap kernel gemm comm init initializer dropout loss coeff turbo sms"),
-    (Harm.MEMORY, "reuse mem galore badam apollo lomo lisa"),
+    (Harm.MEMORY, "reuse mem galore badam apollo lomo lisa zenflow"),
     (Harm.TIME, "fa"),
     (Harm.MEMORY, "recompute remat offload offloading swap checkpointing"),
     (Harm.PRECISION, "fp8 fp4 bf16 fp16 fp32 int8 int4 mxfp8 nvfp4 float8 half amp dtype precision quant quantize"),

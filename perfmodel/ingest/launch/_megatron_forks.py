@@ -42,11 +42,18 @@ def _no_pipeline(arguments: Mapping[str, Any]) -> Fields:
 def _offloaded_states(arguments: Mapping[str, Any]) -> Fields:
     if stated(arguments, OFFLOADED_WEIGHTS):
         return {"offload_states": "weights"}
-    if stated(arguments, "cpu-optimizer") or stated(arguments, "optimizer-cpu-offload"):
+    if not (stated(arguments, "cpu-optimizer") or stated(arguments, "optimizer-cpu-offload")):
+        return {}
+    share = NUMBER.read(arguments.get(_OFFLOADED_SHARE, 1))
+    if share == 1:
         return {"offload_states": "optimizer"}
-    return {}
+    doubt = (
+        f"memory may be wrong: --{_OFFLOADED_SHARE} {share:g} offloads a part of optimizer states, the prediction all"
+    )
+    return {"offload_states": "optimizer", "doubt.offload": doubt}
 
 
+_OFFLOADED_SHARE: Final = "optimizer-offload-fraction"
 _STAGES: Final = (
     "noop-layers",
     "num-layers",
@@ -130,6 +137,10 @@ _SWIFT: Final = (
     "lora-dropout",
     "target-modules",
     "torch-dtype",
+    "fp8-format",
+    "mtp-num-layers",
+    "model-author",
+    "model-name",
     "use-distributed-optimizer",
     "expert-model-parallel-size",
     "expert-tensor-parallel-size",
@@ -146,6 +157,13 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
     if "num-layers" in arguments or not any(name in arguments for name in _SWIFT_ONLY):
         return {}
     fields: Fields = {"dtype": words(_TORCH_TYPES).read(arguments.get("torch-dtype", "bfloat16"))}
+    if arguments.get("fp8-format"):
+        fields["dtype"] = "fp8"
+    if str(arguments.get("mtp-num-layers", 0)) != "0":
+        fields["doubt.mtp"] = (
+            "the model may be wrong: --mtp-num-layers adds modules for further tokens, which perfmodel leaves out; "
+            "give --model with a TOML that has mtp_layers"
+        )
     fields["zero"] = 0 if str(arguments.get("use-distributed-optimizer")).lower() == "false" else 1
     if "expert-model-parallel-size" in arguments and "expert-tensor-parallel-size" not in arguments:
         fields["etp"] = 1
@@ -182,7 +200,7 @@ FORKS: Final = (
     ),
     Rule(keys=("no-pipeline-parallel",), read=_no_pipeline, fields=("pp",)),
     Rule(
-        keys=("cpu-optimizer", "optimizer-cpu-offload", OFFLOADED_WEIGHTS),
+        keys=("cpu-optimizer", "optimizer-cpu-offload", OFFLOADED_WEIGHTS, _OFFLOADED_SHARE),
         read=_offloaded_states,
         fields=("offload_states",),
     ),

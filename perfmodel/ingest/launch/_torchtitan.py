@@ -215,11 +215,16 @@ _FLOAT8_SWITCHES: Final = ("float8.enable_float8_linear", "training.enable_float
 """Before converters of models (2024)."""
 
 
+def _optimizer(settings: Mapping[str, Any]) -> Fields:
+    name = settings.get("optimizer.name", "AdamW")
+    # The type in which weights are kept, and with them optimizer states.
+    if settings.get("training.dtype") == "bfloat16" and name in ("Adam", "AdamW"):
+        return {"optimizer": "adam16bit"}
+    return {"optimizer": OPTIMIZER.read(name)} if "optimizer.name" in settings else {}
+
+
 def _dtype(settings: Mapping[str, Any]) -> Fields:
     fields: Fields = {}
-    # The type in which weights are kept, and with them optimizer states.
-    if settings.get("training.dtype") == "bfloat16":
-        fields["optimizer"] = "adam16bit"
     converters = settings.get("model.converters", [])
     # Flags of a command line give a text with commas, files of TOML a list.
     names = converters if isinstance(converters, list) else str(converters).split(",")
@@ -364,7 +369,6 @@ TORCHTITAN: Final = LaunchFormat(
             keys=(
                 "training.mixed_precision_param",
                 "model.converters",
-                "training.dtype",
                 "training.fp8_linear",
                 *_FLOAT8_SWITCHES,
             ),
@@ -381,7 +385,7 @@ TORCHTITAN: Final = LaunchFormat(
         ),
         # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute, defaults={"selective_every": 2}),
-        read_only("optimizer.name", "optimizer", OPTIMIZER),
+        Rule(keys=("optimizer.name", "training.dtype"), read=_optimizer, fields=("optimizer",)),
         # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a class.
         read_only("loss.chunked", "chunked_loss", FLAG),
         key(
