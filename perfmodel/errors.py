@@ -68,7 +68,7 @@ class Reason(Enum):
     HEADS = "attention heads not divisible by tp", ("tp",)
     KV_HEADS = "key and value heads do not divide by tp, nor tp by them", ("tp",)
     HIDDEN = "hidden size not divisible by tp", ("tp",)
-    PAIRED_LAYERS = "tp pairs layers, of which there is an odd number", ("tp",)
+    PAIRED_LAYERS = "tp splits layers in pairs, but their number is odd", ("tp",)
     SEQUENCE = "sequence not divisible by cp (and tp)", ("cp", "tp", "sequence_parallel")
     UNFUSED_CONTEXT = "context parallelism needs fused attention", ("cp",)
     EXPERT_RANKS = "ep does not divide dp*cp", ("tp", "cp", "pp", "ep", "devices")

@@ -40,8 +40,8 @@ def _assumed_of_blocks(model: Model, layout: Layout) -> str:
         return ""
     # Megatron-LM and Hugging Face reduce each part.
     return (
-        f"{model.name}: results of attention and feed-forward, which run side by side, are assumed to be added before "
-        f"the {layout.tp} tensor-parallel ranks reduce them, once; software that reduces each takes longer"
+        f"{model.name}: attention and feed-forward run side by side, and one reduction over the {layout.tp} "
+        "tensor-parallel ranks is assumed for both; software that reduces each of them takes longer"
     )
 
 

@@ -47,7 +47,7 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
     divide(model, Reason.HIDDEN, f"hidden={hidden} is", hidden, "tp", tp)
     if tp > 1 and model.layers % 2:
         raise LayoutError(
-            f"{model.name}: tp={tp} pairs layers, but there are {model.layers}; use tp=1",
+            f"{model.name}: tp={tp} splits layers in pairs, but {model.layers} is odd; use tp=1",
             Reason.PAIRED_LAYERS,
         )
     if shard.cp > 1 or shard.ep > 1 or shard.expert_tp != tp:

@@ -160,7 +160,7 @@ def _indexed(c: Call, x: Ref, axes: Sequence[int], places: Sequence[Item | None]
     if any(array.dtype == bool for array in arrays):
         raise CannotMapError("as many elements as a mask has")
     if list(axes) != list(range(axes[0], axes[-1] + 1)):
-        raise CannotMapError("places in axes that are not next to one another")
+        raise CannotMapError("indices in axes that are not adjacent")
     shape = c.shape(x)
     # Several indexed axes are one axis of all their combinations.
     sizes = shape[axes[0] : axes[-1] + 1]
