@@ -152,8 +152,8 @@ def fully_recomputed(
     # One number holds for all stages, of which some may have fewer layers.
     if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > layers_of_stage).any()):
         raise LayoutError(
-            f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "
-            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in layers_of_stage)}",
+            f"recompute_full_layers={'-'.join(map(str, per_stage))} must be at most the layers of each of "
+            f"{len(counts)} stages, which are {'-'.join(f'{n:.0f}' for n in layers_of_stage)}",
             Reason.PER_STAGE,
             "recompute_full_layers",
         )

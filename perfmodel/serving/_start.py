@@ -36,7 +36,7 @@ def starting_point(
     framework: Framework | None = None,
     **options: Unpack[ServingKeywords],
 ) -> StartingPoint:
-    """A server at a sensible operating point: what is not said of layout and batch is chosen.
+    """A server at a sensible operating point: layout and batch are chosen where they are left open.
 
     The layout is the smallest that has room for some requests and holds the limits; the batch is the largest that holds
     them. Where no limit is given they are those of an interactive service.

@@ -186,7 +186,7 @@ class Cluster:
         """The layout with the kind of nodes of every pipeline rank written out; on nodes of one kind as it is.
 
         Raises:
-            LayoutError, UnknownNameError: kinds that there are not, or not enough of; a pipeline rank on several.
+            LayoutError, UnknownNameError: unknown kinds, too few nodes of a kind, or a pipeline rank on several kinds.
         """
         if not self.kinds:
             if layout.kinds is not None:

@@ -143,7 +143,7 @@ class Device:
 
     @property
     def usual_dtype(self) -> str:
-        """The first of the usual element types that it has, and the first of all where it has none."""
+        """The first of the usual element types that the device computes in; without any, its first element type."""
         return next((name for name in USUAL_DTYPES if name in self.dtypes), USUAL_DTYPES[0])
 
     @property

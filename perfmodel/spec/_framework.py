@@ -371,7 +371,7 @@ class Framework(Stated, Sectioned):
         if not values:
             return ""
         notation = ", ".join(f"{name}={written(value)}" for name, value in values.items())
-        return f"assumed as {self.label} has it: {notation}; say otherwise in the {record}"
+        return f"taken from the defaults of {self.label}: {notation}; override them in the {record}"
 
     def __post_init__(self) -> None:
         owner = f"framework {self.name}"

@@ -205,8 +205,8 @@ class Job(Implementation):
         base_weights, frozen = self.fine_tuning.base_weights, self.fine_tuning.frozen
         if base_weights and not (frozen and dtype_bytes(self.dtype) >= 2):
             raise LayoutError(
-                f"job: base_weights={base_weights} is of frozen weights that products of at least 16 bits use; "
-                "set frozen and such a dtype, or leave it out"
+                f"job: base_weights={base_weights} needs frozen weights and a dtype of at least 16 bits; set both, or "
+                "leave it out"
             )
 
     def _check_lengths(self) -> None:

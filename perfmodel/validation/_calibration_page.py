@@ -68,8 +68,8 @@ def calibration_report(
         calibration_report(["kernels.csv", "collectives.csv"], "fitted").write("calibration.html")
 
     Args:
-        tables: measured kernels, collectives or whole runs, also mixed; without any the page shows what the
-            calibration says of itself: its rows, and its errors on shapes kept out of the fit.
+        tables: measured kernels, collectives or whole runs, also mixed; without any, the page shows the
+            calibration's own record: its rows, and its errors on shapes kept out of the fit.
         calibration: directory made by `perfmodel fit`; the shipped one for `None`.
         problem, layout: a step whose events are what to measure next, instead of shapes near those of the tables.
         progress: told what is being done.

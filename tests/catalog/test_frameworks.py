@@ -156,7 +156,7 @@ def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
     layout, assumed = nemo.layout("tp=8,pp=2,dp=4")
     assert (layout.zero, layout.sequence_parallel) == (1, True)
     has = "zero=1, sequence_parallel=true, tp_overlap=true"
-    assert assumed == f"assumed as nemo@2025 has it: {has}; say otherwise in the layout"
+    assert assumed == f"taken from the defaults of nemo@2025: {has}; override them in the layout"
     layout, assumed = nemo.layout("tp=8,pp=2,dp=4,zero=0,sequence_parallel=false,tp_overlap=false")
     assert (layout.zero, layout.sequence_parallel, assumed) == (0, False, "")
     layout, assumed = nemo.layout("pp=2,dp=4")
