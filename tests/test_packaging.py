@@ -83,3 +83,13 @@ def test_pre_commit_runs_the_linters_of_make_lint():
     entries = {hook["entry"].split()[0].rsplit("/", 1)[1] for hook in hooks}
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nlint:")[2].partition("\nformat:")[0]
     assert entries == set(re.findall(r"\$\(BIN\)/(\S+)", recipe))
+
+
+def test_rooms_of_mutants_are_where_their_table_says() -> None:
+    """A file that has moved would drop out of the mutations without a word."""
+    rooms = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text("utf-8"))
+    for entries in rooms.values():
+        for entry in entries:
+            named = [name for name in (*entry["files"], *entry["tests"]) if "*" not in name]
+            assert [name for name in named if not (ROOT / name).is_file()] == []
+            assert any(list(ROOT.glob(pattern)) for pattern in entry["files"]), entry["files"]

@@ -28,9 +28,9 @@ SEARCH = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices"
 FRACTIONS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.38, 0.46, 0.54, 0.62, 0.7, 0.78, 0.86, 0.92, 0.98]
 
 
-def every_second(fractions: list[float]) -> list:
-    """Of the moments; those between are left to `make slow`."""
-    return [pytest.param(f, marks=pytest.mark.slow) if k % 2 else f for k, f in enumerate(fractions)]
+def every_third(fractions: list[float]) -> list:
+    """Of the moments; each is a process that starts anew, so that those between are left to `make slow`."""
+    return [pytest.param(f, marks=pytest.mark.slow) if k % 3 else f for k, f in enumerate(fractions)]
 
 
 def start(arguments: list[str], cache) -> subprocess.Popen:
@@ -91,7 +91,7 @@ def check(status: int, out: str, err: str) -> None:
         assert "so far" in result["certificate"]
 
 
-@pytest.mark.parametrize("fraction", every_second(FRACTIONS))
+@pytest.mark.parametrize("fraction", every_third(FRACTIONS))
 def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, SEARCH, cache))
 
@@ -107,12 +107,12 @@ def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")
 
 
-@pytest.mark.parametrize("fraction", every_second([0.4, 0.8, 1.2]))
+@pytest.mark.parametrize("fraction", every_third([0.4, 0.8, 1.2]))
 def test_an_interrupt_while_functions_are_compiled(fraction, takes_s, tmp_path):
     check(*interrupted_after(fraction * takes_s, SEARCH, tmp_path))
 
 
-@pytest.mark.parametrize("fraction", every_second([0.4, 0.7, 1.0, 1.4]))
+@pytest.mark.parametrize("fraction", every_third([0.4, 0.7, 1.0, 1.4]))
 def test_an_interrupt_of_a_search_with_workers(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, [*SEARCH, "--workers", "2"], cache))
 
