@@ -259,6 +259,50 @@ def test_what_is_not_understood_is_named_with_its_line(name: str, ignored: tuple
     assert len(launch.ignored) <= len(ignored) + 1
 
 
+def test_a_group_of_a_given_layout_is_of_tensor_context_and_pipeline_ranks() -> None:
+    """What is left of the devices are replicas; degrees that do not divide them are refused."""
+    file = FILES / "megatron_gpt3.sh"
+    launch = read_launch(file, layout="tp=4,cp=2,pp=4", devices=128)
+    assert launch.layout is not None
+    assert (launch.layout.cp, launch.layout.dp) == (2, 4)
+    with pytest.raises(LaunchFileError, match=r"128 devices are not a multiple of .* = 96"):
+        read_launch(file, layout="tp=4,cp=3,pp=8", devices=128)
+
+
+@pytest.mark.parametrize(("replicas", "cp", "ep"), [(2, 1, 2), (8, 1, 8), (16, 1, 8), (2, 2, 4), (4, 4, 8)])
+def test_experts_lie_on_no_more_replicas_than_there_are(replicas: int, cp: int, ep: int) -> None:
+    """DeepSpeed's experts for as many ranks at most; replicas and the ranks of a sequence hold them."""
+    text = (
+        f"deepspeed --num_gpus {replicas * cp} pretrain_gpt.py --num-layers 24 --hidden-size 2048 --seq-length 2048 "
+        "--num-attention-heads 16 --vocab-size 51200 --micro-batch-size 2 --global-batch-size 512 --bf16 "
+        f"--num-experts 8 --moe-expert-parallel-size 8 --context-parallel-size {cp}"
+    )
+    launch = parse_launch(text, "run.sh")
+    assert launch.layout is not None
+    assert (launch.layout.dp, launch.layout.cp, launch.layout.ep) == (replicas, cp, ep)
+
+
+def test_what_surely_runs_counts_before_what_a_branch_may_run() -> None:
+    """Beside programs that train nothing, too."""
+    flags = (
+        "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --vocab-size 51200 "
+        "--micro-batch-size 2 --global-batch-size 512 --bf16"
+    )
+    train = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --tensor-model-parallel-size"
+    text = f'python prepare.py --out data\nif [ -n "$BIG" ]; then\n  {train} 8\nfi\n{train} 2\n'
+    launch = parse_launch(text, "run.sh")
+    assert launch.layout is not None
+    assert launch.layout.tp == 2
+
+
+def test_a_model_of_another_library_without_its_name_is_asked_for() -> None:
+    text = (FILES / "llm_foundry_hf.yaml").read_text()
+    unnamed = "".join(line for line in text.splitlines(keepends=True) if "pretrained_model_name_or_path" not in line)
+    launch = parse_launch(unnamed, "foundry.yaml")
+    assert launch.model is None
+    assert any("--model" in sentence for sentence in launch.missing)
+
+
 def test_flags_win_over_the_file() -> None:
     file = FILES / "megatron_gpt3.sh"
     other = read_launch(file, layout="tp=4", global_batch=512, model="gpt3-13b")
