@@ -13,6 +13,7 @@ import json
 import lzma
 import os
 import re
+import sys
 import tomllib
 import zipfile
 import zlib
@@ -350,3 +351,17 @@ def read_checked(folder: Traversable, name: str) -> bytes:
             "`make checksums` if you changed the file on purpose"
         )
     return content
+
+
+def cache_dir() -> Path:
+    """Folder of the caches: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
+    chosen = os.environ.get("PERFMODEL_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "perfmodel"

@@ -16,6 +16,7 @@ import pandas as pd
 from studies.emulation_runs import come_before_others, in_turn, script
 
 from perfmodel.emulate import EmulatedRun, Emulation, Network, emulate, measure_prices
+from perfmodel.emulate._compiled_peer import compiled_loop
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.measure import usable_cores
 
@@ -228,13 +229,24 @@ def missed(results: dict[str, Any]) -> list[str]:
             "from that more than one whose peer sleeps; run this on a quiet machine before steps are judged."
         )
     lines += [
-        "- A small call takes the process of the others longer than gloo's own thread: it is Python, whose code is "
-        "cold after every pause.",
+        _language_text(results),
         "- Two cores of a shared host slow each other: while a real second rank computes, the first is slower than "
         "beside a process that waits. Ranks on nodes of their own do not show this.",
         "- No GPU and no NCCL was at hand.",
     ]
     return lines
+
+
+def _language_text(results: dict[str, Any]) -> str:
+    """Which message loop was measured."""
+    parts = [part for part in ("micro", "turns") if part in results and not results[part].get("compiled", False)]
+    if not parts:
+        return "- Messages were answered by the loop in C."
+    return (
+        f"- {' and '.join(parts)}: messages were answered in Python, whose code is cold after every pause, so that a "
+        "small call takes longer than by gloo's own thread. The loop in C, which is used where a C compiler is, has "
+        f"not been measured on a quiet machine yet: `python validate/emulation_wire.py --only {' '.join(parts)}`."
+    )
 
 
 def main() -> int:
@@ -250,7 +262,7 @@ def main() -> int:
     for part in (*arguments.only, ""):
         if part:
             rows = globals()[part](arguments)
-            results[part] = {"rows": rows, "load": os.getloadavg()[1]}
+            results[part] = {"rows": rows, "load": os.getloadavg()[1], "compiled": compiled_loop() is not None}
             write_json(kept, results)
         write_text(arguments.out / "emulation_wire.md", report(results))
     print(report(results))

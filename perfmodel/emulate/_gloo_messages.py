@@ -74,17 +74,22 @@ def called_as(connected: socket.socket) -> int:
     return _SEQUENCE.unpack(number)[0] if len(number) == _SEQUENCE.size else -1
 
 
+def without_delay(connected: socket.socket) -> socket.socket:
+    """A connection as messages want it, which never blocks."""
+    connected.setblocking(False)
+    # Headers are small and must not wait to be joined with others (Nagle); data want large buffers.
+    if connected.family == socket.AF_INET:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connected.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+    return connected
+
+
 class Connection:
     """One end of a pair of ranks; never blocks."""
 
     def __init__(self, connected: socket.socket) -> None:
-        connected.setblocking(False)
-        # Headers are small and must not wait to be joined with others (Nagle); data want large buffers.
-        if connected.family == socket.AF_INET:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connected.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
-        self.socket = connected
+        self.socket = without_delay(connected)
         self._box, self._have = memoryview(bytearray(_BOX_BYTES)), 0
         self._header, self._into, self._at, self._left = Header(0, 0, 0), self._box, 0, 0
         self._out: list[memoryview] = []

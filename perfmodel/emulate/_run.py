@@ -100,6 +100,8 @@ class PeerRun:
     messages: int
     nbytes: int
     """Data that it received and sent."""
+    compiled: bool = False
+    """Whether its messages were answered in C."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +189,8 @@ def read_run(folder: Path) -> EmulatedRun:
     peer: dict[str, Any] = json.loads((folder / PEER).read_text())
     operations = pd.DataFrame(peer["operations"], columns=list(OPERATION_COLUMNS))
     moved = operations[["in_bytes", "out_bytes"]]
-    peer_run = PeerRun(peer["cpu_s"], peer["wall_s"], int(operations.messages.sum()), int(moved.to_numpy().sum()))
+    n_messages, nbytes = int(operations.messages.sum()), int(moved.to_numpy().sum())
+    peer_run = PeerRun(peer["cpu_s"], peer["wall_s"], n_messages, nbytes, peer["compiled"])
     return EmulatedRun(tuple(_on_the_wire(rank, operations) for rank in ranks), peer_run)
 
 

@@ -151,6 +151,8 @@ class PeerPlace:
     """Host as the user named it; empty: this one."""
     other_clock: bool = False
     """Whether times there are of another clock than this host's."""
+    compiled: bool = True
+    """Whether messages may be answered in C, where that can be built there."""
 
     @classmethod
     def named(cls, host: str) -> Self:
@@ -283,7 +285,11 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerPr
     """
     # A secret per run, since the port is open to whoever reaches the host.
     orders = replace(orders, wire=f"{place.address}:0", wire_key=secrets.token_hex(16))
-    fields: Mapping[str, Any] = {**json.loads(orders.to_json()), "network": asdict(network)}
+    fields: Mapping[str, Any] = {
+        **json.loads(orders.to_json()),
+        "network": asdict(network),
+        "compiled": place.compiled,
+    }
     process = _started(place)
     try:
         ready, _, port = _reply(process, json.dumps(fields)).partition(" ")

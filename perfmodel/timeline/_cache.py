@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files import cache_dir
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
 from perfmodel.timeline._tables import CompiledStructure, compile_structure
@@ -53,20 +53,6 @@ _FOLDERS: Final = 16
 """Values of a name's first digit."""
 _NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16, np.uint32)}
 """Types that an array may be stored in, by the kind of its own type."""
-
-
-def cache_dir() -> Path:
-    """Folder of the caches: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
-    chosen = os.environ.get("PERFMODEL_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "perfmodel"
 
 
 @cache

@@ -154,7 +154,8 @@ def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
 
 INSIDE = {
     "catalog/_toml.py", "cost/learn/_collective_weights.py", "cost/learn/_weights.py", "display/_repr.py",
-    "emulate/_measure.py", "emulate/_peer.py", "emulate/_wire.py", "emulate/_orders.py", "emulate/_record.py",
+    "emulate/_measure.py", "emulate/_peer.py", "emulate/_python_peer.py", "emulate/_wire.py", "emulate/_orders.py",
+    "emulate/_record.py",
     "measure/_launch.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "ir/_text.py",
     "timeline/_cache.py", "validation/_population_fit.py",
 }  # fmt: skip

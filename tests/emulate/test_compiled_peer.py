@@ -1,0 +1,185 @@
+"""The message loop in C answers as the one in Python does: the same data, log and errors, message by message."""
+
+import json
+import random
+import select
+import shutil
+import socket
+import struct
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.emulate._compiled_peer import compiled_loop, plain
+from perfmodel.emulate._gloo_messages import DATA, KINDS, RECV_READY, SEND_READY, Connection, Header
+from perfmodel.emulate._operations import KEPT_BYTES, Network
+from perfmodel.emulate._orders import Orders
+from perfmodel.emulate._wire import PEER, PeerPlace, PeerProcess, _join, peers
+
+needs_compiler = pytest.mark.skipif(compiled_loop() is None, reason="no C compiler, or not Linux")
+BOTH_WAYS = ("all_reduce", "all_gather", "all_to_all")
+"""Kinds in which the real rank sends to, and receives from, an emulated one."""
+
+
+def slot_of(kind: str, number: int) -> int:
+    return KINDS.index(kind) << 56 | number << 24
+
+
+@dataclass
+class Rank:
+    """A real rank: gloo's handshake with every emulated rank of one group."""
+
+    connections: dict[int, Connection]
+    offers: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Data that wait for their receiver, by peer and slot."""
+    buffers: dict[int, bytearray] = field(default_factory=dict)
+    received: list[tuple[int, int, bytes]] = field(default_factory=list)
+    sent: int = 0
+
+    @classmethod
+    def joined(cls, orders: Orders, members: tuple[int, ...]) -> "Rank":
+        joined = _join(orders, members)
+        place, connections = members.index(orders.rank), {}
+        for peer, member in enumerate(members):
+            if member not in orders.real_ranks:
+                connected = socket.create_connection((joined.peer_host, joined.port))
+                connected.sendall(struct.pack("<q", joined.base + peer * len(members) + place))
+                connections[peer] = Connection(connected)
+        return cls(connections)
+
+    def say(self, peer: int, what: int, slot: int, nbytes: int, data: bytes | None = None) -> None:
+        view = None if data is None else memoryview(data)
+        self.connections[peer].send(what, slot, nbytes, view)
+        self.connections[peer].flush()
+
+    def serve(self, until: int) -> None:
+        """Exchange messages until so many have been received, and all that was offered has left."""
+        sockets = {connection.socket: peer for peer, connection in self.connections.items()}
+        while len(self.received) < until or self.offers or any(c.sending for c in self.connections.values()):
+            writers = [c.socket for c in self.connections.values() if c.sending]
+            readable, writable, _ = select.select(list(sockets), writers, [], 20.0)
+            assert readable or writable, "the emulated ranks do not answer"
+            for ready in writable:
+                self.connections[sockets[ready]].flush()
+            for ready in readable:
+                peer = sockets[ready]
+                assert self.connections[peer].receive(
+                    lambda header, peer=peer: self._place(peer, header),
+                    lambda header, peer=peer: self._arrived(peer, header),
+                )
+
+    def _place(self, peer: int, header: Header) -> memoryview:
+        self.buffers[peer] = bytearray(header.nbytes)
+        return memoryview(self.buffers[peer])
+
+    def _arrived(self, peer: int, header: Header) -> None:
+        if header.what == DATA:
+            self.received.append((peer, header.slot, bytes(self.buffers.pop(peer, b""))))
+        elif header.what == RECV_READY:
+            data = self.offers.pop((peer, header.slot))
+            self.say(peer, DATA, header.slot, len(data), data)
+
+
+def answered(tmp_path: Path, compiled: bool, network: Network, seed: int) -> tuple[list, list[dict], bool]:
+    """What a rank receives in a hundred collectives of random kinds and sizes, and what the emulated ranks note."""
+    draw, data_of = random.Random(seed), np.random.default_rng(seed)
+    orders = Orders(address="", rank=1, world_size=5, real_ranks=(1,), out=str(tmp_path))
+    with peers(orders, network, PeerPlace(compiled=compiled)) as emulated:
+        rank = Rank.joined(emulated.orders, (0, 1, 2, 3, 4))
+        expected = 0
+        for number in range(100):
+            kind = draw.choice([*BOTH_WAYS, "broadcast", "scatter", "gather", "barrier"])
+            slot = slot_of(kind, number)
+            nbytes = draw.choice([0, 4, 1000, 70_000, 300_000]) if number else KEPT_BYTES + 8
+            steps = [(peer, what) for peer in rank.connections for what in (RECV_READY, SEND_READY)]
+            if kind not in BOTH_WAYS:
+                steps = [(draw.choice(list(rank.connections)), draw.choice([RECV_READY, SEND_READY]))]
+            draw.shuffle(steps)
+            data = data_of.bytes(nbytes)
+            for peer, what in steps:
+                if what == SEND_READY:
+                    # a ring passes the same data on; an all-to-all has other data for every rank
+                    rank.offers[peer, slot] = data_of.bytes(nbytes) if kind == "all_to_all" else data
+                expected += what == RECV_READY
+                rank.say(peer, what, slot, nbytes)
+            rank.serve(expected)
+        for connection in rank.connections.values():
+            connection.socket.close()
+        emulated.end()
+    noted = json.loads((tmp_path / PEER).read_text())
+    return sorted(rank.received), noted["operations"], noted["compiled"]
+
+
+def determined(received: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """What does not depend on which message came first: short data that wait for the rank's own (`Operation`)."""
+    waits = (KINDS.index("all_gather"), KINDS.index("all_to_all"))
+    return [(peer, slot, data) for peer, slot, data in received if slot >> 56 in waits and len(data) <= 1 << 16]
+
+
+@needs_compiler
+@pytest.mark.parametrize("network", [Network(), Network(1e-4, 1e9)])
+def test_both_loops_answer_alike(tmp_path: Path, network: Network) -> None:
+    (own, operations, compiled), (same, same_operations, not_compiled) = (
+        answered(tmp_path, compiled, network, seed=3) for compiled in (True, False)
+    )
+    assert (compiled, not_compiled) == (True, False)
+    assert determined(own) == determined(same)
+    assert [(p, s, len(d)) for p, s, d in own] == [(p, s, len(d)) for p, s, d in same]
+    assert len(operations) == 100
+    facts = ("rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages")
+    assert [[row[name] for name in facts] for row in operations] == [
+        [row[name] for name in facts] for row in same_operations
+    ]
+    for row in operations:
+        assert row["first_s"] <= row["begin_s"] <= row["last_s"] + network.latency_s
+
+
+def failure(tmp_path: Path, compiled: bool, real_ranks: tuple[int, ...]) -> str:
+    """Why the emulated ranks end: data that nobody asked for, or two real ranks that disagree."""
+    orders = Orders(address="", rank=0, world_size=3, real_ranks=real_ranks, out=str(tmp_path))
+    with ExitStack() as stack:
+        emulated: PeerProcess = stack.enter_context(peers(orders, Network(), PeerPlace(compiled=compiled)))
+        ranks = []
+        for rank in real_ranks:
+            of_rank = Orders(**{**vars(emulated.orders), "rank": rank})
+            ranks.append(Rank.joined(of_rank, (0, 1, 2)))
+        if len(ranks) == 1:
+            ranks[0].say(1, DATA, slot_of("all_reduce", 0), 4, b"data")
+        else:
+            ranks[0].say(1, RECV_READY, slot_of("all_reduce", 0), 4)
+            emulated_place = next(iter(ranks[1].connections))
+            ranks[1].say(emulated_place, RECV_READY, slot_of("broadcast", 0), 4)
+        emulated.process.wait(timeout=20.0)
+        return emulated.failure
+
+
+@needs_compiler
+def test_both_loops_end_with_the_same_words(tmp_path: Path) -> None:
+    own, same = (failure(tmp_path, compiled, (0,)) for compiled in (True, False))
+    assert own == same
+    assert own == "rank 0: group 0,1,2: all_reduce: message 0 to place 1, of 4 bytes, was not expected"
+    told = {failure(tmp_path, compiled, (0, 2)) for compiled in (True, False)}
+    assert all("call #0 of group 0,1,2 is" in text for text in told)
+
+
+def test_without_a_compiler_messages_are_answered_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compiled_loop() is None
+
+
+@needs_compiler
+def test_code_is_not_loaded_from_a_folder_that_others_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path))
+    assert compiled_loop() is not None
+    (tmp_path / "peer").chmod(0o777)
+    assert compiled_loop() is None
+
+
+def test_conditions_are_kept_by_the_loop_in_python() -> None:
+    usual = Orders(address="", rank=0, world_size=2, real_ranks=(0,), out="")
+    assert plain(usual)
+    for changed in ({"straggler": 1.2}, {"jitter": 0.1}, {"delays_s": {"barrier": 1.0}}, {"fail_rank": 1}):
+        assert not plain(Orders(**{**vars(usual), **changed}))
