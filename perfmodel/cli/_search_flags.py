@@ -29,7 +29,8 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     command.add_argument(
         "--method",
         default="auto",
-        help="enumerate (exact for even stages), auto (also uneven stages where they help; default), or relax",
+        help="enumerate (exact for even stages), auto (also uneven stages where they help; default), or relax (also "
+        "moves stages, recompute and micro-batch together, by gradients; slower)",
     )
     add_space(command)
     add_goal(command)

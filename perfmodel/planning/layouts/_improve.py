@@ -1,8 +1,9 @@
 """The layouts that a search explains, in their order; and what enumeration does not reach: the best of them with uneven
-stages and recompute by stage."""
+stages and recompute by stage, by dynamic programming or by a relaxation that moves the micro-batch too."""
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final
@@ -14,14 +15,18 @@ from perfmodel.display import Report
 from perfmodel.errors import LayoutError
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._question import Question
+from perfmodel.planning.layouts._space import SearchSpace
 from perfmodel.planning.optimise import (
+    BucketResult,
+    LaunchChoices,
     PartitionResult,
     choose_method,
+    launchable_buckets,
     partition_bound_s,
     partition_stages,
-    relaxed_partitions,
+    relax_layout,
 )
-from perfmodel.prediction import Prediction
+from perfmodel.prediction import Prediction, StepProblem
 from perfmodel.spec import Framework, Layout
 
 MOST: Final = 4
@@ -88,6 +93,10 @@ def ranking(goal: Goal, predictions: Sequence[Prediction], bounds_s: Sequence[fl
     return ranked.at(np.flatnonzero(np.isfinite(value))).in_order()
 
 
+REFINED: Final = ("partition", "recompute", "recompute_full_layers", "micro_batch")
+"""Fields of a layout that an improvement may change."""
+
+
 @dataclass(frozen=True)
 class Improvement:
     """A layout whose stages were cut anew."""
@@ -97,10 +106,23 @@ class Improvement:
     result: PartitionResult
     how: str
     """Method that the cuts come from, in words."""
+    buckets: BucketResult | None = None
+    """Gradient buckets of one size that a launch may state for the new layout, where these were looked for. Predictions
+    and the ranking assume the usual ones."""
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """Fields that differ from those of the layout with even stages, before and after."""
+        layout = self.result.layout
+        differ = [name for name in REFINED if getattr(self.even, name) != getattr(layout, name)]
+        return {name: (getattr(self.even, name), getattr(layout, name)) for name in differ}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"given": str(self.even), "how": self.how} | self.result.to_dict()
+        about = {"given": str(self.even), "how": self.how, "changed": self.changed}
+        if self.buckets is not None:
+            about["buckets"] = self.buckets.to_dict()
+        return about | self.result.to_dict()
 
 
 @dataclass(frozen=True)
@@ -123,6 +145,7 @@ def improve(
     evaluated: int,
     best: Sequence[Prediction],
     pool: Sequence[Layout],
+    choices: LaunchChoices,
     report: Report,
 ) -> Improved:
     """Cut the stages of the layouts anew that can gain most by it.
@@ -137,6 +160,7 @@ def improve(
         evaluated: layouts that enumeration evaluated.
         best: ranked layouts of even stages.
         pool: further layouts to start from, that differ in more than their recompute.
+        choices: what a relaxation may change.
         report: told what is being done.
     """
     enumerated = f"bounds rule out all layouts but {evaluated:,}, which were evaluated"
@@ -169,13 +193,15 @@ def improve(
             continue
         report("cut stages", done, len(tried))
         try:
-            cuts = relaxed_partitions(goal.step_problem, layout) if method == "relax" else None
-            partitioned = partition_stages(goal.step_problem, layout, cuts=cuts)
+            if method == "relax":
+                improvement = _relaxed(goal.step_problem, layout, choices)
+            else:
+                how = "dynamic programming" if layout.vpp == 1 else "moves of layers"
+                improvement = Improvement(layout, partition_stages(goal.step_problem, layout), how)
         except LayoutError:
             continue  # nothing fits, or nothing to relax
-        how = "relaxation" if method == "relax" else "dynamic programming" if layout.vpp == 1 else "moves of layers"
-        improvements.append(Improvement(layout, partitioned, how))
-        best_value = min(best_value, float(goal.value(goal.of([partitioned.prediction]))[0]))
+        improvements.append(improvement)
+        best_value = min(best_value, float(goal.value(goal.of([improvement.result.prediction]))[0]))
     if not improvements:
         nothing = "no layout among the best has pipeline stages that could gain by being cut unevenly"
         return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all cuts says")
@@ -183,6 +209,42 @@ def improve(
     asked = "asked for" if method == "relax" else choose_method(contiguous=True).why
     why = f"{enumerated}; then stages of {len(improvements)} of {len(promising)} promising layouts cut anew: {asked}"
     return Improved(f"enumerate, {how}", why, tuple(improvements))
+
+
+def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Improvement:
+    """A layout relaxed, or cut by dynamic programming where that leads to a faster one that can be launched.
+
+    Raises:
+        LayoutError: neither leads to one that fits into memory.
+    """
+    results: list[tuple[str, PartitionResult]] = []
+    with suppress(LayoutError):
+        results.append(("relaxation", relax_layout(problem, layout, choices)))
+    with suppress(LayoutError):
+        partitioned = partition_stages(problem, layout)
+        full_layers = set(partitioned.layout.recompute_full_layers or ())
+        if choices.by_stage or len(full_layers) <= 1:
+            results.append(("dynamic programming" if layout.vpp == 1 else "moves of layers", partitioned))
+    if not results:
+        raise LayoutError(f"no cut of {layout.label} fits into memory")
+
+    # Of two that differ by rounding the relaxation's is taken, which was asked for.
+    how, best = min(results, key=lambda result: result[1].step_time_s * (1 + SAME * (result[0] != "relaxation")))
+    buckets = None
+    with suppress(LayoutError):  # no reductions to group
+        buckets = launchable_buckets(problem, best.layout)
+    return Improvement(layout, best, how, buckets)
+
+
+def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
+    """What a relaxation may change: values of the space, and of a framework only what its launch states."""
+    partial = tuple(kind for kind in space.recompute if kind != "full")
+    return LaunchChoices(
+        micro_batches=space.micro_batch,
+        recomputes=partial,
+        full_layers="full" in space.recompute and bool(partial),
+        by_stage=space.any_framework or framework.name == "generic",
+    )
 
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:

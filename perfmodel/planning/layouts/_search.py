@@ -38,6 +38,7 @@ from perfmodel.planning.layouts._improve import (
     Improved,
     Ranking,
     improve,
+    launch_choices,
     launchable_cuts,
     ranking,
 )
@@ -397,7 +398,8 @@ def _improved(
     satisfying = evaluated.number[np.isfinite(evaluated.value)]
     pool = candidates.layouts(satisfying[:POOL]) if method != "enumerate" else []
     try:
-        return improve(goal, method, len(evaluated.number), even.predictions, pool, report)
+        choices = launch_choices(question.space, framework)
+        return improve(goal, method, len(evaluated.number), even.predictions, pool, choices, report)
     except KeyboardInterrupt:
         return Improved(
             "enumerate",

@@ -92,8 +92,8 @@ class SearchOptions:
 
     method: str = "enumerate"
     """`enumerate` (even stages, exact), `auto` (then, by dynamic programming, uneven stages and recompute by stage for
-    layouts whose bound promises a gain), or `relax` (these cuts by relaxation, rounding and local search). The
-    result says what was done and why."""
+    layouts whose bound promises a gain), or `relax` (also by gradients, which move stages, recompute and
+    micro-batch together). The result says what was done and why."""
     objective: str | None = None
     """One of `OBJECTIVES`, or a formula over `QUANTITIES` to be minimised; by default `step_time`, of several batches
     `tokens_per_s`."""

@@ -28,16 +28,13 @@ if TYPE_CHECKING:
         partition_stages,
     )
     from perfmodel.planning.optimise._pipeline import Certificate, spread_bound_s
-    from perfmodel.planning.optimise._relax import (
-        Relaxation,
-        Relaxed,
-        relax,
-        relaxed_partitions,
-    )
+    from perfmodel.planning.optimise._relax import Relaxation, Relaxed, relax
+    from perfmodel.planning.optimise._relax_layout import LaunchChoices, relax_layout, relaxed_layouts
     from perfmodel.planning.optimise._sizes import (
         BucketResult,
         MicroBatchResult,
         by_micro_batch,
+        launchable_buckets,
         size_buckets,
         size_micro_batches,
     )

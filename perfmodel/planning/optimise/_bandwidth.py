@@ -125,7 +125,7 @@ def _durations(values: Values) -> Float[Array, " classes"]:
 def _step_s(relaxation: Relaxation, values: Values) -> float:
     """Return the makespan in double precision."""
     c = relaxation.constants
-    return float(makespan(relaxation.program, c["latency"] + c["volume"] / values["links"][c["of_class"]]))
+    return float(makespan(relaxation.one_program, c["latency"] + c["volume"] / values["links"][c["of_class"]]))
 
 
 def _link(kind: int, stage: int) -> str:

@@ -85,7 +85,7 @@ def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[
     seconds = np.asarray(_durations(problem.form, values, problem.single))
     noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
     noise[0] = 1.0
-    paths = np.unique(makespan_lanes_and_grad(problem.program, seconds * noise)[1], axis=0)
+    paths = np.unique(makespan_lanes_and_grad(problem.one_program, seconds * noise)[1], axis=0)
 
     # Pad to as many rows as lanes, so that JAX traces one shape only.
     padded = np.pad(paths, ((0, _LANES - len(paths)), (0, 0)))

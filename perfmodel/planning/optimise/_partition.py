@@ -125,7 +125,6 @@ def partition_stages(
     layout: Layout,
     *,
     recompute: bool = True,
-    cuts: Sequence[tuple[int, ...]] | None = None,
 ) -> PartitionResult:
     """The fastest contiguous partition of the layers into the layout's stages that fits into memory.
 
@@ -139,7 +138,6 @@ def partition_stages(
     Args:
         problem: model, job, cluster and cost models.
         layout: the layout, whose other fields are kept.
-        cuts: partitions from which layers are moved, in place of those that dynamic programming finds.
         recompute: also choose between `none` and `selective`, and let stages that do not fit recompute as few of
             their layers in full as make them fit; otherwise the layout's recompute is kept.
 
@@ -149,17 +147,14 @@ def partition_stages(
     started = time.perf_counter()
 
     # Starting points: the layout as it is, and for each mode of recompute the cuts that dynamic
-    # programming finds best, or that the caller gives.
+    # programming finds best.
     partitioned, bases, costs = _space(problem, layout, recompute)
     (batch,) = layout_batches(problem, [partitioned])
     start = [partitioned, *bases]
     for base in bases:
         of_base = costs.get(base.recompute)
         if of_base is None:
-            start += [base.replace(partition=sizes) for sizes in cuts or ()]
             start += _few_cuts(base) if base.kinds else []
-        elif cuts is not None:
-            start += of_base.layouts(base, [(sizes, base.kinds) for sizes in cuts])
         else:
             start += of_base.layouts(base, of_base.exact(base, batch.spec.micro_batches))
 
@@ -186,12 +181,12 @@ def partition_stages(
 
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
-        end = descend(list(dict.fromkeys(start)), moves, lambda layouts: _step_s(problem, layouts))
+        end = descend(list(dict.fromkeys(start)), moves, lambda layouts: exact_steps_s(problem, layouts))
     except NothingFitsError:
         raise LayoutError(
             f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"
         ) from None
-    (given_s,) = _step_s(problem, [partitioned]).tolist()
+    (given_s,) = exact_steps_s(problem, [partitioned]).tolist()
     return PartitionResult(
         prediction=explain(problem, end.best),
         given_s=explain(problem, partitioned).step_time_s if np.isfinite(given_s) else None,
@@ -206,8 +201,13 @@ def partition_bound_s(problem: StepProblem, layout: Layout) -> float:
     milliseconds."""
     if layout.pp == 1:
         return float(lower_bounds_s(problem, [layout])[0])
+    return partition_certificate(problem, layout).lower_bound_s
+
+
+def partition_certificate(problem: StepProblem, layout: Layout) -> Certificate:
+    """The bound over all partitions of a layout of several stages, with any recompute."""
     _, bases, costs = _space(problem, layout, recompute=True)
-    return _certificate(problem, bases, costs).lower_bound_s
+    return _certificate(problem, bases, costs)
 
 
 T = TypeVar("T")
@@ -332,7 +332,7 @@ def layers_per_stage(batch: LayoutBatch) -> tuple[int, ...]:
     return tuple(batch.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
 
 
-def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+def exact_steps_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step times, infinite for layouts that are impossible or do not fit."""
     step_s = np.full(len(layouts), np.inf)
 

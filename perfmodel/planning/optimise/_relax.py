@@ -2,14 +2,13 @@
 
 The objective is the exact makespan; what makes it smooth is noise on the durations that fades out (a jittered
 gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits are kept by an augmented
-Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compiled loop. Uneven stages are one
-use of it: layers dealt to stages as real numbers, down the gradient of a layout's own timeline.
+Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compiled loop.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
-from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise._variables import Variable, WholeShares, starts
-from perfmodel.prediction import StepProblem
-from perfmodel.prediction.differentiable import Programs, step_time_function_of
-from perfmodel.spec import Layout
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.optimise._variables import Variable, starts
 from perfmodel.timeline import CompiledStructure, makespan
 
 Values = Mapping[str, Any]
@@ -36,12 +32,26 @@ _PENALTY: Final = 10.0
 FEASIBLE: Final = 1e-6
 
 
+class Span(Protocol):
+    """Seconds of a step that is more than the makespan of one program."""
+
+    @property
+    def n_classes(self) -> int:
+        """Classes of durations."""
+        ...
+
+    def span_s(self, values: "Values", durations: Float[Array, " classes"]) -> Float[Array, ""]:
+        """Seconds at some unknowns and durations, as JAX can trace."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Relaxation:
     """A problem to minimise: the makespan of a program whose durations depend on unknowns."""
 
     variables: Mapping[str, Variable]
-    program: CompiledStructure
+    program: CompiledStructure | Span
+    """The program; or several of them, and how the step follows from them."""
     durations: Callable[[Values], Float[Array, " classes"]]
     """Seconds of the program's classes from unknowns and constants by name, as JAX can trace."""
     constants: Values = field(default_factory=dict)
@@ -49,6 +59,17 @@ class Relaxation:
     equal."""
     limits: Callable[[Values], Float[Array, " limits"]] | None = None
     """Limits that JAX can trace: every entry must end at or below 0. Best scaled so that 1 is far outside."""
+
+    @property
+    def one_program(self) -> CompiledStructure:
+        """The program, where the step is the makespan of one.
+
+        Raises:
+            PerfModelError: it is not.
+        """
+        if isinstance(self.program, CompiledStructure):
+            return self.program
+        raise PerfModelError("a bound needs a step that is the makespan of one program; relax without a bound")
 
     @property
     def form(self) -> "StaticArgs":
@@ -66,13 +87,16 @@ class StaticArgs:
     """The compiled part of a relaxation; equal for problems that share the compilation."""
 
     variables: tuple[tuple[str, Variable], ...]
-    program: CompiledStructure
+    program: CompiledStructure | Span
     durations: Callable[[Values], Float[Array, " classes"]]
     limits: Callable[[Values], Float[Array, " limits"]] | None
 
-    def objective(self, values: Values) -> Float[Array, ""]:
-        """The makespan."""
-        return makespan(self.program, self.durations(values))
+    def objective(self, values: Values, noise: Float[Array, " classes"] | float = 1.0) -> Float[Array, ""]:
+        """The makespan, with durations multiplied by noise."""
+        durations = self.durations(values) * noise
+        if isinstance(self.program, CompiledStructure):
+            return makespan(self.program, durations)
+        return self.program.span_s(values, durations)
 
     def excess(self, values: Values) -> Float[Array, " limits"]:
         """The limits, none or more."""
@@ -185,7 +209,7 @@ def _descend(
         temperature: Array,
     ) -> tuple[Array, Array]:
         values = values_at(free, constants_of_start, temperature)
-        span = makespan(form.program, form.durations(values) * noise)
+        span = form.objective(values, noise)
         # The augmented Lagrangian of inequalities: a limit that holds with room to spare presses no more.
         pressed = multipliers + _PENALTY * form.excess(values)
         pressed = jnp.where(pressed > 0, pressed, 0.0)
@@ -223,39 +247,3 @@ def _each(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
-
-
-def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, ...]]:
-    """Rounded partitions of a layout's layers, of the fastest relaxed one first.
-
-    The step is that of `perfmodel.step_time_function`. Memory is left to whoever rounds: recompute that makes a stage
-    fit is exact.
-
-    Args:
-        problem: model, job, cluster and cost models.
-        layout: a pipeline whose schedule flushes, at least as many layers as stages.
-
-    Raises:
-        LayoutError: no stages to cut, or a schedule without a flush.
-    """
-    even = layout.replace(partition=None, recompute_full_layers=None)
-    function = step_time_function_of(problem, even, vary="layers")
-    nominal, programs = function.nominal, function.programs
-    stages, layers = len(nominal.layers), int(nominal.layers.sum())
-    if stages == 1 or len(programs.steps) > 1 or layers < stages:
-        raise LayoutError(f"layout {layout.label} has no stages that a relaxation can cut")
-    constants = {"tables": function.tables, "nominal": nominal, "times": function.times}
-    variables = {"layers": WholeShares(stages, layers, least=1)}
-    relaxed = relax(Relaxation(variables, programs.prepared[0].compiled, _Durations(programs), constants))
-    ranked = sorted(relaxed.starts, key=lambda start: start[1])
-    partitions = [tuple(map(int, values["layers"])) for values, *_ in ranked]
-    return list(dict.fromkeys(partitions))
-
-
-@dataclass(frozen=True)
-class _Durations:
-    programs: Programs
-
-    def __call__(self, values: Values) -> Float[Array, " classes"]:
-        x = values["nominal"]._replace(layers=values["layers"])
-        return self.programs.durations(values["tables"], x, values["times"])

@@ -218,6 +218,9 @@ def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
 Sizes = tuple[tuple[int, ...], ...]
 """Layers of every bucket of every stage, in model order; the last of a stage is reduced first."""
 NUMBERS: Final = (1, 2, 4, 8)
+"""Buckets of a stage that are tried where layers move between them."""
+MOST_BUCKETS: Final = 16
+"""Buckets of a stage that are tried where all are of one size."""
 
 
 @dataclass(frozen=True)
@@ -227,9 +230,19 @@ class BucketResult:
     buckets: Sizes
     step_time_s: float
     given_s: float
-    """Step time with the buckets that a prediction assumes: equal ones, at most four per stage."""
+    """Step time with the buckets that a prediction assumes: equal ones, one per layer up to a number."""
     evaluated: int
     seconds: float
+
+    @property
+    def gain(self) -> float:
+        """Share of the step that they save beside the buckets that a prediction assumes."""
+        return 1 - self.step_time_s / self.given_s
+
+    @property
+    def most_layers(self) -> int:
+        """Layers of the largest bucket."""
+        return max(max(of_stage) for of_stage in self.buckets)
 
     @property
     def not_launchable(self) -> str:
@@ -239,11 +252,11 @@ class BucketResult:
         `--ddp-bucket-size`): all are equal but the one that is filled last, of the first layers, which may be smaller.
         """
         # Buckets are in model order and filled from the last layer on, so that the first may be
-        # the one that is not full.
+        # the one that is not full. A stage of few layers has empty ones at its end.
         filled_last = [of_stage[0] for of_stage in self.buckets]
         full: set[int] = set()
         for of_stage in self.buckets:
-            full.update(of_stage[1:])
+            full.update(layers for layers in of_stage[1:] if layers)
         size = max(full, default=max(filled_last))
         if full <= {size} and max(filled_last) <= size:
             return ""
@@ -252,6 +265,69 @@ class BucketResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return vars(self) | {"not_launchable": self.not_launchable}
+
+
+def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
+    """The best size of gradient buckets, all of one as frameworks fill them, of every whole number of layers.
+
+    Args:
+        problem, layout: as for `size_buckets`.
+
+    Raises:
+        LayoutError: no overlapped reductions to group.
+    """
+    began = time.perf_counter()
+    layout_batch = _reducing(problem, layout)
+    per_stage = [sum(sizes) for sizes in _Grouping(problem, layout_batch, 1).equal]
+
+    # Sizes that give every stage the same buckets are one; of these the smallest, which fills them most evenly.
+    sizes_of_number: dict[int, Sizes] = {}
+    for size in range(1, max(per_stage) + 1):
+        number = -(-max(per_stage) // size)
+        if number <= MOST_BUCKETS:
+            sizes_of_number.setdefault(number, tuple(_filled(layers, size, number) for layers in per_stage))
+
+    best: tuple[float, Sizes] = np.inf, ()
+    for number, sizes in sizes_of_number.items():
+        step_s = float(_Grouping(problem, layout_batch, number).step_s([sizes])[0])
+        best = min(best, (step_s, sizes))
+    return BucketResult(
+        buckets=best[1],
+        step_time_s=best[0],
+        given_s=_assumed_s(problem, layout_batch),
+        evaluated=len(sizes_of_number),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
+    """Buckets of so many layers, filled from the last layer on; those that are left over at the end are empty."""
+    filled = -(-layers // size)
+    first = layers - size * (filled - 1)
+    return (first, *(size,) * (filled - 1), *(0,) * (number - filled))
+
+
+def _reducing(problem: StepProblem, layout: Layout) -> LayoutBatch:
+    """The layout's batch, which overlaps gradient reductions with backward.
+
+    Raises:
+        LayoutError: it does not.
+    """
+    (layout_batch,) = layout_batches(problem, [layout])
+    if (
+        layout_batch.spec.grad_reduce not in ("overlap", "eager_opt")
+        or layout_batch.spec.gathers_by_layer
+        or layout_batch.spec.steps > 1
+    ):
+        raise LayoutError(
+            f"layout {layout.label} has no overlapped gradient reductions to group; use dp > 1 and zero < 3"
+        )
+    return layout_batch
+
+
+def _assumed_s(problem: StepProblem, layout_batch: LayoutBatch) -> float:
+    """Step time with the buckets that a prediction assumes."""
+    return float(makespan(prepared(layout_batch.spec).compiled, durations(problem, layout_batch)[0]))
 
 
 def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
@@ -266,15 +342,7 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
         LayoutError: no overlapped reductions to group.
     """
     began = time.perf_counter()
-    (layout_batch,) = layout_batches(problem, [layout])
-    if (
-        layout_batch.spec.grad_reduce not in ("overlap", "eager_opt")
-        or layout_batch.spec.gathers_by_layer
-        or layout_batch.spec.steps > 1
-    ):
-        raise LayoutError(
-            f"layout {layout.label} has no overlapped gradient reductions to group; use dp > 1 and zero < 3"
-        )
+    layout_batch = _reducing(problem, layout)
 
     # Each number of buckets is a structure of its own, within which layers move; the best of all
     # numbers is taken.
@@ -283,11 +351,10 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     fastest = min(range(len(ends)), key=lambda which: ends[which].value)
     grouping = groupings[fastest]
     best = ends[fastest].best
-    assumed = prepared(layout_batch.spec).compiled
     return BucketResult(
         buckets=best,
         step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
-        given_s=float(makespan(assumed, durations(problem, layout_batch)[0])),
+        given_s=_assumed_s(problem, layout_batch),
         evaluated=sum(end.evaluated for end in ends),
         seconds=time.perf_counter() - began,
     )

@@ -3,7 +3,7 @@
 Its memory (`rank_memory`) is a function of the same parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -101,14 +101,22 @@ def _live(setting: Setting, layout_batch: LayoutBatch) -> tuple[LiveState, ...]:
     return tuple(program_live(setting, replace(layout_batch.spec, offload=offload)) for offload in offloads)
 
 
-def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Array, " knots"]:
-    """Weights by which values at knots make the polynomial through them."""
-    n = knots.shape[0]
+def between_sizes(
+    of_sizes: Float[Array, " sizes"], micro_batch: Float[Array, ""], log_sizes: Float[Array, " sizes"]
+) -> Float[Array, ""]:
+    """Interpolate between whole micro-batches, by the polynomial in the logarithm of their size (Lagrange's form).
+
+    Args:
+        of_sizes: values at the sizes.
+        micro_batch: size at which the value is wanted.
+        log_sizes: logarithms of the sizes.
+    """
+    at, n = jnp.log(micro_batch), log_sizes.shape[0]
     weights = []
     for i in range(n):
-        other_knots = knots[np.delete(np.arange(n), i)]
-        weights.append(((at - other_knots) / (knots[i] - other_knots)).prod())
-    return jnp.stack(weights)
+        others = log_sizes[np.delete(np.arange(n), i)]
+        weights.append(((at - others) / (log_sizes[i] - others)).prod())
+    return jnp.stack(weights) @ of_sizes
 
 
 @partial(jax.jit, static_argnums=0)
@@ -119,8 +127,7 @@ def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, 
     factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
     times = programs.times(of_programs, x, rates, factors)
     durations = programs.durations(of_programs, x, times)
-    # Between whole micro-batches the step time is interpolated by a polynomial in the logarithm of their size.
-    return _lagrange(jnp.log(x.micro_batch), log_sizes) @ programs.step_s(durations)
+    return between_sizes(programs.step_s(durations), jnp.asarray(x.micro_batch), log_sizes)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -167,12 +174,14 @@ class StepTimeFunction:
     """On the machine as it is."""
     input_s: float
     """Seconds that a step takes at least for its samples to be there (`Job.input_samples_per_s`)."""
-    _log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
-    _memory: Memory = field(repr=False)
+    log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
+    """Logarithms of the micro-batch sizes that the programs are of."""
+    memory: Memory = field(repr=False)
+    """What `memory_bytes` evaluates."""
 
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""
-        computed_s = _step_s(self.programs, (self.tables, self.nominal, self._log_sizes), parameters)
+        computed_s = _step_s(self.programs, (self.tables, self.nominal, self.log_sizes), parameters)
         return jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
 
     def layer_slopes(self, parameters: StepParameters) -> LayerSlopes:
@@ -190,7 +199,7 @@ class StepTimeFunction:
         recompute, offload and `fp8` move it. It jumps where a stage gets its first layer, or its first one that
         recomputes all: the largest block while it runs counts whole.
         """
-        return _memory_bytes(self._memory, parameters)
+        return _memory_bytes(self.memory, parameters)
 
 
 def step_time_function(
@@ -236,15 +245,20 @@ def step_time_function(
 
 
 def step_time_function_of(
-    problem: StepProblem, layout: Layout, vary: Literal["all", "layers"] = "all"
+    problem: StepProblem,
+    layout: Layout,
+    vary: Literal["all", "layout"] = "all",
+    micro_batches: Sequence[int] | None = None,
 ) -> StepTimeFunction:
     """`step_time_function` of a problem and a layout as they are.
 
     Args:
-        vary: with `layers` the machine, the micro-batch and the element type must stay `nominal`, which leaves less to
-            price and to compile.
+        vary: with `layout` the machine and the element type must stay `nominal`, which leaves less to price and to
+            compile.
+        micro_batches: sizes of micro-batches between which the function interpolates, the layout's own among them;
+            None: that and the next smaller and larger ones that are possible.
     """
-    problems = [problem] if vary == "layers" else _by_element_type(problem)
+    problems = [problem] if vary == "layout" else _by_element_type(problem)
 
     # Full recompute is a share of each stage's layers, a parameter: the programs themselves recompute none in full.
     full = layout.recompute == "full"
@@ -253,7 +267,7 @@ def step_time_function_of(
     layers, recomputed = _layers(layout_batch, layout_batch.counts), _layers(layout_batch, layout_batch.full)
 
     # The layout with every micro-batch size, under every element type.
-    sizes = [layout.micro_batch] if vary == "layers" else _micro_batches(problem, layout)
+    sizes = possible_micro_batches(problem, layout) if micro_batches is None else list(micro_batches)
     steps, scales = [], []
     for size in sizes:
         sized = base.replace(micro_batch=size)
@@ -306,15 +320,19 @@ def _layers(
     return (counts * layout_batch.composed[0].events.layers).sum(axis=(1, 2)).astype(int)
 
 
-def _micro_batches(problem: StepProblem, layout: Layout) -> list[int]:
-    """The layout's micro-batch size, with the next smaller and larger ones that it could have."""
+def possible_micro_batches(problem: StepProblem, layout: Layout, allowed: Container[int] | None = None) -> list[int]:
+    """The layout's micro-batch size, with the next smaller and larger ones that it could have.
+
+    Args:
+        allowed: sizes that come into question; None: all.
+    """
     per_replica = problem.job.global_batch // layout.dp
     smaller = range(layout.micro_batch - 1, 0, -1)
     larger = range(layout.micro_batch + 1, min(per_replica, 8 * layout.micro_batch) + 1)
     sizes = [layout.micro_batch]
     for candidates in (smaller, larger):
         for size in candidates:
-            if _possible(problem, layout, size):
+            if (allowed is None or size in allowed) and _possible(problem, layout, size):
                 sizes.append(size)
                 break
     return sorted(sizes)

@@ -34,6 +34,8 @@ def test_uneven_stages_win_where_layers_do_not_divide(method):
     assert plain.method == "enumerate"
     assert plain.certificate == "exact"
     assert improved.to_dict()["improvements"][0]["certificate"]["gap"] >= 0
+    assert set(gain.changed) <= {"partition", "recompute", "recompute_full_layers"}  # the space has one micro-batch
+    assert gain.changed["partition"] == (None, best.layout.partition)
 
 
 def test_nothing_is_cut_where_nothing_can_be_gained():

@@ -1,0 +1,71 @@
+"""Relaxation of what a launch states: never slower, within what may be stated, and exact at what is whole."""
+
+import numpy as np
+import pytest
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError
+from perfmodel.planning.optimise import LaunchChoices, launchable_buckets, relax_layout, relaxed_layouts
+from perfmodel.planning.optimise._partition import exact_steps_s
+from perfmodel.planning.optimise._relax_layout import _changed_once, _rounded
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.spec import Job, Layout
+
+PROBLEM = step_problem(catalog.model("gpt3-125m"), catalog.cluster("dgx-a100"), Job(global_batch=8, seq_len=1024))
+SIZES = (1, 2)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["by stage", "one number"])
+def refined(request):
+    """12 layers on 5 stages: no even cut is balanced."""
+    layout, choices = Layout.parse("pp=5,micro_batch=2"), LaunchChoices(SIZES, by_stage=request.param)
+    return layout, choices, relax_layout(PROBLEM, layout, choices)
+
+
+def test_it_is_never_slower_and_states_what_a_launch_can(refined) -> None:
+    layout, choices, result = refined
+    best = result.layout
+    assert result.given_s == pytest.approx(evaluate(PROBLEM, [layout]).step_time_s[0], rel=1e-5)
+    assert result.step_time_s < 0.99 * result.given_s
+    assert result.certificate.lower_bound_s <= result.step_time_s * (1 + 1e-6)
+    assert sum(best.partition) == 12
+    assert best.micro_batch in SIZES
+    assert best.replace(partition=None, recompute="none", recompute_full_layers=None, micro_batch=2) == layout
+    if not choices.by_stage:
+        assert len(best.recompute_full_layers or ()) <= 1
+        assert best.recompute == "none" or best.recompute_full_layers is None
+
+
+def test_no_single_change_improves_the_result(refined) -> None:
+    _, choices, result = refined
+    near = list(_changed_once(result.layout, choices, trains=True))
+    assert {layout.micro_batch for layout in near} == set(SIZES)
+    assert exact_steps_s(PROBLEM, near).min() >= result.step_time_s * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("text", ["pp=1", "pp=4,schedule=pipedream"])
+def test_what_has_no_cuts_or_no_flush_is_refused(text: str) -> None:
+    with pytest.raises(LayoutError, match="no stages that a relaxation can cut"):
+        relaxed_layouts(PROBLEM, Layout.parse(text), LaunchChoices(SIZES))
+
+
+def test_layers_that_recompute_are_rounded_up_and_fit_their_stage() -> None:
+    base = Layout.parse("pp=3,recompute=none")
+    values = {"layers": np.array([5, 4, 3]), "recompute": np.array([0.0, 0.3, 1.0]), "micro_batch": np.array([2.9])}
+    by_stage = _rounded(base, values, (1, 2, 4), LaunchChoices((1, 2, 4)))
+    assert (by_stage.partition, by_stage.recompute_full_layers) == ((5, 4, 3), (0, 2, 3))
+    assert by_stage.micro_batch == 4  # nearer than 2 in the logarithm
+    values["recompute"] = np.array([0.5])
+    assert _rounded(base, values, (1, 2, 4), LaunchChoices((1,), by_stage=False)).recompute_full_layers == (3,)
+
+
+def test_buckets_of_one_size_are_what_frameworks_fill() -> None:
+    layout = Layout.parse("pp=2,dp=2")
+    result = launchable_buckets(PROBLEM, layout)
+    assert result.not_launchable == ""
+    assert [sum(of_stage) for of_stage in result.buckets] == [6, 6]
+    # a bucket per layer, which predictions assume, is one of those that are tried
+    assert result.step_time_s <= result.given_s * (1 + 1e-6)
+    assert result.gain >= -1e-6
+    with pytest.raises(LayoutError, match="no overlapped gradient reductions"):
+        launchable_buckets(PROBLEM, Layout.parse("pp=2"))
