@@ -127,6 +127,16 @@ def _pick_grad(x: Array, labels: Array, dy: Array, attributes: Values, outputs: 
     return jnp.where(hit, dy, 0)
 
 
+def _top_k(x: Array, attributes: Values, outputs: Outputs) -> tuple[Array, Array]:
+    values, places = jax.lax.top_k(x, attributes["k"])
+    return values, places.astype(jax_dtype(outputs[1]))
+
+
+def _top_k_grad(x: Array, places: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    hit = places[..., None] == jnp.arange(x.shape[-1])
+    return jnp.where(hit, dy[..., None], 0).sum(-2)
+
+
 def _places(chosen: Array, experts: int) -> Array:
     """Place of each token among those of its expert, in order of tokens."""
     # A running count over tokens, the way GShard assigns positions in buffers; no sort is needed.
@@ -258,6 +268,8 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "pick": _pick,
         "pick_grad": _pick_grad,
         "argmax": lambda x, attributes, outputs: jnp.argmax(x, -1).astype(jax_dtype(outputs[0])),
+        "top_k": _top_k,
+        "top_k_grad": _top_k_grad,
         "dispatch": _dispatch,
         "collect": _collect,
         "sgd": lambda w, g, attributes, outputs: w - attributes["rate"] * g,

@@ -156,6 +156,11 @@ def _places(t: Any, chosen: Any, experts: int) -> Any:
     return (one_hot.cumsum(0) * one_hot).sum(-1) - 1
 
 
+def _top_k(t: Any, x: Any, a: Values, out: Outputs) -> Any:
+    values, places = x.topk(a["k"], -1)
+    return values, places.to(torch_dtype(out[1]))
+
+
 def _dispatch(t: Any, x: Any, chosen: Any, a: Values, out: Outputs) -> Any:
     experts, capacity, hidden = out[0].shape
     # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the mask.
@@ -239,6 +244,8 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "pick": _pick,
         "pick_grad": _pick_grad,
         "argmax": lambda t, x, a, out: x.argmax(-1).to(torch_dtype(out[0])),
+        "top_k": _top_k,
+        "top_k_grad": lambda t, x, places, dy, a, out: t.zeros_like(x).scatter_add(-1, places.long(), dy),
         "dispatch": _dispatch,
         "collect": _collect,
         "sgd": lambda t, w, g, a, out: w - a["rate"] * g,

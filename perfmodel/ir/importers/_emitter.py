@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from perfmodel.ir import INTEGER_DTYPES, Builder, Shape
+from perfmodel.ir import INTEGER_DTYPES, Builder, Shape, attributes
 from perfmodel.ir.importers._graph import Array
 
 _LARGEST_CONSTANT: Final = 1 << 16
@@ -105,6 +105,15 @@ class Emitter:
         layer = max((ref.layer for ref in refs), default=-1)
         with self.builder.tagged(phase="forward", layer=layer):
             return Ref(self.builder.op(op, *(ref.name for ref in refs), **attributes), layer)
+
+    def ops(self, op: str, refs: Sequence[Ref], outputs: int, **values: Any) -> list[Ref]:
+        """Emit an instruction of several outputs, whose layer is the last of its operands'."""
+        if self.differentiable and any(ref.unstopped for ref in refs):
+            raise CannotMapError("a maximum has no gradient in the IR; wrap it in stop_gradient")
+        layer = max((ref.layer for ref in refs), default=-1)
+        names, hints = [ref.name for ref in refs], (f"{refs[0].name}_{op}",) * outputs
+        with self.builder.tagged(phase="forward", layer=layer):
+            return [Ref(name, layer) for name in self.builder.emit(op, names, hints, attributes(**values))]
 
     def settle_layers(self) -> None:
         """Give every instruction a layer: those of no layer (before the first, or on weights without a number) join the

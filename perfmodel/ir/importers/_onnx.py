@@ -159,13 +159,17 @@ class _Reader:
     graph: Any
     values: dict[str, Value] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
-    """Values fixed beforehand: constants, shapes, and what is computed from these alone."""
+    """Values fixed beforehand: weights, constants, shapes, and what is computed from these alone."""
 
     def region(self) -> Region:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
             self.values[tensor.name] = Value(self._declared(tensor))
+        # A weight that is an input as well may be given anew with every call.
+        given = {tensor.name for tensor in self.graph.input}
         for tensor in self.graph.initializer:
             self.values[tensor.name] = Value(Array.of(element_type(self.onnx, tensor.data_type), tuple(tensor.dims)))
+            if tensor.name not in given:
+                self.known.add(tensor.name)
         nodes = [self._node(node) for node in self.graph.node]
         outputs = [self.values[tensor.name] for tensor in self.graph.output]
         return Region(tuple(nodes), tuple(outputs))
@@ -195,8 +199,10 @@ class _Reader:
         named = [name for name in node.input if name]
         inputs = tuple(self._value(name, node) for name in named)
         outputs = tuple(self._value(name, node) for name in node.output if name)
-        # What follows from constants and shapes alone is computed once, and costs a step nothing.
-        if op in _CONSTANTS or (named and self.known.issuperset(named)):
+        # What follows from weights, constants and shapes alone is computed once, as ONNX Runtime does when it loads a
+        # model (constant_folding.cc), and costs a step nothing. Quantised weights stay as they are stored.
+        is_folded = bool(named) and self.known.issuperset(named) and op != "DequantizeLinear"
+        if op in _CONSTANTS or is_folded:
             self.known.update(node.output)
             return Node(op, "view", (), outputs)
         arrays = [value.array for value in inputs]

@@ -123,6 +123,8 @@ class _Walk:
                 return self._scan(eqn, items)
             if name == "split":
                 return self._split(eqn, items)
+            if name == "top_k":
+                return self._top_k(eqn, items)
             return [self._mapped(eqn, items)]
         except CannotMapError as reason:
             self._miss(eqn, str(reason))
@@ -158,6 +160,14 @@ class _Walk:
         if len(set(sizes)) > 1 or not isinstance(x, Ref):
             raise CannotMapError("parts of different sizes")
         return list(self.emitter.parts(self.emitter.materialised(x, array_of(eqn.invars[0])), axis, len(sizes)))
+
+    def _top_k(self, eqn: Any, items: list[Item]) -> list[Item]:
+        """The largest entries of every row and their places."""
+        x, array = items[0], array_of(eqn.invars[0])
+        last = len(array.shape) - 1
+        if not isinstance(x, Ref) or eqn.params.get("axis", last) not in (-1, last):
+            raise CannotMapError("the largest entries along another axis than the last")
+        return list(self.emitter.ops("top_k", (self.emitter.materialised(x, array),), 2, k=int(eqn.params["k"])))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Every iteration in turn; what is scanned over is split, what is collected joined."""

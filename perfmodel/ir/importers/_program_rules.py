@@ -238,6 +238,18 @@ def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
     return replace(d.reshape(top, eqn.out.shape), unstopped=True)
 
 
+def _argmax(d: Emitter, eqn: Equation) -> Ref:
+    """Place of the largest entry along one axis; of the smallest, where the value is negated."""
+    x, (axis,) = _first(eqn.items), eqn.parameters["axes"]
+    rank = len(eqn.arrays[0].shape)
+    order = [k for k in range(rank) if k != axis] + [axis]
+    return d.op("argmax", d.transpose(d.materialised(x, eqn.arrays[0]), order))
+
+
+def _argmin(d: Emitter, eqn: Equation) -> Ref:
+    return _argmax(d, replace(eqn, items=(d.op("scale", _first(eqn.items), factor=-1.0),)))
+
+
 def _dot(d: Emitter, eqn: Equation) -> Ref:
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
     shape_a, shape_b = (array.shape for array in eqn.arrays)
@@ -331,6 +343,8 @@ _OTHERS: Final[Mapping[str, Callable[[Emitter, Equation], Ref]]] = MappingProxyT
         "transpose": _transpose,
         "reduce_sum": _reduce_sum,
         "reduce_max": _reduce_max,
+        "argmax": _argmax,
+        "argmin": _argmin,
         "dot_general": _dot,
         "gather": _gather,
         "concatenate": _concatenate,

@@ -1,5 +1,5 @@
-"""Embeddings, the pieces of a cross-entropy that vocabularies spread over devices allow, and the routing of each token
-to its best expert (Fedus et al. 2021, section 2.1).
+"""Embeddings, the pieces of a cross-entropy that vocabularies spread over devices allow, the largest entries of rows,
+and the routing of each token to its best expert (Fedus et al. 2021, section 2.1).
 
 The `offset` of a table's or row's first entry is 0 unless the vocabulary is sharded (Megatron-LM's
 vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3). The row `padding` of an embedding is not
@@ -184,6 +184,35 @@ def _shard_argmax(query: ShardingQuery) -> ShardingDecision:
     return query.alike(lambda axis: axis < last)
 
 
+def _top_k(inputs: Tensors, attributes: Values) -> Tensors:
+    """The k largest entries of every row, largest first, and where they stand."""
+    operands(1, inputs)
+    (x,) = inputs
+    _rows(x)
+    k = required(attributes, "k", int)
+    if not 1 <= k <= x.shape[-1]:
+        raise RuleError(f"k={k} must be between 1 and the {x.shape[-1]} entries of a row")
+    shape = (*x.shape[:-1], k)
+    return x.with_shape(shape), Tensor("int32", shape, x.device)
+
+
+def _top_k_gradient(b: Emitter, i: Instruction, dy: str | None, _: str | None) -> Names:
+    """Gradients go back to where the entries stood; places have none."""
+    if dy is None:
+        return (None,)
+    return b.emit("top_k_grad", (i.inputs[0], i.outputs[1], dy), (f"grad_{i.inputs[0]}",))
+
+
+def _top_k_grad(inputs: Tensors, attributes: Values) -> Tensors:
+    operands(3, inputs)
+    x, places, dy = inputs
+    _integers(places)
+    require_gradient_of(places, dy)
+    if places.shape[:-1] != x.shape[:-1]:
+        raise RuleError(f"places in rows of shape {x.shape} are needed, got {places.shape}")
+    return inputs[:1]
+
+
 def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
     """Tokens [.., hidden] and their experts [..] to buffers [experts, capacity, hidden]."""
     operands(2, inputs)
@@ -251,6 +280,10 @@ TOKENS = table(
     ),
     OpDefinition(name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick),
     OpDefinition(name="argmax", infer=_argmax, work=memory_bound("row_max"), shard=_shard_argmax),
+    OpDefinition(
+        name="top_k", infer=_top_k, work=memory_bound("row_max"), gradient=_top_k_gradient, shard=_shard_argmax
+    ),
+    OpDefinition(name="top_k_grad", infer=_top_k_grad, work=memory_bound("copy"), shard=_shard_argmax),
     OpDefinition(
         name="dispatch",
         infer=_dispatch,

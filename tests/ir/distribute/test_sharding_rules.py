@@ -65,6 +65,8 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("pick", [(F64, X), (I32, (2, 4))], {}),
     ("pick_grad", [(F64, X), (I32, (2, 4)), (F64, (2, 4, 1))], {}),
     ("argmax", [(F64, X)], {}),
+    ("top_k", [(F64, X)], {"k": 3}),
+    ("top_k_grad", [(F64, X), (I32, (2, 4, 2)), (F64, (2, 4, 2))], {}),
     ("sgd", [(F64, X), (F64, X)], {"rate": 0.1}),
     ("adam", [(F64, X)] * 4, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 1}),
 ]  # fmt: skip

@@ -256,6 +256,11 @@ OPS_OF_TORCH = {
     "means": lambda t, x: x.mean((1, 2), keepdim=True) - x.sum(1, keepdim=True) ** 3,
     "softmax": lambda t, x: x.softmax(1) + x.log_softmax(-1),
     "expand": lambda t, x: x.unsqueeze(1).expand(2, 3, 12, 2).flatten(1, 2) @ t.ones(2, 5) * 0.5,
+    "top k": lambda t, x: t.topk(x, 2, 1)[0] * t.topk(x, 2, dim=1, largest=False)[0],
+    "places": lambda t, x: t.topk(x, 3, 1)[1],
+    "argmax": lambda t, x: x.argmax(1),
+    "argmin": lambda t, x: x.argmin(-1, keepdim=True),
+    "argmax of all": lambda t, x: x.argmax(),
     "roots": lambda t, x: (x * x + 1).rsqrt() + (x * x).sqrt() + x.tanh().sigmoid() - x.exp().reciprocal(),
 }
 

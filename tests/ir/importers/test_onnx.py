@@ -64,6 +64,25 @@ def test_a_small_network(h):
     assert table.predict("a100-sxm-80gb").step_time_s > 0
 
 
+def test_what_follows_from_weights_alone_is_computed_once(h):
+    """ONNX Runtime folds it when it loads the model; data that meet a folded weight still cost what they do."""
+    nodes = [
+        h.make_node("Cast", ["w"], ["w64"], to=11),
+        h.make_node("Cast", ["w64"], ["w32"], to=FLOAT),
+        h.make_node("Transpose", ["w32"], ["wt"]),
+        h.make_node("Mul", ["wt", "scale"], ["ws"]),
+        h.make_node("MatMul", ["x", "ws"], ["y"]),
+        h.make_node("Mul", ["y", "scale"], ["z"]),
+    ]
+    weights = [("w", (16, 8)), ("scale", (16,))]
+    table = read_onnx(model(h, nodes, [("x", FLOAT, (4, 8))], ["z"], weights))
+    assert [kernel.source for kernel in table.kernels] == ["MatMul", "Mul"]
+    assert table.kernels[0].bytes == 4 * (4 * 8 + 8 * 16 + 4 * 16)
+    # a weight that callers may replace is data
+    replaceable = [("x", FLOAT, (4, 8)), ("w", FLOAT, (16, 8))]
+    assert len(read_onnx(model(h, nodes, replaceable, ["z"], weights)).kernels) > 2
+
+
 def test_convolution_and_attention(h):
     nodes = [
         h.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2], group=2),
