@@ -212,6 +212,10 @@ def inference_baselines(row: dict[str, Any]) -> dict[str, float]:
 def _step_time_s(program: Program, layout: str) -> float:
     """Simulated time of one layout, infinite where its values do not fit."""
     degrees, cluster = Degrees.parse(layout), catalog.cluster(CLUSTER)
+    # Weights that do not fit even if they divide evenly rule a layout out before it is written down.
+    weights_bytes = sum(program.types[name].n_bytes for name in program.values_of("parameter"))
+    if weights_bytes / (degrees.tensor * degrees.pipeline) > cluster.device.memory_bytes:
+        return float("inf")
     try:
         spread = on_one_stream(distribute(program, degrees, representative=True))
     except LayoutError:

@@ -26,7 +26,7 @@ from perfmodel.ir.execution import (
 )
 from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
 from perfmodel.ir.program_search import dtpk_grid
-from perfmodel.measure import usable_cores
+from perfmodel.measure import usable_cores, wait_until_quiet
 from perfmodel.spec import Cluster, NetworkLevel
 
 COUNTS: Final = (2, 4, 8)
@@ -36,6 +36,12 @@ REPEATS: Final = 2
 PAPER: Final = {"MLP 1B": 0.97, "MLP 17B": 0.98, "MLP 103B": 0.99, "GPT-2 1.6B": 0.98, "GPT-2 13B": 0.94,
                 "GPT-2 175B": 0.84}  # fmt: skip
 """Table 4, Spearman's r of 71 to 94 configurations each on 16 V100."""
+QUIET: Final = 0.1
+"""Share of the processors that other work may take from a run; above it the run is repeated."""
+ATTEMPTS: Final = 3
+"""Runs of a program in one round at most, while others disturb them; the least disturbed one counts."""
+PATIENCE_S: Final = 30.0
+"""Longest wait for a quiet machine before a run is repeated."""
 COLUMNS: Final = ("round", "model", "batch", "dtpk", "ranks", "simulated_s", "measured_s", "interference")
 
 
@@ -100,8 +106,22 @@ def measure_round(path: Path, until: float) -> None:
             for chosen in of_size:
                 if time.monotonic() > until:
                     return
-                row = _row(number, chosen, programs[chosen], pair, cluster, group)
+                row = _least_disturbed(number, chosen, programs[chosen], pair, cluster, group)
                 pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+
+
+def _least_disturbed(
+    number: int, chosen: Configuration, program: Program, pair: PairTimes, cluster: Cluster, group: object
+) -> dict[str, object]:
+    """The first run that other work leaves alone, or the least disturbed of a few."""
+    rows: list[dict[str, object]] = []
+    for _ in range(ATTEMPTS):
+        if rows:
+            wait_until_quiet(QUIET, PATIENCE_S)
+        rows.append(_row(number, chosen, program, pair, cluster, group))
+        if float(str(rows[-1]["interference"])) <= QUIET:
+            break
+    return min(rows, key=lambda row: float(str(row["interference"])))
 
 
 def _row(
@@ -123,11 +143,19 @@ def host_cluster() -> Cluster:
     return Cluster(name="this machine", device=catalog.device("cpu"), levels=(level,))
 
 
+def _quiet_where_any(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Undisturbed runs of every program that has any, all runs of the others."""
+    is_quiet = runs["interference"] <= QUIET
+    has_quiet = is_quiet.groupby([runs[key] for key in keys]).transform("any")
+    return runs[is_quiet | ~has_quiet]
+
+
 def ranks_text(runs: pd.DataFrame) -> str:
     """Table 4 beside the paper's."""
     rows = []
-    for model, some in [*runs.groupby("model", sort=False), ("all", runs)]:
-        keys = ["model", "dtpk", "ranks"]
+    keys = ["model", "dtpk", "ranks"]
+    used = _quiet_where_any(runs, keys)
+    for model, some in [*used.groupby("model", sort=False), ("all", used)]:
         per = some.groupby(keys).agg(
             batch=("batch", "first"), real=("measured_s", "min"), sim=("simulated_s", "median")
         )
@@ -135,7 +163,14 @@ def ranks_text(runs: pd.DataFrame) -> str:
         error = (per["sim"] / per["real"] - 1).abs().median()
         rows.append({"model": model, "programs": len(per), "r": f"{r:.2f}", "p": f"{p:.0e}",
                      "median error": f"{error:.0%}"})  # fmt: skip
-    busy = f"{runs['interference'].median():.0%}"
+    undisturbed = used.groupby(keys)["interference"].max() <= QUIET
+    quiet = f"Of {undisturbed.sum()} of {len(undisturbed)} programs runs were left alone by other work"
+    if undisturbed.all():
+        quiet += ", and these count."
+    else:
+        quiet += f" (at most {QUIET:.0%} of the processors), and only these count; of the others all runs do. "
+        quiet += "Measure the rest on a quiet machine: `python validate/distir.py ranks --minutes 60`."
+    busy = f"{used['interference'].median():.0%}"
     paper = ", ".join(f"{name} {r:.2f}" for name, r in PAPER.items())
     return f"""## Table 4: simulated against real throughput
 
@@ -143,7 +178,8 @@ def ranks_text(runs: pd.DataFrame) -> str:
 and collectives are PyTorch's (gloo), 2 or 4 ranks on 2 cores. Two ranks measure every distinct kernel and transfer;
 from these alone each program is simulated, cores shared where ranks share them; then it is run. Rounds are interleaved:
 of a program the fastest run and the median simulation count. Other work took {busy} of the processors (median over the
-runs), so that the machine was far from quiet; the runs are in `validate/distir_ranks.csv`.
+runs that count); a disturbed run is repeated, up to {ATTEMPTS} times a round. {quiet} All runs are in
+`validate/distir_ranks.csv`.
 
 {markdown_table(pd.DataFrame(rows))}
 The paper's r on 16 V100: {paper}.
