@@ -1,6 +1,8 @@
 """Chimera's searches on Piz Daint (Li and Hoefler, arXiv 2107.06925, section 4.2): schemes, depth and micro-batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -8,9 +10,11 @@ import pandas as pd
 from studies.search_rank import USUAL, Ranked, rank
 
 from perfmodel import catalog
+from perfmodel.cost import EventTimes, KernelModel, PricesKernels
+from perfmodel.ops import KernelOp
 from perfmodel.planning.layouts import SearchSpace
 from perfmodel.prediction import needed_memory, step_problem
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model
 
 Choice = tuple[int, int, str]
 """Pipeline depth, micro-batch and recompute."""
@@ -87,6 +91,23 @@ NAMES_PER_LAYER: Final = 14
 """Weights and buffers of a GPT-2 block in that code."""
 
 
+@dataclass(frozen=True)
+class ScaledKernels:
+    """The shipped prices of kernels times a factor."""
+
+    factor: float
+
+    def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
+        """Time of each op on a device."""
+        return KernelModel.load().times(device, ops).scaled(np.full(len(ops), self.factor))
+
+
+@cache
+def scaled_kernels(factor: float) -> ScaledKernels:
+    """One object per factor for as long as the process lives: sessions tell prices apart by identity."""
+    return ScaledKernels(factor)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What the schemes run on, term by term."""
@@ -99,6 +120,13 @@ class Conditions:
     """PipeDream-2BW computes with a copy of the weights beside its two versions, and loads them into it."""
     full_pipelines: bool = True
     """Chimera and PipeDream-2BW run multiples of as many micro-batches as stages (`update_interval` of their code)."""
+    kernel_factor: float = 1.0
+    """Every kernel takes so many times what it is predicted to: T_f as calibrated on one of the paper's rows."""
+
+    @property
+    def kernels(self) -> PricesKernels | None:
+        """Prices of kernels; None for the shipped ones."""
+        return None if self.kernel_factor == 1.0 else scaled_kernels(self.kernel_factor)
 
     def at_rate(self, bytes_per_s: float) -> "Conditions":
         """The same where the network carries so much."""
@@ -135,7 +163,9 @@ def chimera_search(study: Study, scheme: str, conditions: Conditions | None = No
     on = conditions or Conditions()
     model = catalog.model(study.model)
     job = on.job(study, model)
-    found = rank(model, on.cluster, job, study.nodes, space_of(model, scheme), framework=on.framework)
+    found = rank(
+        model, on.cluster, job, study.nodes, space_of(model, scheme), framework=on.framework, kernels=on.kernels
+    )
     if on.full_pipelines and scheme in ("chimera", "pipedream-2bw"):
         found = found.only([job.num_microbatches(layout) % layout.pp == 0 for layout in found.layouts])
     if scheme == "pipedream-2bw" and on.stashes:
