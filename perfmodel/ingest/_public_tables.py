@@ -178,6 +178,8 @@ def _flaw(variant: str) -> str:
         return "marked as suspect"
     if variant == "unit_not_stated":
         return "unit of the time is not stated"
+    if variant.endswith("loaded"):
+        return "measured on a device that had worked for a while"
     return "measured with cold caches" if variant.endswith("cold") else ""
 
 

@@ -208,18 +208,19 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
     for agent in agents:
         nodes.setdefault(agent.hello.node, []).append(agent)
 
-    # `ranks_per_node` on each of as many nodes as it takes, of those with enough processes.
-    wide = [on_node for on_node in nodes.values() if len(on_node) >= op.ranks_per_node]
+    # The ranks of all groups on each of as many nodes as it takes, of those with enough processes.
+    per_node = op.ranks_per_node * op.concurrent
+    wide = [on_node for on_node in nodes.values() if len(on_node) >= per_node]
     if len(wide) < op.num_nodes or op.num_ranks % op.ranks_per_node:
         there = ", ".join(f"{len(on_node)} on {node}" for node, on_node in nodes.items())
         raise CalibrationError(
             f"{op.collective} over {op.num_ranks} ranks, {op.ranks_per_node} per node, needs {op.num_nodes} "
-            f"node{'s' * (op.num_nodes > 1)} with {op.ranks_per_node} started "
-            f"process{'es' * (op.ranks_per_node > 1)} each; there are {there}"
+            f"node{'s' * (op.num_nodes > 1)} with {per_node} started "
+            f"process{'es' * (per_node > 1)} each; there are {there}"
         )
     taking_part: list[Agent] = []
     for on_node in wide[: op.num_nodes]:
-        taking_part += on_node[: op.ranks_per_node]
+        taking_part += on_node[:per_node]
     return taking_part
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from perfmodel import catalog
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._group import RankGroup
-from perfmodel.measure._harness import SampleCalls, StoppingRule, time_calls
+from perfmodel.measure._harness import SampleCalls, StoppingRule, run_for, time_calls
 from perfmodel.measure._meter import Meter, NoMeter, machine_meter, pinned_to_one_core
 from perfmodel.measure._rank import CollectiveSession, RankSession
 from perfmodel.measure._rows import SOURCE, Point, Row, collective_columns, op_columns, timing_columns
@@ -111,17 +111,25 @@ _SHORTEST_S = 1e-9
 """`min_sample_s` of cold samples: they cannot be bundled, and end after one call."""
 
 
-def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:
-    """Measure one op: its row of the table."""
+def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule, load_s: float = 0.0) -> Row:
+    """Measure one op: its row of the table.
+
+    Args:
+        load_s: seconds for which a `loaded` row's op runs before its first sample.
+    """
     # The rule is lengthened to what the meter resolves; quality is judged by the plan's own.
-    op, cold = point.kernel, point.cold
-    sampling_rule = replace(rule, min_sample_s=_SHORTEST_S) if cold else rule
-    timing = time_calls(backend.sampler(op, cold=cold), sampling_rule.resolved_by(backend.meter))
+    op = point.kernel
+    sampling_rule = replace(rule, min_sample_s=_SHORTEST_S) if point.cold else rule
+    sampling_rule = sampling_rule.resolved_by(backend.meter)
+    sample = backend.sampler(op, cold=point.cold)
+    if point.loaded:
+        run_for(sample, load_s, sampling_rule.min_sample_s)
+    timing = time_calls(sample, sampling_rule)
     return {
         "source": SOURCE,
         "device": device_name,
         **op_columns(op),
-        **timing_columns(timing, rule, backend.variant(op), cold=cold),
+        **timing_columns(timing, rule, backend.variant(op), state=point.state),
         "software": backend.software,
     }
 
@@ -216,7 +224,7 @@ def collective_row(
         "interconnect": interconnect,
         "algorithm": transport.name,
         **collective_columns(op),
-        **timing_columns(timing, rule),
+        **timing_columns(timing, rule, state=Point(op).state),
         "software": transport.software,
     }
 

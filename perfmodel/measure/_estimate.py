@@ -64,7 +64,8 @@ def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEsti
     n_kernels = len(plan.kernel_points)
     seconds = []
     for point, kernel_s in zip(plan.kernel_points, call_s[:n_kernels], strict=True):
-        seconds.append(_kernel_s(point, plan.rule, kernel_s, SETUP_S[backend]))
+        load_s = plan.load_s if point.loaded else 0.0
+        seconds.append(load_s + _kernel_s(point, plan.rule, kernel_s, SETUP_S[backend]))
     if backend == "nccl-tests":
         seconds += _nccl_tests_s(plan, call_s[n_kernels:])
     else:
@@ -114,7 +115,7 @@ def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
 def _estimate(point: Point, seconds: float) -> PointEstimate:
     """The estimate of a row with its identity; a collective keeps a device per rank busy."""
     op = point.op
-    devices = op.num_ranks if isinstance(op, Collective) else 1
+    devices = op.num_ranks * op.concurrent if isinstance(op, Collective) else 1
     return PointEstimate(point_key(point), op.family, seconds, devices)
 
 
@@ -226,11 +227,11 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
 
 
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:
-    """Seconds of the plan's ops that the plan's tables in `folder` hold, measured undisturbed with warm caches."""
+    """Seconds of the plan's ops that the plan's tables in `folder` hold, measured undisturbed in the usual state."""
     rows_by_key = kept_rows(plan, Path(folder))
     seconds = {}
     for point in (*plan.kernel_points, *plan.collective_points):
         row = rows_by_key.get(point_key(point))
-        if not point.cold and row is not None and not is_suspect(row):
+        if not point.state and row is not None and not is_suspect(row):
             seconds[point.op] = row["time_us"] * 1e-6
     return seconds

@@ -106,10 +106,11 @@ class RankGroup:
         """Make `op` the collective that `sample` and `values` run."""
         # A transfer between two ranks has a sender and a receiver, whose times are told apart (`transfer_time_s`).
         check_collective(op, self._num_nodes)
-        if op.num_ranks != self.num_ranks:
-            raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
+        n_asked = op.num_ranks * op.concurrent
+        if n_asked != self.num_ranks:
+            raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {n_asked}")
         self.ask("load", op)
-        self._of_two_sides = op.collective == "send_recv" and op.num_ranks == TWO_SIDES
+        self._of_two_sides = op.collective == "send_recv" and n_asked == TWO_SIDES
 
     def sample(self, calls: int, meter: Meter) -> Sample:
         """Run `calls` calls on all ranks.
@@ -240,12 +241,6 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
             f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = {op.num_ranks // hosts}, "
             f"not {op.ranks_per_node}; ranks of several hosts are started by a launcher (--launched)"
         )
-    if op.concurrent != 1:
-        raise PerfModelError(
-            f"{op.collective}: one group is measured at a time, but concurrent = {op.concurrent}; remove it, let the "
-            "collective model share links among groups"
-        )
-
     # Every rank has a part of whole elements.
     unit = dtype_bytes(op.dtype) * op.num_ranks
     if op.bytes < unit or op.bytes % unit:

@@ -188,6 +188,18 @@ def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:
     )
 
 
+def run_for(sample: SampleCalls, duration_s: float, bundle_s: float) -> None:
+    """Run calls one after another for a while, in bundles of about `bundle_s`.
+
+    Under a power limit a device lowers its clock within seconds of work, and keeps it low while the work goes on.
+    """
+    spent_s, calls = 0.0, 1
+    while spent_s < duration_s:
+        latest = sample(calls)
+        spent_s += positive("time of a sample", latest.wall_s)
+        calls = max(1, ceil(bundle_s / latest.call_s))
+
+
 class Effort(NamedTuple):
     """Seconds of one measurement."""
 

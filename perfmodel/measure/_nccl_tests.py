@@ -86,6 +86,8 @@ def check_nccl_tests(op: Collective) -> None:
         raise UnknownNameError("collective to measure", op.collective, PROGRAMS)
     if op.dtype not in DTYPES:
         raise UnknownNameError("dtype to measure", op.dtype, DTYPES)
+    if op.concurrent > 1:
+        raise PerfModelError(f"{op.collective}: nccl-tests runs one group; leave concurrent out, or measure by torch")
     if op.bytes < 1 or op.bytes % (ALIGNMENT * op.num_ranks):
         raise PerfModelError(
             f"nccl-tests measures multiples of {ALIGNMENT} bytes per rank; {op.collective} of {op.bytes:g} bytes "

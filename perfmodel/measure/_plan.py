@@ -22,8 +22,11 @@ from perfmodel.units import dtype_bytes, whole
 
 LARGEST: Final = 2**53
 """Largest whole number of an op's sizes; beyond it they are not exact as floats."""
-CACHES: Final = ("warm", "cold")
-"""Where an op's data lie before a call: in the caches, or not."""
+LOAD_S: Final = 3.0
+"""Usual seconds of work before a kernel is timed under load."""
+CACHES: Final = ("warm", "cold", "loaded")
+"""State before a call: the op's data in the caches, or not; or in the caches of a device that has worked for a while
+(`load_s`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,10 @@ class Plan:
     """Longest wait for a quiet machine in one pass over the collectives, which need all of it."""
     cold_kernels: tuple[KernelOp, ...] = ()
     """Kernels to be measured with their data out of the caches, beside or instead of warm."""
+    loaded_kernels: tuple[KernelOp, ...] = ()
+    """Kernels to be measured at the clock that the device keeps under load."""
+    load_s: float = LOAD_S
+    """Seconds for which such a kernel runs before its first sample."""
     interconnect: str = INTERCONNECT
     """What the `interconnect` column of collectives says."""
     any_device: bool = False
@@ -60,8 +67,10 @@ class Plan:
 
     @property
     def kernel_points(self) -> tuple[Point, ...]:
-        """Rows of the kernel table, warm ones first."""
-        return (*map(Point, self.kernels), *(Point(op, cold=True) for op in self.cold_kernels))
+        """Rows of the kernel table, warm ones first, those of a loaded device last."""
+        cold = [Point(op, cold=True) for op in self.cold_kernels]
+        loaded = [Point(op, loaded=True) for op in self.loaded_kernels]
+        return (*map(Point, self.kernels), *cold, *loaded)
 
     @property
     def collective_points(self) -> tuple[Point, ...]:
@@ -83,6 +92,7 @@ class PlanFile:
     collective_table: str = "collectives.csv"
     attempts: int = 3
     patience_s: float = 0.0
+    load_s: float = LOAD_S
     interconnect: str = INTERCONNECT
     any_device: bool = False
     nccl_tests: dict[str, Any] | None = None
@@ -91,17 +101,21 @@ class PlanFile:
     def plan(self) -> Plan:
         """The plan with its grids expanded."""
         whole("plan", {"attempts": self.attempts})
-        if not 0 <= self.patience_s < float("inf"):
-            raise CalibrationError(f"patience_s must be a finite number of at least 0, got {self.patience_s}")
+        for name in ("patience_s", "load_s"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds < float("inf"):
+                raise CalibrationError(f"{name} must be a finite number of at least 0, got {seconds}")
 
         # Expand the grids.
         tests, network = self.nccl_tests, self.emulated_network
         collective_rule = self.rule if self.collective_rule is None else self.collective_rule
         kernels: list[KernelOp] = []
         cold_kernels: list[KernelOp] = []
+        loaded_kernels: list[KernelOp] = []
+        kernels_in = {"warm": kernels, "cold": cold_kernels, "loaded": loaded_kernels}
         for i, grid in enumerate(self.kernels):
             for op, cache in _kernels(grid, i):
-                (cold_kernels if cache == "cold" else kernels).append(op)
+                kernels_in[cache].append(op)
         collectives: list[Collective] = []
         for i, grid in enumerate(self.collectives):
             collectives += _collectives(grid, i, tests is not None)
@@ -112,6 +126,7 @@ class PlanFile:
             "collective_rule": _make(StoppingRule, collective_rule, "collective_rule"),
             "kernels": tuple(kernels),
             "cold_kernels": tuple(cold_kernels),
+            "loaded_kernels": tuple(loaded_kernels),
             "collectives": tuple(collectives),
             "nccl_tests": None if tests is None else _make(NcclTests, tests, "nccl_tests"),
             "emulated_network": None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
@@ -124,7 +139,7 @@ def read_plan(path: Path | str) -> Plan:
 
     A `[[kernels]]` or `[[collectives]]` entry is a grid: every list stands for all of its values,
     and a key that names several fields (`"m,n" = [[8, 8], [64, 8]]`) varies them together. `cache` of
-    kernels is "warm" (default), "cold" or a list of both.
+    kernels is "warm" (default), "cold", "loaded" or a list of these.
 
     Raises:
         CalibrationError: for a file that is not TOML, misses a key or has an unknown one, or
@@ -241,7 +256,7 @@ def plan_text(plan: Plan) -> str:
     plain_values, tables = {}, {}
     for field_info in fields(plan):
         name, value = field_info.name, getattr(plan, field_info.name)
-        if value == field_info.default or name in ("kernels", "cold_kernels", "collectives"):
+        if value == field_info.default or name in ("kernels", "cold_kernels", "loaded_kernels", "collectives"):
             continue
         if is_dataclass(value):
             tables[name] = value
@@ -252,6 +267,7 @@ def plan_text(plan: Plan) -> str:
         parts.append(f"[{name}]\n" + "\n".join(_lines(vars(table).items())))
     parts += _entries("kernels", map(_columns, plan.kernels))
     parts += _entries("kernels", ({**_columns(op), "cache": "cold"} for op in plan.cold_kernels))
+    parts += _entries("kernels", ({**_columns(op), "cache": "loaded"} for op in plan.loaded_kernels))
     parts += _entries("collectives", map(_columns, plan.collectives))
     return "\n\n".join(parts) + "\n"
 

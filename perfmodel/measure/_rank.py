@@ -140,11 +140,14 @@ class CollectiveSession(RankSession):
         import numpy as np
         from jax.sharding import NamedSharding, PartitionSpec
 
-        spec = PartitionSpec("rank")
+        # Groups that run at once are the rows of one mesh; the collective runs along its columns.
+        devices = np.array(jax.devices())[np.array(groups_at_once(op))]
+        mesh = jax.sharding.Mesh(devices, ("group", "rank"))
+        spec = PartitionSpec(("group", "rank"))
         count = local_elements(op)
         local = (np.arange(count) % 1024 + self.rank).astype(jax.numpy.dtype(JAX_DTYPES[op.dtype]))
-        self._buffer = jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), local)
-        mapped = jax.shard_map(_operation(op), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        self._buffer = jax.make_array_from_process_local_data(NamedSharding(mesh, spec), local)
+        mapped = jax.shard_map(_operation(op), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
         self._function = jax.jit(mapped)
 
     def run(self, calls: int) -> list[Span]:
@@ -158,6 +161,21 @@ class CollectiveSession(RankSession):
         import numpy as np
 
         return np.asarray(self._function(self._buffer).addressable_shards[0].data, np.float64)
+
+
+def groups_at_once(op: Collective) -> list[list[int]]:
+    """Ranks of every group that runs a collective at the same time, in the order of the group.
+
+    Ranks count through one node after another. On each node the groups stand beside one another, as many ranks of each
+    as `ranks_per_node`, so that all of them share the node's links.
+    """
+    on_node = op.ranks_per_node * op.concurrent
+    groups = []
+    for group in range(op.concurrent):
+        first = group * op.ranks_per_node
+        ranks = [i // op.ranks_per_node * on_node + first + i % op.ranks_per_node for i in range(op.num_ranks)]
+        groups.append(ranks)
+    return groups
 
 
 def local_elements(op: Collective) -> int:

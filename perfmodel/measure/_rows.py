@@ -1,6 +1,7 @@
 """Ops and timings as rows of a measurement table."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isnan
@@ -16,6 +17,10 @@ SUSPECT: Final = "suspect_interference"
 """Start of the `variant` of rows that kept being disturbed; not for fitting."""
 COLD: Final = "cold"
 """End of the `variant` of rows measured with the op's data out of the caches."""
+LOADED: Final = "loaded"
+"""End of the `variant` of kernels measured after the device has worked for a while, at the clock that it keeps then."""
+_STATE: Final = re.compile(rf"(?:^|_)({COLD}|{LOADED}|groups_at_once_\d+)$")
+"""State of the machine in which a row was measured, at the end of its `variant`."""
 
 MEASURED: Final = ("time_us", "time_us_std", "ci95_half_width", "interference")
 """Columns of real numbers; all other numeric ones hold whole numbers."""
@@ -46,6 +51,17 @@ class Point:
     op: Op
     cold: bool = False
     """Whether the op's data are out of the caches before every call."""
+    loaded: bool = False
+    """Whether the device works for a while before the first sample."""
+
+    @property
+    def state(self) -> str:
+        """State of the machine, if it is another than the usual one: warm caches, a cool device, one group alone."""
+        if isinstance(self.op, Collective):
+            return f"groups_at_once_{self.op.concurrent}" if self.op.concurrent > 1 else ""
+        if self.cold:
+            return COLD
+        return LOADED if self.loaded else ""
 
     @property
     def kernel(self) -> KernelOp:
@@ -74,17 +90,17 @@ def point_key(point: Point) -> str:
     """Identity of a row before it is measured."""
     op = point.op
     columns = collective_columns(op) if isinstance(op, Collective) else op_columns(op)
-    return _key(columns, point.cold)
+    return _key(columns, point.state)
 
 
 def row_key(row: Mapping[str, Any]) -> str:
     """Identity of a measured row, also of one read back from a table: `point_key` of its point."""
     columns = {name: value for name, value in row.items() if name not in NOT_IDENTITY}
-    cold = str(row.get("variant", "")).endswith(COLD)
-    return _key(columns, cold)
+    state = _STATE.search(str(row.get("variant", "")))
+    return _key(columns, state.group(1) if state else "")
 
 
-def _key(columns: Mapping[str, Any], cold: bool) -> str:
+def _key(columns: Mapping[str, Any], state: str) -> str:
     """Columns as a text that is equal for equal rows, before and after they went through a file."""
     # Tables hold whole numbers as 4.0 beside empty cells, and cells that an op lacks are empty.
     values = {}
@@ -92,8 +108,8 @@ def _key(columns: Mapping[str, Any], cold: bool) -> str:
         if present(value):
             is_whole = isinstance(value, float) and value == int(value)
             values[name] = int(value) if is_whole else value
-    if cold:
-        values["cache"] = COLD
+    if state:
+        values["cache"] = state
     return json.dumps(values, sort_keys=True)
 
 
@@ -120,7 +136,7 @@ def op_columns(op: KernelOp) -> Row:
 
 def collective_columns(op: Collective) -> Row:
     """The collective's own columns; sizes follow nccl-tests."""
-    # Groups are measured one at a time, so that there is no column of concurrent ones.
+    # How many groups ran at once is in the row's `variant` (`Point.state`).
     return {
         "collective": op.collective,
         "num_ranks": op.num_ranks,
@@ -131,12 +147,16 @@ def collective_columns(op: Collective) -> Row:
     }
 
 
-def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, cold: bool = False) -> Row:
-    """Median, spread and quality of a timing; `variant` gives way to `SUSPECT` where it was disturbed."""
+def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, state: str = "") -> Row:
+    """Median, spread and quality of a timing; `variant` gives way to `SUSPECT` where it was disturbed.
+
+    Args:
+        state: see `Point.state`.
+    """
     if timing.interference > rule.interference_limit:
         variant = SUSPECT
-    if cold:
-        variant = f"{variant}_{COLD}" if variant else COLD
+    if state:
+        variant = f"{variant}_{state}" if variant else state
 
     # There is no interval below 6 repeats: an empty cell, as tables hold no infinities.
     half_width = round(timing.half_width, 5) if timing.half_width < float("inf") else None

@@ -133,7 +133,7 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
     for op in plan.collectives:
         check_collective(op, op.num_nodes if started or plan.emulated_network else 1)
         if not started:
-            check_group(op.num_ranks)
+            check_group(op.num_ranks * op.concurrent)
         if op.num_nodes > 1 and plan.interconnect == INTERCONNECT:
             raise CalibrationError(
                 'collectives between nodes: name the network in the plan, as interconnect = "infiniband"'
@@ -166,7 +166,7 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
         if not plan.any_device:
             check_device(plan.device, transport.accelerator())
         if not agents:
-            transport.check_ranks(max(op.num_ranks for op in plan.collectives))
+            transport.check_ranks(max(op.num_ranks * op.concurrent for op in plan.collectives))
         missing = unavailable() if plan.emulated_network else ""
         if missing:
             raise CalibrationError(f"hosts cannot be emulated here: {missing}")
@@ -220,7 +220,7 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         for point in points:
             progress(point)
-            yield kernel_row(backend, point, plan.device, plan.rule)
+            yield kernel_row(backend, point, plan.device, plan.rule, plan.load_s)
 
     # Measured when the table is written, as it takes a moment, and a table may have nothing left to measure.
     def method() -> Mapping[str, Any]:
@@ -248,7 +248,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     # What a group is made of: neighbours that agree in it share one.
     def on_ranks(point: Point) -> tuple[int, int, Sequence[Agent]]:
         op = point.collective
-        return op.num_ranks, op.num_nodes, members(agents, op)
+        return op.num_ranks * op.concurrent, op.num_nodes, members(agents, op)
 
     # Starting ranks takes seconds, so collectives of the same ones share them.
     def measure(points: Sequence[Point]) -> Iterator[Row]:

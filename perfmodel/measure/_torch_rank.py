@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
-from perfmodel.measure._rank import Place, RankSession, Span, local_elements, spans
+from perfmodel.measure._rank import Place, RankSession, Span, groups_at_once, local_elements, spans
 from perfmodel.ops import TORCH_DTYPES, Collective, torch_module
 
 Tensor = Any
@@ -39,10 +39,16 @@ class GlooSession(RankSession):
         count = local_elements(op)
         self._input = (torch.arange(count, device=self.device) % 1024 + self.rank).to(dtype)
 
+        # All ranks make all groups, in the same order; one alone is the world.
+        groups = groups_at_once(op)
+        made = [None if len(groups) == 1 else _dist().new_group(ranks) for ranks in groups]
+        at = next(number for number, ranks in enumerate(groups) if self.rank in ranks)
+        self._members, self._group = groups[at], made[at]
+
         # A gather gives the parts of all ranks, a scatter leaves one part; others keep the size.
         sizes = {"all_gather": count * op.num_ranks, "reduce_scatter": count // op.num_ranks}
         self._output = torch.empty(sizes.get(op.collective, count), dtype=dtype, device=self.device)
-        self._call, self._num_ranks = _CALLS[op.collective], op.num_ranks
+        self._call = _CALLS[op.collective]
         self._reset()
 
     def run(self, calls: int) -> list[Span]:
@@ -61,7 +67,8 @@ class GlooSession(RankSession):
 
     def _once(self) -> None:
         """Run the collective once."""
-        self._call(self._output, self._input, self.rank, self._num_ranks)
+        place = self._members.index(self.rank)
+        self._call(self._output, self._input, _Neighbours.of(self._members, place), self._group)
 
     def _reset(self) -> None:
         """Restore the buffer of an all-reduce, which sums in place."""
@@ -161,11 +168,23 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def _ring_shift(output: Tensor, sent: Tensor, rank: int, num_ranks: int) -> None:
+class _Neighbours(NamedTuple):
+    """Ranks beside one in the ring of its group."""
+
+    after: int
+    before: int
+
+    @classmethod
+    def of(cls, members: Sequence[int], place: int) -> Self:
+        """Neighbours of the member at a place."""
+        return cls(members[(place + 1) % len(members)], members[place - 1])
+
+
+def _ring_shift(output: Tensor, sent: Tensor, neighbours: _Neighbours, group: Any) -> None:
     """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does."""
     dist = _dist()
-    send = dist.P2POp(dist.isend, sent, (rank + 1) % num_ranks)
-    receive = dist.P2POp(dist.irecv, output, (rank - 1) % num_ranks)
+    send = dist.P2POp(dist.isend, sent, neighbours.after, group)
+    receive = dist.P2POp(dist.irecv, output, neighbours.before, group)
     for request in dist.batch_isend_irecv([send, receive]):
         request.wait()
 
@@ -180,10 +199,10 @@ def _single(name: str) -> Callable[..., Any]:
 _CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
     {
         # In place, as training reduces gradients.
-        "all_reduce": lambda output, mine, rank, num_ranks: _dist().all_reduce(output),
-        "all_gather": lambda output, mine, rank, num_ranks: _single("all_gather")(output, mine),
-        "reduce_scatter": lambda output, mine, rank, num_ranks: _single("reduce_scatter")(output, mine),
-        "all_to_all": lambda output, mine, rank, num_ranks: _dist().all_to_all_single(output, mine),
+        "all_reduce": lambda output, mine, ring, group: _dist().all_reduce(output, group=group),
+        "all_gather": lambda output, mine, ring, group: _single("all_gather")(output, mine, group=group),
+        "reduce_scatter": lambda output, mine, ring, group: _single("reduce_scatter")(output, mine, group=group),
+        "all_to_all": lambda output, mine, ring, group: _dist().all_to_all_single(output, mine, group=group),
         "send_recv": _ring_shift,
     }
 )

@@ -4,12 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure import RankGroup, StoppingRule, transfer_time_s
 from perfmodel.measure._backend import Transport, collective_row, transport_of
 from perfmodel.measure._group import check_collective
 from perfmodel.measure._meter import NoMeter
+from perfmodel.measure._rank import groups_at_once
+from perfmodel.measure._rows import Point, point_key, row_key
 from perfmodel.ops import Collective, CollectiveKind
 
 RANKS = 2
@@ -37,6 +41,32 @@ def buffers(op: Collective) -> list[np.ndarray]:
     """What each rank holds before: i modulo 1024, plus its rank."""
     count = int(op.bytes) // 4 // (op.num_ranks if op.collective == "all_gather" else 1)
     return [np.arange(count) % 1024 + float(rank) for rank in range(op.num_ranks)]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_groups_at_once_stand_beside_one_another_on_every_node(nodes: int, per_node: int, groups: int):
+    op = collective("all_reduce", num_ranks=nodes * per_node, ranks_per_node=per_node, concurrent=groups)
+    ranks = np.array(groups_at_once(op))
+    assert sorted(ranks.ravel()) == list(range(nodes * per_node * groups))
+    assert (ranks[:, :1] <= ranks).all()
+    node = ranks // (per_node * groups)
+    assert (node == np.arange(nodes * per_node) // per_node).all()
+
+
+@pytest.mark.slow
+def test_two_groups_at_once_do_not_mix_their_data(transport: Transport):
+    op = collective("all_reduce", 64, concurrent=2)
+    with RankGroup(2 * RANKS, transport.session) as group:
+        group.load(op)
+        group.ask("run", 2)
+        values = group.values()
+        row = collective_row(group, op, "box", StoppingRule(max_s=0.2), NoMeter(), transport, "loopback")
+    own = np.arange(16) % 1024
+    for rank, value in enumerate(values):
+        first = rank // RANKS * RANKS
+        assert np.array_equal(value, 2 * own + first + first + 1)
+    assert row["variant"] == "groups_at_once_2"
+    assert row_key(row) == point_key(Point(op)) != point_key(Point(collective("all_reduce", 64)))
 
 
 @pytest.mark.parametrize("size", [8, 64, 8192])

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import Sample, StoppingRule, Timing, measuring_s, median_interval, time_calls
-from perfmodel.measure._harness import MIN_CLEAN
+from perfmodel.measure._harness import MIN_CLEAN, run_for
 from perfmodel.measure._meter import MachineMeter
 
 RULE = StoppingRule(half_width=0.02, min_repeats=8, max_repeats=50, max_s=100.0, min_sample_s=0.01)
@@ -44,6 +44,13 @@ def test_short_calls_are_bundled_above_the_clocks_resolution():
     timed(machine)
     assert machine.calls[:3] == [1, 1, 1]  # warm-up, then a first look
     assert set(machine.calls[3:]) in ({10_000}, {10_001})
+
+
+def test_a_loaded_device_has_worked_for_so_long_before():
+    machine = FakeMachine([1e-3])
+    run_for(machine, 2.0, 0.01)
+    assert sum(machine.calls) * 1e-3 == pytest.approx(2.0, abs=0.02)
+    assert set(machine.calls[1:]) == {10}
 
 
 def test_a_slow_start_does_not_leave_samples_too_short():

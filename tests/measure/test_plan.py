@@ -4,7 +4,8 @@ import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Point, read_plan
-from perfmodel.measure._plan import expand
+from perfmodel.measure._plan import expand, write_plan
+from perfmodel.measure._rows import point_key
 from perfmodel.ops import Collective, Gemm, MemoryBound
 
 PLAN = """
@@ -93,3 +94,15 @@ def test_a_point_is_a_kernels_or_a_collectives():
         _ = Point(reduce).kernel
     with pytest.raises(PerfModelError, match="gemm is a kernel, not a collective"):
         _ = Point(gemm).collective
+
+
+def test_loaded_kernels_are_rows_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    kernels = 'family = "gemm"\ndtype = "fp32"\nm = 16\nn = 16\nk = 16\ncache = ["warm", "loaded"]'
+    path.write_text(f'device = "box"\nload_s = 1.5\n[[kernels]]\n{kernels}\n')
+    plan = read_plan(path)
+    warm, loaded = plan.kernel_points
+    assert (warm.op, warm.state, loaded.state, plan.load_s) == (loaded.op, "", "loaded", 1.5)
+    assert point_key(warm) != point_key(loaded)
+    write_plan(tmp_path / "again.toml", plan)
+    assert read_plan(tmp_path / "again.toml") == plan
