@@ -196,7 +196,8 @@ def run_for(sample: SampleCalls, duration_s: float, bundle_s: float) -> None:
     spent_s, calls = 0.0, 1
     while spent_s < duration_s:
         latest = sample(calls)
-        spent_s += positive("time of a sample", latest.wall_s)
+        positive("time of a sample", latest.wall_s)
+        spent_s += latest.wall_s
         calls = max(1, ceil(bundle_s / latest.call_s))
 
 

@@ -100,7 +100,6 @@ class RankSession:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(place.coordinator, place.num_ranks, place.rank, initialization_timeout=60)
         self.rank = place.rank
-        self.mesh = jax.make_mesh((place.num_ranks,), ("rank",))
 
     def own_s(self) -> float:
         """Processor time of this rank so far."""

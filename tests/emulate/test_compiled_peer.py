@@ -146,6 +146,8 @@ def failure(tmp_path: Path, compiled: bool, real_ranks: tuple[int, ...]) -> str:
         for rank in real_ranks:
             of_rank = Orders(**{**vars(emulated.orders), "rank": rank})
             ranks.append(Rank.joined(of_rank, (0, 1, 2)))
+            for connection in ranks[-1].connections.values():
+                stack.callback(connection.socket.close)
         if len(ranks) == 1:
             ranks[0].say(1, DATA, slot_of("all_reduce", 0), 4, b"data")
         else:

@@ -35,7 +35,7 @@ from perfmodel.prediction.differentiable import (
     possible_micro_batches,
     step_time_function_of,
 )
-from perfmodel.spec import Layout, Recompute
+from perfmodel.spec import Layout
 
 _STARTS: Final = 8
 _STEPS: Final = 150
@@ -47,7 +47,7 @@ class LaunchChoices:
 
     micro_batches: tuple[int, ...]
     """Sequences of a micro-batch."""
-    recomputes: tuple[Recompute, ...] = ("none", "selective")
+    recomputes: tuple[str, ...] = ("none", "selective")
     """What layers recompute that do not recompute in full: `none`, `selective`, or both. Empty where all layers must
     recompute in full."""
     full_layers: bool = True
@@ -135,10 +135,12 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     relaxation = Relaxation(variables, _Step(programs), _Durations(programs), constants, _MemoryLimit(function.memory))
     ends = relax(relaxation, n_starts=_STARTS, steps=_STEPS).starts
 
-    # Ends that break the memory's limit come last: rounding may mend them.
-    layouts = []
+    # Ends that break the memory's limit come last: rounding may mend them. A relaxed share never becomes 0, so that
+    # each is tried without full recompute too.
+    layouts: list[Layout] = []
     for values, _, _ in sorted(ends, key=lambda end: (max(end[2], 0.0), end[1])):
-        layouts.append(_rounded(base, values, sizes, choices))
+        layout_at_end = _rounded(base, values, sizes, choices)
+        layouts += [layout_at_end, layout_at_end.replace(recompute_full_layers=None)]
     return list(dict.fromkeys(layouts))
 
 

@@ -15,7 +15,9 @@ PROBLEM = step_problem(catalog.model("gpt3-125m"), catalog.cluster("dgx-a100"), 
 SIZES = (1, 2)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["by stage", "one number"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["by stage", "one number"]
+)
 def refined(request):
     """12 layers on 5 stages: no even cut is balanced."""
     layout, choices = Layout.parse("pp=5,micro_batch=2"), LaunchChoices(SIZES, by_stage=request.param)
