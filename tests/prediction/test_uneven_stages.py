@@ -88,7 +88,7 @@ def test_batches_of_divisions_equal_single_ones(problem) -> None:
         ("pp=4,partition=8-0-16-8", "at least one each"),
         ("pp=4,partition=8-x-16-8", "whole number per stage"),
         ("pp=4,recompute_full_layers=9-0-0-0", "8-8-8-8"),
-        ("pp=4,recompute=full,recompute_full_layers=1-0-0-0", "leaves nothing"),
+        ("pp=4,recompute=full,recompute_full_layers=1-0-0-0", "already recomputes every layer"),
     ],
 )
 def test_impossible_divisions_are_refused(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
