@@ -259,6 +259,13 @@ def test_what_is_not_understood_is_named_with_its_line(name: str, ignored: tuple
     assert len(launch.ignored) <= len(ignored) + 1
 
 
+def test_a_batch_that_the_caller_gives_is_not_assumed() -> None:
+    file = FILES / "torchtitan_2024.toml"
+    for given, is_assumed in (({}, True), ({"seq_len": 2048}, True), ({"global_batch": 512}, False)):
+        assumed = read_launch(file, **given).assumed
+        assert any(sentence.startswith("global_batch=") for sentence in assumed) == is_assumed, given
+
+
 def test_a_group_of_a_given_layout_is_of_tensor_context_and_pipeline_ranks() -> None:
     """What is left of the devices are replicas; degrees that do not divide them are refused."""
     file = FILES / "megatron_gpt3.sh"
