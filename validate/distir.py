@@ -318,7 +318,8 @@ than data parallelism alone: half of the weights are read per device, and a stag
 our best at the paper's batch where a row is not held, with kernels priced as the paper prices them (bytes and FLOPs
 added up at nominal rates), and what the paper's choice takes beside it. For 175B these prices lead to the paper's
 D/T/P, but not to its K of 2, with which two stages idle a third of the time (of 8 micro-batches a ninth). Baselines
-take the best of batches 128, 512, 2,048 and so on to 131,072, as far as they fit; the paper's every power of two.
+take the best of batches 128, 512, 2,048 and so on to 131,072, as far as they fit; the paper's every power of two. A
+ratio below 1 is a baseline at a batch that our choice was not offered, more than a factor of 2 from the paper's.
 
 {markdown_table(inference)}
 A K of 2 would follow from a fixed cost per kernel, which every micro-batch pays anew: the constant of the paper's
