@@ -6,9 +6,8 @@ from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import (
     TENSOR_TYPES,
     has_power_law,
-    step_clock,
     sustained_seconds,
-    takes_tensor_units,
+    sustained_share,
     under_load,
 )
 from perfmodel.cost._roofline import measured_work, roofline_seconds

@@ -59,7 +59,7 @@ which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
 _STEPS: Final = 4
 """To the last digits: the first guess is short by less than a half, most where both take the same."""
 _HALVINGS: Final = 40
-"""Of the range in which the clock of a step is looked for."""
+"""Of the range in which the share of sustained times is looked for (`sustained_share`)."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 
@@ -88,7 +88,7 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
     # Energies of all traffic, and of all arithmetic at the rate at which a FLOP's was measured.
     at, amounts = [], []
     for i, op in enumerate(ops):
-        if isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH:
+        if _takes_tensor_units(op):
             at.append(i)
             amounts.append((*op.amounts(), _WIDTH[op.dtype]))
     if not at:
@@ -108,68 +108,72 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
     return least_s
 
 
-def under_load(device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """Times of events one after another, relative to their times alone: 1 where the power limit does not bind."""
-    return np.maximum(sustained_seconds(device, ops) / np.maximum(alone_s, 1e-300), 1.0)
+def under_load(
+    device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"], share: float = 1.0
+) -> Float64[np.ndarray, "n"]:
+    """Times of events one after another, relative to their times alone: 1 where the power limit does not bind.
+
+    Args:
+        share: of the time in which a kernel alone fits the limit, that it takes in a step (`sustained_share`).
+    """
+    return np.maximum(share * sustained_seconds(device, ops) / np.maximum(alone_s, 1e-300), 1.0)
 
 
-def step_clock(
+def sustained_share(
     device: Device,
     ops: Sequence[KernelOp],
     counts: Float64[np.ndarray, "n"],
     alone_s: Float64[np.ndarray, "n"],
 ) -> float:
-    """Clock at which the mean power of kernels that follow one another fits a device's limit.
+    """Share of its sustained time that a kernel above the power limit takes, since cooler kernels pay for the rest.
 
     The limit holds over tens of milliseconds and more, in which a device runs many kernels: products above the limit
-    are paid for by attention, norms and casts below it, and all of them run at one clock. Of c in
+    are paid for by norms and casts below it. Of the least x in
 
-        sum n (E_memory + E_compute (t_ref c / t)^v) = (P_limit - P_idle) sum n t / c,
+        sum n (E_memory + E_compute (t_ref / t(x))^v) <= (P_limit - P_idle) sum n t(x),    t(x) = max(t, x t_sustained),
 
-    where t is the time alone and kernels that are no work of tensor units take t at any clock.
+    where t is the time alone, and t_sustained that in which a kernel fits the limit by itself (`sustained_seconds`).
 
     Nobody has measured attention's energy: beside its products it takes exponentials and row sums, whose energy its
-    FLOPs leave out. It is taken to draw the limit at least, so that it neither pays for products nor is paid for.
+    FLOPs leave out. It is taken to draw the limit at least, so that it pays for no products.
 
     Args:
         counts: how often each kernel runs (n).
         alone_s: times at the clock of a kernel timed alone (t).
 
     Returns:
-        The clock relative to that of a kernel timed alone, 1 where the limit does not bind or is not known.
+        Between 0, where no kernel has to wait, and 1; 1 where the limit is not known.
     """
     energy = _OF_DIE.get(device.die)
     if energy is None or device.power_w is None or device.idle_power_w is None:
         return 1.0
-    width = np.array([_WIDTH[op.dtype] if takes_tensor_units(op) else 0.0 for op in ops])
-    clocked = width > 0
     budget_w = device.power_w - device.idle_power_w
-    if budget_w <= 0 or not clocked.any():
+    if budget_w <= 0:
         return 1.0
-    flops, moved = np.array([op.amounts() for op in ops]).T
+    width = np.array([_WIDTH[op.dtype] if _takes_tensor_units(op) else 0.0 for op in ops])
+    pays = np.array([not isinstance(op, Attention) for op in ops])
+    flops, moved_bytes = np.array([op.amounts() for op in ops]).T
     flops = flops * width
-    kernel_memory_j = energy.byte_j * moved
     reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
-    kernel_compute_j = energy.flop_j * flops * (reference_s / np.maximum(alone_s, 1e-300)) ** _VOLTAGE
-    is_attention = np.array([isinstance(op, Attention) for op in ops])
-    at_limit_j = np.where(is_attention, budget_w * alone_s - kernel_memory_j, 0.0)
-    memory_j = counts @ kernel_memory_j
-    compute_j = counts @ np.maximum(kernel_compute_j, at_limit_j)
-    clocked_s, other_s = counts @ np.where(clocked, alone_s, 0.0), counts @ np.where(clocked, 0.0, alone_s)
+    sustained_s = sustained_seconds(device, ops)
 
-    def excess_j(clock: float) -> float:
-        return memory_j + compute_j * clock**_VOLTAGE - budget_w * (clocked_s / clock + other_s)
+    def excess_j(share: float) -> float:
+        time_s = np.maximum(np.maximum(alone_s, share * sustained_s), 1e-300)
+        compute_j = energy.flop_j * flops * (reference_s / time_s) ** _VOLTAGE
+        excess = energy.byte_j * moved_bytes + compute_j - budget_w * time_s
+        return float(counts @ np.where(pays, excess, np.maximum(excess, 0.0)))
 
-    # Energy rises and time falls with the clock, so there is one clock at which they meet.
+    # Energy falls and time rises with the share, so there is one from which on the limit holds. At 1 it does: every
+    # kernel fits by itself.
     low, high = 0.0, 1.0
-    if excess_j(high) <= 0:
-        return high
+    if excess_j(low) <= 0:
+        return low
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if excess_j(middle) > 0 else (middle, high)
+        low, high = (middle, high) if excess_j(middle) > 0 else (low, middle)
     return high
 
 
-def takes_tensor_units(op: Op) -> bool:
-    """Whether a kernel is work of tensor units, whose time goes with the clock."""
+def _takes_tensor_units(op: Op) -> bool:
+    """Whether a kernel is work of tensor units, which the power limit holds back."""
     return isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, step_clock, takes_tensor_units
+from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, sustained_share, under_load
 from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._overlap import BlockEvents, time_phases
@@ -93,8 +93,9 @@ class EventPrices:
         in_step = in_steps.times(alone.at_most(*_bounds(problem, ops)))
 
         # A training step keeps the device near its power limit, where the clock is lower.
-        slower = 1 / _clock(problem) if site.power_limited else 1.0
-        load = np.array([slower if takes_tensor_units(op) else 1.0 for op in ops])
+        load = np.ones(len(ops))
+        if site.power_limited:
+            load = under_load(device, ops, in_step.time_s, _sustained_share(problem))
         load = load * np.array([site.clock(op, device) for op in ops])
         times = in_step.scaled(load)
 
@@ -136,8 +137,8 @@ def event_prices(problem: StepProblem) -> EventPrices:
 
 
 @session_cached
-def _clock(problem: StepProblem) -> float:
-    """The clock of a step under the power limit, relative to that of a kernel timed alone (`step_clock`).
+def _sustained_share(problem: StepProblem) -> float:
+    """The share of their sustained times that kernels above the power limit take in a step (`sustained_share`).
 
     It is that of the whole model's passes on one device with micro-batches that fill it. Layouts share it: what they
     divide changes the kernels' sizes, but hardly what they are. Waits for communication, which would raise it, are
@@ -159,7 +160,7 @@ def _clock(problem: StepProblem) -> float:
             often.append(count)
     alone = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
     alone_s = alone.time_s * np.array([generation(problem.framework, op, device) for op in ops])
-    return step_clock(device, ops, np.array(often), alone_s)
+    return sustained_share(device, ops, np.array(often), alone_s)
 
 
 def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:

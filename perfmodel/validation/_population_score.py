@@ -55,7 +55,7 @@ START: Final = {
 }
 """Standard deviations: of factors that a level gives to every class alike, and to each by itself, relative to one
 another; then as in `SitePrior`."""
-_LOOSE: Final = {"relative": 0.5, "events": 0.5, "length": 0.5}
+_LOOSE: Final = {"relative": 0.25, "events": 0.5, "length": 0.5}
 """Standard deviations of the logs of these around the start; 1 of the others. They count as a third of a source."""
 _PRIOR_WEIGHT: Final = 0.3
 _SPLITS: Final = np.cumsum([len(values) for values in START.values()])[:-1]

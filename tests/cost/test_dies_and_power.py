@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import device
-from perfmodel.cost import KernelModel, step_clock, sustained_seconds, under_load
+from perfmodel.cost import KernelModel, sustained_seconds, sustained_share, under_load
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 from perfmodel.spec import Device
 
@@ -105,43 +105,55 @@ def test_published_rates_under_load(name: str, power_w: float | None, dtype: str
 
 
 hot_kernels = st.lists(st.one_of(products, attentions), min_size=1, max_size=6)
+cool = MemoryBound(op="add", rows=64, hidden=64, pass_="fwd")
+
+
+def step_s(at: Device, ops: list[KernelOp], counts: np.ndarray, alone_s: np.ndarray) -> float:
+    """Seconds of the kernels of a step."""
+    share = sustained_share(at, ops, counts, alone_s)
+    return float(counts @ (alone_s * under_load(at, ops, alone_s, share)))
 
 
 @given(products, st.sampled_from(MEASURED), st.floats(150.0, 2000.0), st.integers(1, 100))
 @settings(max_examples=60, deadline=None)
-def test_a_step_of_one_product_runs_at_the_clock_of_that_product(
+def test_a_step_of_one_product_takes_the_sustained_time_of_that_product(
     op: Gemm, name: str, power_w: float, count: int
 ) -> None:
     at = replace(device(name), power_w=power_w)
     alone_s = times_s(at, [op])
-    clock = step_clock(at, [op], np.array([float(count)]), alone_s)
-    assert 1 / clock == pytest.approx(under_load(at, [op], alone_s)[0], rel=1e-6)
-
-
-@given(hot_kernels, st.sampled_from(MEASURED), st.floats(150.0, 2000.0))
-@settings(max_examples=60, deadline=None)
-def test_the_clock_of_a_step_lies_between_those_of_its_kernels(ops: list[KernelOp], name: str, power_w: float) -> None:
-    at = replace(device(name), power_w=power_w)
-    alone_s = times_s(at, ops)
-    clock = step_clock(at, ops, np.ones(len(ops)), alone_s)
-    slowest = under_load(at, ops, alone_s)
-    assert slowest.min() * (1 - 1e-9) <= 1 / clock <= slowest.max() * (1 + 1e-9)
+    alone_and_sustained_s = alone_s * under_load(at, [op], alone_s)
+    step = step_s(at, [op], np.array([float(count)]), alone_s)
+    assert step == pytest.approx(count * alone_and_sustained_s[0], rel=1e-6)
 
 
 @given(hot_kernels, st.sampled_from(MEASURED), st.floats(150.0, 2000.0), st.floats(1.01, 10.0))
 @settings(max_examples=60, deadline=None)
-def test_kernels_that_take_little_power_let_the_clock_rise(
+def test_kernels_that_take_little_power_let_the_others_run_faster(
     ops: list[KernelOp], name: str, power_w: float, more: float
 ) -> None:
     at = replace(device(name), power_w=power_w)
-    cool = MemoryBound(op="add", rows=64, hidden=64, pass_="fwd")
     alone_s = np.append(times_s(at, ops), 1e-3)
     counts = np.ones(len(alone_s))
-    before = step_clock(at, [*ops, cool], counts, alone_s)
+    before = sustained_share(at, [*ops, cool], counts, alone_s)
     alone_s[-1] *= more
-    after = step_clock(at, [*ops, cool], counts, alone_s)
-    assert before <= after <= 1
-    assert before < after or after == 1
+    after = sustained_share(at, [*ops, cool], counts, alone_s)
+    assert 0 <= after <= before <= 1
+    assert after < before or after == 0 or before == 1
+
+
+@given(hot_kernels, st.sampled_from(MEASURED), st.floats(150.0, 2000.0), st.floats(0.1, 1.0), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_faster_kernels_lengthen_no_step(
+    ops: list[KernelOp], name: str, power_w: float, factor: float, all_kernels: bool
+) -> None:
+    at = replace(device(name), power_w=power_w)
+    alone_s = np.append(times_s(at, ops), 1e-3)
+    counts = np.ones(len(alone_s))
+    faster_s = alone_s * factor
+    if not all_kernels:
+        faster_s[-1] = alone_s[-1]
+    mix = [*ops, cool]
+    assert step_s(at, mix, counts, faster_s) <= step_s(at, mix, counts, alone_s) * (1 + 1e-6)
 
 
 @given(products, attentions, st.sampled_from(MEASURED), st.floats(150.0, 2000.0))
@@ -149,17 +161,12 @@ def test_kernels_that_take_little_power_let_the_clock_rise(
 def test_attention_pays_for_no_products(op: Gemm, attention: Attention, name: str, power_w: float) -> None:
     at = replace(device(name), power_w=power_w)
     alone_s = times_s(at, [op, attention])
-    clock = step_clock(at, [op, attention], np.ones(2), alone_s)
-    # Attention that draws the limit at full clock draws less at a lower one, by at most the clock's power of 1.5. The
-    # clock is then no higher than the mean of those of both, attention's weighed so.
-    alone = step_clock(at, [op], np.ones(1), alone_s[:1])
-    weight = 1.5 * alone_s[1]
-    assert clock <= (alone * alone_s[0] + weight) / (alone_s[0] + weight) + 1e-9
+    alone = sustained_share(at, [op], np.ones(1), alone_s[:1])
+    assert sustained_share(at, [op, attention], np.ones(2), alone_s) >= alone - 1e-9
 
 
-def test_clocks_of_steps_that_nothing_limits() -> None:
+def test_shares_of_steps_that_nothing_limits() -> None:
     op, a100 = Gemm(m=8192, n=8192, k=8192), device("A100-SXM4-80GB")
-    cool = MemoryBound(op="add", rows=64, hidden=64, pass_="fwd")
     for at in (device("L40S"), replace(a100, power_w=None), replace(a100, idle_power_w=None)):
-        assert step_clock(at, [op], np.ones(1), np.array([1e-3])) == 1.0
-    assert step_clock(a100, [cool], np.ones(1), np.array([1e-3])) == 1.0
+        assert step_s(at, [op], np.ones(1), np.array([1e-3])) == 1e-3
+    assert step_s(a100, [cool], np.ones(1), np.array([1e-3])) == 1e-3
