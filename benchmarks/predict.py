@@ -7,7 +7,8 @@ from timing import best_cpu_s, best_s
 
 from perfmodel import catalog
 from perfmodel.planning.layouts import default_space, enumerate_layouts
-from perfmodel.prediction import evaluate, explain, peak_memory, step_problem
+from perfmodel.prediction import evaluate, explain, step_problem
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Job, Layout, Problem
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from perfmodel.cli import main as command
-from perfmodel.cli._init import samples
+from perfmodel.cli import samples
 
 HERE = Path(__file__).parent
 MADE = ("accuracy", "notebooks", "reference")

@@ -13,7 +13,7 @@ from pathlib import Path
 from _names import names_page
 from sphinx.pycode import ModuleAnalyzer
 
-from perfmodel.cli._main import parser, parsers
+from perfmodel.cli import parser, parsers
 
 HERE = Path(__file__).parent
 MADE = ("notebooks", "accuracy", "reference")

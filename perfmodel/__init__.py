@@ -3,6 +3,8 @@
     import perfmodel as pm
     pm.predict("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
 
+This door has the functions that the documentation shows, and the records that are given to them. Records that they
+return, and all else, are behind the doors of their rooms (`perfmodel.catalog.devices`, `perfmodel.viz.write_trace`).
 Names are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
 """
 
@@ -14,7 +16,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from perfmodel.calibration import (
-        EndToEnd,
         Run,
         calibrate_end_to_end,
         calibrate_model,
@@ -23,53 +24,30 @@ if TYPE_CHECKING:
         model_plan,
         plan_report,
     )
-    from perfmodel.catalog import cluster, clusters, device, devices, framework, frameworks, model, models, problem
+    from perfmodel.catalog import cluster, device, framework, model, problem
     from perfmodel.cost.learn import fit_calibration as fit
     from perfmodel.errors import PerfModelError
-    from perfmodel.ingest import detect_format, read_measurements, read_profile, read_trace
-    from perfmodel.ingest.launch import Launch, export_launch, read_launch
-    from perfmodel.ingest.logs import TrainingLog, read_log
+    from perfmodel.ingest import read_measurements, read_profile, read_trace
+    from perfmodel.ingest.launch import export_launch, read_launch
     from perfmodel.ingest.tables import read_table
-    from perfmodel.ir.importers import OpTable, read_onnx, read_sharded, trace, trace_program
+    from perfmodel.ir.importers import read_sharded, trace, trace_program
     from perfmodel.measure import read_plan, run_plan, write_plan
-    from perfmodel.planning.compare_clusters import ClusterComparison, compare_clusters
-    from perfmodel.planning.decision import DecisionReport, report
-    from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
+    from perfmodel.planning.compare_clusters import compare_clusters
+    from perfmodel.planning.decision import report
+    from perfmodel.planning.design import memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
-    from perfmodel.planning.health import RunHealth, check_run, runs_of_logs
-    from perfmodel.planning.layouts import (
-        SearchOptions,
-        SearchResult,
-        SearchSpace,
-        Tariff,
-        ask,
-        default_space,
-        pareto,
-        restrict,
-        search,
-    )
+    from perfmodel.planning.health import check_run, runs_of_logs
+    from perfmodel.planning.layouts import SearchOptions, Tariff, ask, default_space, pareto, restrict, search
     from perfmodel.planning.optimise import partition
     from perfmodel.planning.what_if import whatif
-    from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
+    from perfmodel.prediction import Prediction, compare_schedules, explain, predict, step_problem
     from perfmodel.prediction.differentiable import step_time_function
     from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
-    from perfmodel.serving import Serving, engine_commands, serve, serve_sweep, starting_point
+    from perfmodel.serving import engine_commands, serve, serve_sweep, starting_point
     from perfmodel.session import Session
-    from perfmodel.spec import (
-        Cluster,
-        ConvNet,
-        Device,
-        Framework,
-        Job,
-        Layout,
-        Mlp,
-        NetworkLevel,
-        PeakRates,
-        Problem,
-        Transformer,
-    )
-    from perfmodel.validation import CalibrationReport, calibration_report, read_runs, validate_cases, validate_kernels
-    from perfmodel.viz import gantt, write_gantt, write_trace
+    from perfmodel.spec import Cluster, Job, Layout, NetworkLevel, Problem, Transformer
+    from perfmodel.validation import calibration_report, read_runs, validate_cases, validate_kernels
+    from perfmodel.viz import gantt
 
 
 __getattr__, __dir__ = lazy_names(__name__)

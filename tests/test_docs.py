@@ -10,8 +10,7 @@ from _names import names_page
 from _outputs import Shown, is_current, pages, shown_on
 
 import perfmodel
-from perfmodel.cli import main
-from perfmodel.cli._main import parser
+from perfmodel.cli import main, parser
 from perfmodel.schedule import parse_schedule, require_valid
 
 ROOT = Path(__file__).parents[1]

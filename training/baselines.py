@@ -15,14 +15,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import (
-    Samples,
-    absolute_percent,
-    gather,
-    read_recipe,
-    split,
-)
-from perfmodel.cost.learn._rows import KindCode, one_hot
+from perfmodel.cost.learn.intervals import absolute_percent
+from perfmodel.cost.learn.rows import KindCode, one_hot
+from perfmodel.cost.learn.training import Samples, gather, read_recipe, split
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_json
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from perfmodel.cost.learn import fit, read_recipe
+from perfmodel.cost.learn.training import fit, read_recipe
 from perfmodel.ingest import kernel_table_paths
 
 HERE = Path(__file__).parent

@@ -15,21 +15,23 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.cost.learn import (
+from perfmodel.cost.learn import weight_files
+from perfmodel.cost.learn.collectives import (
+    KINDS,
+    LARGE,
     CollectiveWeights,
+    Effect,
     LeftOut,
+    Scope,
     Sources,
     Study,
+    at_most,
     collective_weights,
-    fit_collectives,
+    expected,
+    fabric_names,
     study_collectives,
-    weight_files,
 )
-from perfmodel.cost.learn._collective_effects import Effect, expected
-from perfmodel.cost.learn._collective_physics import KINDS
-from perfmodel.cost.learn._collective_price import LARGE
-from perfmodel.cost.learn._collective_studies import at_most, fabric_names
-from perfmodel.cost.learn._collective_weights import Scope
+from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.ingest.tables import groups_of, read_table, write_text
 
 _INTRO = """# Model card: collectives

@@ -16,19 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost.learn import (
-    PriceQuery,
-    Query,
-    Regressor,
-    Samples,
-    absolute_percent,
-    gather,
-    kernel_records,
-    load_regressor,
-    shipped_folder,
-)
-from perfmodel.cost.learn._plan import KernelRequest, Plan, ratio_plan
-from perfmodel.cost.learn._stack import Stack
+from perfmodel.cost.learn import PriceQuery, Query, Regressor, kernel_records, load_regressor, shipped_folder
+from perfmodel.cost.learn.intervals import absolute_percent
+from perfmodel.cost.learn.plans import KernelRequest, Plan, ratio_plan
+from perfmodel.cost.learn.stack import Stack
+from perfmodel.cost.learn.training import Samples, gather
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_text
 from perfmodel.ops import KernelKind

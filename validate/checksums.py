@@ -9,7 +9,7 @@ from pathlib import Path
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 
 PACKAGE = Path(__file__).parents[1] / "perfmodel"
-FOLDERS = (PACKAGE / "prediction", PACKAGE / "validation")
+FOLDERS = (PACKAGE / "prediction" / "sites", PACKAGE / "validation")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What hosts that agree on a collective first hold it up (`perfmodel.prediction._blocks.COLLECTIVE_CHECK_S`).
+"""What hosts that agree on a collective first hold it up (`perfmodel.prediction.blocks.COLLECTIVE_CHECK_S`).
 
 python validate/collective_checks.py [--ranks 2] [--calls 400]
 

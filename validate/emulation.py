@@ -45,7 +45,8 @@ from perfmodel.emulate import (
     typical,
 )
 from perfmodel.ingest.tables import write_json, write_text
-from perfmodel.measure import EmulatedHosts, usable_cores
+from perfmodel.measure import usable_cores
+from perfmodel.measure.ranks import EmulatedHosts
 from perfmodel.prediction import EAGER, predict
 from perfmodel.program import Kind
 from perfmodel.spec import Job, Layout

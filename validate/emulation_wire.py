@@ -16,7 +16,7 @@ import pandas as pd
 from studies.emulation_runs import come_before_others, in_turn, script
 
 from perfmodel.emulate import EmulatedRun, Emulation, Network, emulate, measure_prices
-from perfmodel.emulate._compiled_peer import compiled_loop
+from perfmodel.emulate.wire import compiled_loop
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.measure import usable_cores
 

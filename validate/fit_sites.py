@@ -3,7 +3,7 @@
 python validate/fit_sites.py --data DIR
 
 Reads every collection of DIR (folders `published*`) and writes sustained.json, memory.json, population.json and its
-card population.md of perfmodel/prediction; with numpyro (extra `sampler`) the card compares the posterior with a
+card population.md of perfmodel/prediction/sites; with numpyro (extra `sampler`) the card compares the posterior with a
 sampler's. Run it again after anything that moves predicted times or memory; it takes some twenty minutes on one core.
 """
 
@@ -16,9 +16,10 @@ from prepared_runs import prepared
 from studies.blind_record import WITHOUT_A_LOOK, collections
 from studies.facts_in_view import FactsInView
 
-from perfmodel.validation import fit_sites, read_tables
+from perfmodel.validation import fit_sites
+from perfmodel.validation.rows import read_tables
 
-OUT = Path(__file__).parents[1] / "perfmodel" / "prediction"
+OUT = Path(__file__).parents[1] / "perfmodel" / "prediction" / "sites"
 UNSTATED = (
     "NVIDIA",
     "NeMo",

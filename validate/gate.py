@@ -19,7 +19,8 @@ from prepared_runs import prepared
 
 from perfmodel.ingest.tables import write_json
 from perfmodel.prediction import Site
-from perfmodel.validation import cases_report, predict_cases, read_tables
+from perfmodel.validation import cases_report, predict_cases
+from perfmodel.validation.rows import read_tables
 
 HERE = Path(__file__).parent
 SUBSET = HERE / "gate.json"

@@ -33,11 +33,11 @@ from perfmodel.emulate import Emulation, Prices, emulate, modelled
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import read_table, write_text
 from perfmodel.ir.execution import execute_function, random_inputs
-from perfmodel.ir.execution._torch_kernels import torch_dtype, torch_kernel
+from perfmodel.ir.execution.torch_kernels import torch_dtype, torch_kernel
 from perfmodel.ir.models import mlp, training_step
-from perfmodel.measure import Plan, RankGroup, StoppingRule, run_plan
-from perfmodel.measure._rank import Place, RankProcess, free_port
-from perfmodel.measure._torch_rank import GlooSession, NcclSession
+from perfmodel.measure import Plan, run_plan
+from perfmodel.measure.ranks import GlooSession, NcclSession, Place, RankGroup, RankProcess, free_port
+from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound, OptimizerStep
 
 SCRIPT: Final = Path(__file__).parent / "emulated_scripts" / "on_device.py"
@@ -65,7 +65,7 @@ class Card:
     @property
     def catalog_name(self) -> str | None:
         """Device of the catalog that this card is; `None`: none, or several."""
-        from perfmodel.measure._backend import same_device
+        from perfmodel.measure.backends import same_device
 
         known = [device for device in catalog.devices() if same_device(device, self.name)]
         return known[0] if len(known) == 1 else None
@@ -175,8 +175,7 @@ def _answer(process: RankProcess) -> Any:
 
 def group_table(card: Card) -> pd.DataFrame:
     """Collectives between all GPUs; between two processes for a stand-in, and nothing where there is one GPU."""
-    from perfmodel.measure import machine_meter
-    from perfmodel.measure._meter import NoMeter
+    from perfmodel.measure.timing import NoMeter, machine_meter
 
     ranks = 2 if card.is_stand_in else card.gpus
     if ranks < 2:

@@ -19,7 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from perfmodel.ingest.tables import read_table
-from perfmodel.measure import card_path, kept_rows, point_key, read_card, read_plan
+from perfmodel.measure import read_plan
+from perfmodel.measure.estimate import kept_rows
+from perfmodel.measure.tables import card_path, point_key, read_card
 
 PLAN = """
 device = "this CPU"

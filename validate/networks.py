@@ -2,7 +2,7 @@
 
 python validate/networks.py --data DIR
 
-Prints the constants of `perfmodel/catalog/_words.py`.
+Prints the constants of `perfmodel/catalog/networks/_clusters.py`.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from perfmodel.catalog import read_network
+from perfmodel.catalog.networks import read_network
 
 Row = dict[str, Any]
 _DENSE_WORDS: Final = {"no": 0, "first": 1, "one": 1, "two": 2, "three": 3}

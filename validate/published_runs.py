@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel import catalog, predict
+from perfmodel.catalog import job_files
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Prediction, Site
 from perfmodel.spec import Cluster, Model
@@ -98,7 +99,7 @@ def cluster_of(name: str) -> Cluster:
 def predicted(row: Any) -> tuple[Prediction, float]:
     """The prediction and the reported step in seconds."""
     said = row.job.split(",") if isinstance(row.job, str) else []
-    job = catalog.read_job(None, [f"job.{word}" for word in said]).words
+    job = job_files.read_job(None, [f"job.{word}" for word in said]).words
     problem = catalog.problem(
         model_of(row.model), cluster_of(row.cluster), global_batch=row.global_batch, seq_len=row.seq_len,
         dtype=row.dtype, framework=row.framework, **job,

@@ -19,7 +19,8 @@ from studies.tables import held, markdown_table
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_text
 from perfmodel.spec import Layout, Transformer
-from perfmodel.validation import Case, read_case, read_rows, rows_of
+from perfmodel.validation import Case, read_case
+from perfmodel.validation.rows import read_rows, rows_of
 
 PAGE = Path(__file__).parent / "search.md"
 HEAD = (

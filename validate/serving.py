@@ -14,7 +14,8 @@ import pandas as pd
 from studies.tables import frame_table
 
 import perfmodel as pm
-from perfmodel.cost.learn import Recipe, fit, load_family, weight_files
+from perfmodel.cost.learn import load_family, weight_files
+from perfmodel.cost.learn.training import Recipe, fit
 from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent

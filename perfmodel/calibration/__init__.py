@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         selection_text,
         step_variance,
     )
-    from perfmodel.calibration._beliefs import Beliefs, condition
     from perfmodel.calibration._calibrate import LayoutSteps, calibrate_model
     from perfmodel.calibration._corrections import LEAST_SHARE, NAMED_SD, Correction, corrections
     from perfmodel.calibration._end_to_end import EndToEnd, FittedParameter, calibrate_end_to_end
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
         explain_profile,
         fit_profile,
     )
-    from perfmodel.calibration._runs import Run
+    from perfmodel.calibration._profile_events import SideBySide, Total
+    from perfmodel.calibration._runs import Run, arithmetic_s
     from perfmodel.calibration._two_nodes import Reachable, distsim_all_reduce_time, reachable
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.calibration._beliefs import NOISE, Base, Beliefs, Events, condition, take
+from perfmodel.calibration.beliefs import NOISE, Base, Beliefs, Events, condition, take
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Op

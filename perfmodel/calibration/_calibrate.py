@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibration._active import BATCH, HALF_WIDTH, Progress, Selection, StepShares, select
-from perfmodel.calibration._beliefs import Beliefs
 from perfmodel.calibration._model_plan import ModelPlan
+from perfmodel.calibration.beliefs import Beliefs
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.measure import Plan, recorded_s, run_plan, write_plan
+from perfmodel.measure import Plan, run_plan, write_plan
+from perfmodel.measure.estimate import recorded_s
 from perfmodel.ops import Op
 from perfmodel.prediction import EventShares, StepProblem, event_shares, priced_events
 from perfmodel.spec import Layout

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.calibration._profile_events import SideBySide, event_key, idle_s, issued
-from perfmodel.ingest import ActivityKind, Call, Profile, merged_intervals
+from perfmodel.ingest import Profile
+from perfmodel.ingest.profiles import ActivityKind, Call, merged_intervals
 from perfmodel.ops import Collective
 from perfmodel.prediction import StepProblem, block_times, priced_events
 from perfmodel.prediction.composition import beside_loss
@@ -31,7 +32,7 @@ _HELD_UP: Final = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Value of one parameter (`perfmodel.prediction.PARAMETERS`) by a profile, relative to the cost models."""
+    """Value of one parameter (`perfmodel.prediction.sites.PARAMETERS`) by a profile, relative to the cost models."""
 
     name: str
     value: float

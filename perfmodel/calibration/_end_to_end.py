@@ -137,7 +137,7 @@ def calibrate_end_to_end(
 ) -> dict[str, EndToEnd]:
     """Fit the physical parameters that move predicted steps to measured runs, device by device.
 
-    The parameters (`perfmodel.prediction.PARAMETERS`) are log factors of kernel families, of latency and inverse
+    The parameters (`perfmodel.prediction.sites.PARAMETERS`) are log factors of kernel families, of latency and inverse
     bandwidth of each network tier, and of host costs; and losses: overlap, stragglers, overhead per step. Their priors
     are what the tables and the published record say. The update is that of the model of sites (`FittedRuns`), around
     tangents whose gradients come through the timeline.

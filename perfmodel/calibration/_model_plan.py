@@ -11,7 +11,9 @@ from perfmodel.calibration._two_nodes import reachable
 from perfmodel.cost import interconnect_of
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import Plan, StoppingRule, check_kernel, measuring_s
+from perfmodel.measure import Plan
+from perfmodel.measure.backends import check_kernel
+from perfmodel.measure.timing import StoppingRule, measuring_s
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import EventShares, StepProblem, event_shares, layout_of, priced_events, step_problem_of
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model

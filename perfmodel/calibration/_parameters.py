@@ -1,10 +1,10 @@
 """Parameters before any run and given runs.
 
 What is known before is what the published record says of sites, and the kernel tables. A parameter is its class's
-factor at the site (`perfmodel.prediction.SitePrior`), which all of the class share and which differs between classes
-together, plus what is its own, as wide as the intervals of its events. A profile (`Correction`) takes the place of
-both. Runs update it as the model of sites has it (`perfmodel.prediction.FittedRuns`), around tangents of the timeline
-(Gauss-Newton).
+factor at the site (`perfmodel.prediction.sites.SitePrior`), which all of the class share and which differs between
+classes together, plus what is its own, as wide as the intervals of its events. A profile (`Correction`) takes the place
+of both. Runs update it as the model of sites has it (`perfmodel.prediction.sites.FittedRuns`), around tangents of the
+timeline (Gauss-Newton).
 """
 
 from collections import defaultdict
@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.calibration._corrections import Correction
-from perfmodel.cost.learn import measured_kinds, rows_from_ops
+from perfmodel.cost.learn import measured_kinds
+from perfmodel.cost.learn.rows import rows_from_ops
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import GAUSS_90, StepProblem, layout_batches
 from perfmodel.prediction.composition import event_classes

@@ -11,7 +11,8 @@ import numpy as np
 
 from perfmodel.display import short_repr
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import ActivityKind, Call, Profile
+from perfmodel.ingest import Profile
+from perfmodel.ingest.profiles import ActivityKind, Call
 from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op, OptimizerStep, family_with_bmm
 from perfmodel.prediction import StepProblem, event_shares, priced_events
 from perfmodel.spec import Layout

@@ -7,13 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.catalog._devices import CPU_NAMES, device, device_from_toml
-from perfmodel.catalog._network import NETWORK_WORDS
-from perfmodel.catalog._network_tokens import unread_link_words
-from perfmodel.catalog._network_words import read_network
-from perfmodel.catalog._plausible import plausible_figures
-from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
-from perfmodel.catalog._words import cluster_for, network_level
+from perfmodel.catalog._devices import device, device_from_toml
+from perfmodel.catalog.entries import checked, index, key, package_tables, read_toml, resolve
+from perfmodel.catalog.networks import NETWORK_WORDS, cluster_for, network_level, read_network, unread_link_words
+from perfmodel.catalog.plausible import plausible_figures
+from perfmodel.catalog.this_machine import CPU_NAMES
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, NetworkLevel, Stated
 from perfmodel.units import scaled

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.catalog._toml import checked, key, package_table, package_tables, read_toml
+from perfmodel.catalog.entries import checked, key, package_table, package_tables, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Framework
 

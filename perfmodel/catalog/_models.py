@@ -10,12 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from perfmodel.catalog._convnets import convnets
-from perfmodel.catalog._hf_families import FAMILIES
-from perfmodel.catalog._hf_layers import listed_layers, one_number
-from perfmodel.catalog._hf_parts import language_model
-from perfmodel.catalog._hf_relatives import RELATIVES, Relative
-from perfmodel.catalog._hf_unknown import unknown_model_type
-from perfmodel.catalog._toml import (
+from perfmodel.catalog.entries import (
     checked,
     index,
     key,
@@ -23,6 +18,15 @@ from perfmodel.catalog._toml import (
     parsed,
     read_toml,
     resolve,
+)
+from perfmodel.catalog.huggingface import (
+    FAMILIES,
+    RELATIVES,
+    Relative,
+    language_model,
+    listed_layers,
+    one_number,
+    unknown_model_type,
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json

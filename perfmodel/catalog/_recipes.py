@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.catalog._toml import checked, package_tables
+from perfmodel.catalog.entries import checked, package_tables
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule, WideModule
 

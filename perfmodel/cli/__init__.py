@@ -2,9 +2,21 @@
 
 import gc
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from perfmodel._lazy import lazy_names
 from perfmodel.cli._interrupts import interruptible
+
+if TYPE_CHECKING:
+    from perfmodel.cli._examples import examples
+    from perfmodel.cli._files import complete_from_job
+    from perfmodel.cli._idle_flags import IDLE_FLAGS
+    from perfmodel.cli._init import samples
+    from perfmodel.cli._main import given, parser, parsers
+    from perfmodel.cli._vocabulary import VOCABULARY, vocabulary
+
+# The commands as data, for tests and the reference.
+__getattr__, __dir__ = lazy_names(__name__)
 
 COLLECTED_EVERY: Final = 100_000
 """Objects that a process makes between two searches for reference cycles (Python's default is 700)."""

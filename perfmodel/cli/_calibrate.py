@@ -22,7 +22,10 @@ from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.spec import BACKENDS
 
 if TYPE_CHECKING:
-    from perfmodel.measure import Agent, Launch, Plan, Point, RemainingTime
+    from perfmodel.measure import Plan
+    from perfmodel.measure.estimate import RemainingTime
+    from perfmodel.measure.ranks import Agent, Launch
+    from perfmodel.measure.tables import Point
 
 LINE_EVERY_S = 30.0
 
@@ -160,7 +163,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _launch(arguments: argparse.Namespace) -> "Launch | None":
     """Place of this process among those that were started; `None` for one that measures alone."""
-    from perfmodel.measure import find_launch
+    from perfmodel.measure.ranks import find_launch
 
     launch = find_launch(
         process=arguments.process,

@@ -210,7 +210,7 @@ def _device(device: "Device") -> dict[str, Any]:
 
 def _framework(framework: "Framework") -> dict[str, Any]:
     """Since when, from where, and the facts in which it differs from `generic`."""
-    from perfmodel.catalog import FRAMEWORK_FACTS
+    from perfmodel.catalog.job_files import FRAMEWORK_FACTS
     from perfmodel.spec import Framework
 
     facts, defaults = framework.values(), Framework().values()

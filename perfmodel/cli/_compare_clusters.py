@@ -99,7 +99,7 @@ def _next_command(arguments: argparse.Namespace, result: "ClusterComparison") ->
 def show(result: "ClusterComparison", command: str) -> None:
     """Two lines of figures and one of layout per cluster, what they rest on, and the `command` for the best."""
     from perfmodel.planning.training_run import failures
-    from perfmodel.prediction import memory_words
+    from perfmodel.prediction.text import memory_words
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens

@@ -21,7 +21,7 @@ from perfmodel.cli._emulate_settings import (
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._interrupts import terminable
 from perfmodel.cli._show import reporting, written
-from perfmodel.emulate._orders import delayed_as
+from perfmodel.emulate.environment import delayed_as
 from perfmodel.errors import PerfModelError
 from perfmodel.files import data_limit_bytes, read_text
 from perfmodel.units import duration
@@ -267,7 +267,7 @@ def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
 
 def _write(result: Any, out: Path) -> list[str]:
     from perfmodel.emulate import measured_trace
-    from perfmodel.ingest import write_measured_trace
+    from perfmodel.ingest.profiles.chrome import write_measured_trace
     from perfmodel.ingest.tables import write_text
 
     written = [out / "collectives.csv", out / "iterations.csv"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._flags import add_framework, add_seq_len, framework_of, layout_of
-from perfmodel.emulate._orders import check_delay
+from perfmodel.emulate.environment import check_delay
 from perfmodel.errors import PerfModelError
 from perfmodel.units import parse_seconds, require_seed
 
@@ -70,7 +70,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         "--prices",
         metavar="FILE|MODULE:FUNCTION",
         help="times of collectives instead of the calibration's: csv (collective,ranks,bytes,time_s[,core_s]) "
-        "or a function of perfmodel.spec.Collective",
+        "or a function of perfmodel.ops.Collective",
     )
     command.add_argument(
         "--occupancy",
@@ -216,7 +216,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
 def placed(arguments: argparse.Namespace, cluster: "Cluster") -> "Iterator[dict[str, Any]]":
     """Fields of `Emulation` that say where real ranks and the process of `--wire` run, as long as that exists."""
     from perfmodel.emulate import PeerPlace
-    from perfmodel.measure import EmulatedHosts
+    from perfmodel.measure.ranks import EmulatedHosts
 
     if arguments.peer is None:
         yield {}
@@ -316,7 +316,8 @@ def predicted_step(
 
     from perfmodel import catalog
     from perfmodel.planning.what_if import NAMES, Setting, step_s
-    from perfmodel.prediction import check_layout, peak_memory, step_problem_of
+    from perfmodel.prediction import check_layout, step_problem_of
+    from perfmodel.prediction.memory import peak_memory
     from perfmodel.spec import Problem
 
     model = catalog.model(arguments.model)

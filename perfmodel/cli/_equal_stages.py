@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.errors import LayoutError, PerfModelError
 
 if TYPE_CHECKING:
-    from perfmodel.schedule import ChunkTimes, PassTimes, Schedule, ScheduleFacts
+    from perfmodel.schedule import PassTimes, Schedule
+    from perfmodel.schedule.facts import ChunkTimes, ScheduleFacts
 
 _FORWARD_S: Final = 1.0
 _BACKWARD_S: Final = 2.0
@@ -102,13 +103,8 @@ def facts_and_drawings(
     arguments: argparse.Namespace,
 ) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
     """The schedules asked for with equal stages, and why others cannot run (named ones have to)."""
-    from perfmodel.schedule import (
-        chunk_facts,
-        equal_parts,
-        get_schedule,
-        require_valid,
-        schedule_facts,
-    )
+    from perfmodel.schedule import get_schedule, require_valid, schedule_facts
+    from perfmodel.schedule.facts import chunk_facts, equal_parts
 
     # With --times, facts are exact fractions of the given durations; else seconds in floating
     # point.
@@ -174,7 +170,7 @@ def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
     """Durations of --times; None if it is not given, or the command does not have it."""
     from fractions import Fraction
 
-    from perfmodel.schedule import ChunkTimes
+    from perfmodel.schedule.facts import ChunkTimes
 
     text = getattr(arguments, "times", None)
     if text is None:

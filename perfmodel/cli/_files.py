@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
+from perfmodel.catalog.job_files import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
 from perfmodel.cli._show import note
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Layout, Model
@@ -184,7 +184,7 @@ def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collecti
 
 def _fill_search(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
     """Flags of a search that are not given; what no flag has apart."""
-    from perfmodel.planning.layouts import file_words
+    from perfmodel.planning.layouts.search_words import file_words
 
     for word, value in file_words(file).items():
         if word == "batches":

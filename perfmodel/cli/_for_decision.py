@@ -79,7 +79,8 @@ def asked(arguments: argparse.Namespace) -> bool:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Search, weigh the measurements, and show them."""
-    from perfmodel.planning.layouts import ask, telling
+    from perfmodel.planning.layouts import ask
+    from perfmodel.planning.layouts.measurement_values import telling
 
     problem = _problem(arguments)
     result = _searched(arguments, problem)

@@ -89,8 +89,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     format = ingest.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
     report: dict[str, Any] = {"format": format, "written": []}
     if arguments.timeline:
+        from perfmodel.ingest.profiles import chrome
+
         trace = ingest.read_trace(format, arguments.files)
-        ingest.write_measured_trace(trace, arguments.timeline, format)
+        chrome.write_measured_trace(trace, arguments.timeline, format)
         report |= {
             "activities": trace.n,
             "devices": trace.devices,
@@ -179,7 +181,7 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
     Raises:
         TableError: nothing was said, an interconnect of unknown links, or a cluster of other devices.
     """
-    from perfmodel.cost.learn import is_known
+    from perfmodel.cost.learn.collectives.links import is_known
 
     if not interconnect:
         raise TableError(
@@ -201,7 +203,7 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
 
 def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
     """The table with the cluster's device, and its ranks per node where the file does not state them."""
-    from perfmodel.cost.learn import device_name
+    from perfmodel.cost.learn.collectives import device_name
 
     device = cluster.device.name
     other_devices = sorted({name for name in table["device"] if name and device_name(name) != device})
@@ -224,7 +226,7 @@ def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame"
 
 def _set_aside(table: "pd.DataFrame") -> dict[str, int]:
     """Why rows will not be fitted -> how many."""
-    from perfmodel.cost.learn import collective_rows, counted, set_aside
+    from perfmodel.cost.learn.collectives import collective_rows, counted, set_aside
 
     rows = collective_rows(table)
     return counted(rows, set_aside(rows))

@@ -338,7 +338,8 @@ def _explained(problem: "StepProblem", layout: Layout, devices: int | None) -> "
 def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
     """Layouts that fit, with step time and peak memory."""
     from perfmodel.planning.layouts import default_space, enumerate_layouts
-    from perfmodel.prediction import evaluate, peak_memory
+    from perfmodel.prediction import evaluate
+    from perfmodel.prediction.memory import peak_memory
 
     asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
 

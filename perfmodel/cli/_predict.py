@@ -254,7 +254,7 @@ def _show_open(run: "RunPrediction") -> None:
 def _predict(arguments: argparse.Namespace) -> int:
     """Predict a layout's step and show it."""
     from perfmodel.planning.training_run import run_lines
-    from perfmodel.prediction import print_prediction
+    from perfmodel.prediction.text import print_prediction
 
     if arguments.open:
         return _predict_open(arguments)

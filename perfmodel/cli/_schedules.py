@@ -215,7 +215,8 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the step that every schedule gives a model, where it can run it."""
     from dataclasses import asdict
 
-    from perfmodel.prediction import chimera_closed_form, compare_schedules, step_problem_of
+    from perfmodel.prediction import compare_schedules, step_problem_of
+    from perfmodel.prediction.comparison import chimera_closed_form
 
     problem, layout = _asked(arguments)
     compared = compare_schedules(
@@ -256,13 +257,9 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the best order of passes, and return it beside schedules that need no search."""
     from perfmodel.ingest.tables import write_bytes
-    from perfmodel.schedule import (
-        alive_at_peak,
-        get_schedule,
-        optimised,
-        schedule_text,
-        starts_and_ends,
-    )
+    from perfmodel.schedule import get_schedule, optimised, schedule_text
+    from perfmodel.schedule.facts import starts_and_ends
+    from perfmodel.schedule.memory import alive_at_peak
 
     if arguments.out is None:
         raise PerfModelError("schedules: --optimise needs --out FILE for the order (use it as schedule=file:FILE)")

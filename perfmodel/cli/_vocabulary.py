@@ -54,12 +54,12 @@ def _fields_of(kind: str) -> list[tuple[type, str]]:
 
         return [(ServingOptions, word) for word in SERVING_KEYS]
     if kind == "search":
-        from perfmodel.planning.layouts import SEARCH_WORDS
+        from perfmodel.planning.layouts.search_words import SEARCH_WORDS
 
         return [(home, word) for word, home in SEARCH_WORDS.items()]
     if kind == "layout":
         return [(Layout, f.name) for f in fields(Layout)]
-    from perfmodel.catalog import JOB_WORDS
+    from perfmodel.catalog.job_files import JOB_WORDS
 
     return [(key_fields(Job)[word].home, word) for word in JOB_WORDS]
 

@@ -29,7 +29,7 @@ class OwnLayout:
     @property
     def line(self) -> str:
         """Time with its interval and memory, then the layout."""
-        from perfmodel.prediction import memory_words
+        from perfmodel.prediction.text import memory_words
 
         p = self.prediction
         if p is None:

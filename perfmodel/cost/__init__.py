@@ -1,6 +1,6 @@
-from perfmodel.cost._collectives import CollectiveModel, interconnect_of
+from perfmodel.cost._collectives import CollectiveModel, interconnect_of, share_of_link
 from perfmodel.cost._events import EventTimes, PricesCollectives, PricesKernels, event_times
-from perfmodel.cost._growth import MonotoneGrid
+from perfmodel.cost._growth import MonotoneGrid, growing
 from perfmodel.cost._inference import inference_times
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import (

@@ -10,26 +10,20 @@ from jaxtyping import Float64
 
 from perfmodel.catalog import ExchangeRates, exchange_library
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost.learn import (
-    MOE_KINDS,
+from perfmodel.cost.learn import WeightFiles, weight_files
+from perfmodel.cost.learn.collectives import (
     CollectivePrices,
     CollectiveRequest,
     CollectiveWeights,
     Fabric,
     Groups,
-    MoeRows,
     Priced,
-    WeightFiles,
     collective_rows,
     collective_weights,
-    is_flat,
-    is_known,
-    link_class,
-    moe_rows,
     predict_collective_rows,
-    predict_moe,
-    weight_files,
 )
+from perfmodel.cost.learn.collectives.expert_exchanges import MOE_KINDS, MoeRows, moe_rows, predict_moe
+from perfmodel.cost.learn.collectives.links import is_flat, is_known, link_class
 from perfmodel.ingest.tables import text
 from perfmodel.ops import Collective, Exchange, ExchangeWay
 from perfmodel.session import current_session

@@ -32,21 +32,20 @@ from perfmodel.cost._roofline import (
 )
 from perfmodel.cost.learn import (
     PROVENANCE,
-    Figures,
     Prediction,
     PriceQuery,
     Query,
     Regressor,
-    Rows,
     WeightFiles,
     added,
     gradient_products,
-    in_16_bits,
     load_family,
     table_rows,
     weight_files,
     with_half_batches,
 )
+from perfmodel.cost.learn.rows import Rows, in_16_bits
+from perfmodel.cost.learn.stack import Figures
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Convolution, Gemm, KernelOp
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Device

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import Figures, Rows, device_name, kernel_physics, power_join, rows_from_ops, table_rows
+from perfmodel.cost.learn import kernel_physics, table_rows
+from perfmodel.cost.learn.collectives import device_name
+from perfmodel.cost.learn.parameters import power_join
+from perfmodel.cost.learn.rows import Rows, rows_from_ops
+from perfmodel.cost.learn.stack import Figures
 from perfmodel.ingest.tables import relabel
-from perfmodel.ops import FAMILIES, KernelOp, vector_rate
+from perfmodel.ops import FAMILIES, KernelOp
+from perfmodel.ops.physics import vector_rate
 from perfmodel.spec import Device
 
 if TYPE_CHECKING:

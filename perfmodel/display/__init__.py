@@ -22,6 +22,6 @@ from perfmodel.display._palette import (
 from perfmodel.display._plain import PlainStream
 from perfmodel.display._progress import Report, progress, shows_progress
 from perfmodel.display._repr import json_text, short_repr, shorten_reprs
-from perfmodel.display._table import FittedTable, table
+from perfmodel.display._table import WORD_HEADS, FittedTable, table
 
 shorten_reprs(__name__)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from perfmodel.emulate._launch import Emulation, emulate
 from perfmodel.emulate._prices import Prices
-from perfmodel.emulate._run import EmulatedRun, RankRun
+from perfmodel.emulate.runs import EmulatedRun, RankRun
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program, instruction_devices, lower
 from perfmodel.spec import Cluster

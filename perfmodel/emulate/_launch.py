@@ -13,15 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from perfmodel.emulate._environment import Environment
-from perfmodel.emulate._operations import Network
-from perfmodel.emulate._orders import VARIABLE, EmulationError, Orders
 from perfmodel.emulate._prices import Prices
-from perfmodel.emulate._record import record_of
-from perfmodel.emulate._run import EmulatedRun, read_run
-from perfmodel.emulate._wire import PEER, PeerPlace, PeerProcess, peers
+from perfmodel.emulate.environment import VARIABLE, EmulationError, Environment, Orders
+from perfmodel.emulate.runs import EmulatedRun, read_run, record_of
+from perfmodel.emulate.wire import PEER, Network, PeerPlace, PeerProcess, peers
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import Host, free_port
+from perfmodel.measure.ranks import Host, free_port
 from perfmodel.processes import supervised
 
 _LOOK_S: Final = 0.05

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.emulate._clock import Core
 from perfmodel.emulate._launch import Emulation, emulate
-from perfmodel.emulate._operations import Network
 from perfmodel.emulate._prices import COLUMNS, Prices
-from perfmodel.measure import Host, usable_cores
+from perfmodel.emulate.wire import Network
+from perfmodel.measure import usable_cores
+from perfmodel.measure.ranks import Host
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +52,7 @@ def measure_prices(
     Args:
         world_size: ranks.
         kinds: of collectives.
-        sizes: bytes, sized as in `perfmodel.spec.Collective`.
+        sizes: bytes, sized as in `perfmodel.ops.Collective`.
         calls: of each kind and size, after some computing each.
         hosts: of the ranks, one each; by default they share this one.
         prices: of an emulated cluster; then rank 0 alone is real, and what is measured is the emulation.

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from perfmodel.measure import Host
+from perfmodel.measure.ranks import Host
 
 if __name__ == "__main__":
     namespace, address, *command = sys.argv[1:]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from perfmodel.emulate._orders import check_delay, delayed_as
+from perfmodel.emulate.environment import check_delay, delayed_as
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.files import DAMAGED
 from perfmodel.ingest.tables import read_csv
@@ -54,7 +54,7 @@ def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
 
 
 def plugged(name: str) -> Seconds:
-    """Return the user's price function `module:function`, from a `perfmodel.spec.Collective` to seconds.
+    """Return the user's price function `module:function`, from a `perfmodel.ops.Collective` to seconds.
 
     Raises:
         PerfModelError: there is no such function.

@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.display import frame_html
-from perfmodel.emulate._orders import EmulationError, delayed_as
-from perfmodel.emulate._run import EmulatedRun
-from perfmodel.emulate._spans import Iteration, User, done_at_s, own_s, typical, users_of
+from perfmodel.emulate.environment import EmulationError, delayed_as
+from perfmodel.emulate.runs import EmulatedRun, Iteration, User, done_at_s, own_s, typical, users_of
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline import CompiledStructure, compile_structure, makespan, makespan_and_grad
 

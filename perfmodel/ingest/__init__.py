@@ -5,17 +5,6 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.ingest._chrome import chrome_trace, complete_event, name_event, write_chrome, write_measured_trace
-    from perfmodel.ingest._hlo_modules import HLO_COLLECTIVES
-    from perfmodel.ingest._measured_trace import (
-        PHASES,
-        Activity,
-        ActivityKind,
-        MeasuredTrace,
-        merged_intervals,
-        trace_of,
-    )
-    from perfmodel.ingest._profile import Call, Profile
     from perfmodel.ingest._public_tables import (
         OWN_ORDER,
         SERVER_KERNELS,
@@ -39,5 +28,7 @@ if TYPE_CHECKING:
         read_trace,
     )
     from perfmodel.ingest._rows import Measurements, ReadOptions
+    from perfmodel.ingest.profiles._measured_trace import MeasuredTrace
+    from perfmodel.ingest.profiles._profile import Profile
 
 __getattr__, __dir__ = lazy_names(__name__)

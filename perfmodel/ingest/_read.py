@@ -7,27 +7,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.errors import PerfModelError, TableError, UnknownNameError
-from perfmodel.ingest._chrome import is_own, read_chrome, read_own
 from perfmodel.ingest._files import read_bytes, read_json, read_text
-from perfmodel.ingest._jax_profile import (
+from perfmodel.ingest._nccl_json import read_nccl_json
+from perfmodel.ingest._nccl_tests import read_nccl_text
+from perfmodel.ingest._osu import read_osu
+from perfmodel.ingest._rows import Measurements, ReadOptions, Row, measurements
+from perfmodel.ingest.profiles import (
+    Activity,
+    Detail,
+    MeasuredTrace,
+    Profile,
     XplaneFile,
     is_jax_trace,
+    is_kineto,
+    is_sqlite,
+    kineto_activities,
+    kineto_calls,
+    kineto_rows,
+    nsys_calls,
+    nsys_rows,
+    profile_of,
     read_jax_traces,
+    read_kineto,
+    read_nsys,
     read_xplane,
+    trace_of,
     xplane_activities,
     xplane_calls,
     xplane_paths,
     xplane_rows,
 )
-from perfmodel.ingest._kineto import is_kineto, kineto_activities, read_kineto
-from perfmodel.ingest._kineto_calls import kineto_calls, kineto_rows
-from perfmodel.ingest._measured_trace import Activity, MeasuredTrace, trace_of
-from perfmodel.ingest._nccl_json import read_nccl_json
-from perfmodel.ingest._nccl_tests import read_nccl_text
-from perfmodel.ingest._nsys import is_sqlite, nsys_calls, nsys_rows, read_nsys
-from perfmodel.ingest._osu import read_osu
-from perfmodel.ingest._profile import Detail, Profile, profile_of
-from perfmodel.ingest._rows import Measurements, ReadOptions, Row, measurements
+from perfmodel.ingest.profiles.chrome import is_own, read_chrome, read_own
 
 if TYPE_CHECKING:
     import pandas as pd

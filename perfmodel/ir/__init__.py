@@ -24,16 +24,6 @@ from perfmodel.ir._instruction import (
     Tensor,
     attributes,
 )
-from perfmodel.ir._op import (
-    REPLICATED,
-    OpDefinition,
-    Partial,
-    Replicated,
-    Sharded,
-    Sharding,
-    ShardingDecision,
-    ShardingQuery,
-)
 from perfmodel.ir._program import GlobalTensor, Piece, Program, undistributed
 from perfmodel.ir._text import parse, parse_function, parse_program, to_text
 from perfmodel.ir.ops import OPS

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.display import Report, frame_html
+from perfmodel.display import Report, frame_html, shorten_reprs
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ir import ITEM_BYTES, GlobalTensor, Program, live_memory
 from perfmodel.ir.distribute import Degrees, on_one_stream, spread_stages, staged
@@ -234,3 +234,6 @@ def _remembered(timer: Timer) -> Timer:
         return np.array([known[op] for op in ops])
 
     return price
+
+
+shorten_reprs(__name__)

@@ -11,12 +11,10 @@ from perfmodel.catalog import checked
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.files import parse_toml, read_text
 from perfmodel.ingest.tables import write_text
-from perfmodel.measure._backend import INTERCONNECT
-from perfmodel.measure._harness import StoppingRule
-from perfmodel.measure._hosts import EmulatedNetwork
-from perfmodel.measure._nccl_tests import ALIGNMENT, NcclTests
-from perfmodel.measure._programs import MEASURED_FAMILIES
-from perfmodel.measure._rows import Point
+from perfmodel.measure.backends import ALIGNMENT, INTERCONNECT, MEASURED_FAMILIES, NcclTests
+from perfmodel.measure.ranks import EmulatedNetwork
+from perfmodel.measure.tables import Point
+from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.units import dtype_bytes, whole
 

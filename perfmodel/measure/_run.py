@@ -11,28 +11,50 @@ import numpy as np
 
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.ingest.tables import read_table, write_table
-from perfmodel.measure._agents import Agent, members
-from perfmodel.measure._backend import (
+from perfmodel.measure._plan import Plan
+from perfmodel.measure.backends import (
     INTERCONNECT,
     Backend,
+    NcclTests,
     call_overhead_s,
     check_device,
+    check_jax_kernel,
+    check_nccl_tests,
+    check_torch_kernel,
     collective_row,
     kernel_row,
+    nccl_tests_rows,
     open_backend,
     transport_of,
 )
-from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, software, write_card
-from perfmodel.measure._estimate import finished_rows
-from perfmodel.measure._group import RankGroup, check_collective, check_group
-from perfmodel.measure._harness import StoppingRule
-from perfmodel.measure._hosts import EmulatedHosts, Host, unavailable
-from perfmodel.measure._meter import wait_until_quiet
-from perfmodel.measure._nccl_tests import NcclTests, check_nccl_tests, nccl_tests_rows
-from perfmodel.measure._plan import Plan
-from perfmodel.measure._programs import check_jax_kernel, check_torch_kernel
-from perfmodel.measure._rows import MEASURED, Point, Row, point_key
-from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
+from perfmodel.measure.estimate import finished_rows
+from perfmodel.measure.ranks import (
+    Agent,
+    EmulatedHosts,
+    Host,
+    RankGroup,
+    check_collective,
+    check_group,
+    members,
+    unavailable,
+)
+from perfmodel.measure.tables import (
+    MEASURED,
+    Card,
+    Measure,
+    PartialFile,
+    Point,
+    Row,
+    card_path,
+    collector_sha256,
+    locked,
+    point_key,
+    read_card,
+    software,
+    sweep,
+    write_card,
+)
+from perfmodel.measure.timing import StoppingRule, wait_until_quiet
 
 Progress = Callable[[Point], None]
 """Called with each point before it is measured."""

@@ -20,6 +20,7 @@ from perfmodel.ops._gemm import GEMM, Gemm
 from perfmodel.ops._memory import MEASURED_MEMORY_OPS, MEMORY, MemoryBound
 from perfmodel.ops._moe import MOE, NONGATED_MOE, MoE
 from perfmodel.ops._op import (
+    NUMBERS,
     Collective,
     CollectiveKind,
     Exchange,
@@ -31,17 +32,8 @@ from perfmodel.ops._op import (
     family_with_bmm,
 )
 from perfmodel.ops._optimizer import OPTIMIZER, OptimizerStep
-from perfmodel.ops._physics import (
-    Machine,
-    Physics,
-    cached_share,
-    common_features,
-    compute_seconds,
-    memory_seconds,
-    vector_rate,
-)
-from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, torch_module
 from perfmodel.ops._recurrence import RECURRENCE, Recurrence
+from perfmodel.ops.physics import Physics
 
 FAMILIES: Final = MappingProxyType(
     {

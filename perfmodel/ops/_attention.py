@@ -17,8 +17,8 @@ from perfmodel.ops._family import (
     ShapeColumn,
 )
 from perfmodel.ops._op import KernelOp, Pass, Shape
-from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
-from perfmodel.ops._programs import (
+from perfmodel.ops.physics import Machine, Physics, cached_share, divides, flag, log2
+from perfmodel.ops.programs import (
     Program,
     Tensors,
     jax_array,

@@ -8,8 +8,8 @@ import numpy as np
 
 from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape
-from perfmodel.ops._physics import Machine, Physics, divides, flag, log2, tiled
-from perfmodel.ops._programs import (
+from perfmodel.ops.physics import Machine, Physics, divides, flag, log2, tiled
+from perfmodel.ops.programs import (
     Program,
     Tensors,
     jax_array,

@@ -7,8 +7,8 @@ import numpy as np
 
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
-from perfmodel.ops._physics import Machine, Physics, divides, log2
-from perfmodel.ops._programs import (
+from perfmodel.ops.physics import Machine, Physics, divides, log2
+from perfmodel.ops.programs import (
     Program,
     Tensors,
     jax_array,

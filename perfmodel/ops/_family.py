@@ -9,8 +9,8 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ops._op import KernelOp
-from perfmodel.ops._physics import Machine, Physics
-from perfmodel.ops._programs import Program, Tensors
+from perfmodel.ops.physics import Machine, Physics
+from perfmodel.ops.programs import Program, Tensors
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -18,8 +18,8 @@ from perfmodel.ops._family import (
     ShapeColumn,
 )
 from perfmodel.ops._op import KernelOp, Pass, Shape
-from perfmodel.ops._physics import Machine, Physics, divides, log2, tiled
-from perfmodel.ops._programs import (
+from perfmodel.ops.physics import Machine, Physics, divides, log2, tiled
+from perfmodel.ops.programs import (
     Program,
     Tensors,
     jax_array,

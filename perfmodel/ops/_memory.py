@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
-from perfmodel.ops._physics import (
+from perfmodel.ops.physics import (
     Machine,
     Physics,
     cached_share,
@@ -19,7 +19,7 @@ from perfmodel.ops._physics import (
     lane_operations,
     log2,
 )
-from perfmodel.ops._programs import (
+from perfmodel.ops.programs import (
     Program,
     Tensor,
     Tensors,

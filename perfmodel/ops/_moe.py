@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from perfmodel.ops._family import Axis, Family, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape
-from perfmodel.ops._physics import Machine, Physics, divides, flag, log2
+from perfmodel.ops.physics import Machine, Physics, divides, flag, log2
 
 NONGATED_MOE = "moe_nongated"
 """Name of experts without a gate: two products per token."""

@@ -8,8 +8,8 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
-from perfmodel.ops._physics import Machine, Physics, log2
-from perfmodel.ops._programs import (
+from perfmodel.ops.physics import Machine, Physics, log2
+from perfmodel.ops.programs import (
     JAX_DTYPES,
     TORCH_DTYPES,
     Program,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from perfmodel.ops._family import Axis, Family, ShapeColumn
 from perfmodel.ops._op import KernelOp, Pass, Shape, Work
-from perfmodel.ops._physics import Machine, Physics, lane_operations, log2
+from perfmodel.ops.physics import Machine, Physics, lane_operations, log2
 
 _LANE_OPERATIONS_PER_BYTE: Final = 20.6
 """Slots of vector lanes that pass for each byte that a kernel of the chain hands on or is handed: decay factors,

@@ -9,9 +9,12 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.display import Report, frame_html, shorten_reprs
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.planning.layouts import Goal, Question, fastest
+from perfmodel.planning.layouts import Goal
+from perfmodel.planning.layouts.evaluation import fastest
+from perfmodel.planning.layouts.questions import Question
 from perfmodel.planning.what_if import HARDWARE, Scenario, Setting, in_scenario, step_s
-from perfmodel.prediction import StepProblem, check_layout, fit_probabilities, fullness, needed_memory
+from perfmodel.prediction import StepProblem, check_layout
+from perfmodel.prediction.memory import fit_probabilities, fullness, needed_memory
 from perfmodel.spec import Layout
 from perfmodel.units import MIN_FIT
 

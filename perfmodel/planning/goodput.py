@@ -25,15 +25,10 @@ from math import exp, expm1
 from statistics import fmean
 from typing import Any, Final
 
+from perfmodel.display import shorten_reprs
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import (
-    checkpoint_bytes,
-    layout_batches,
-    rank_checkpoint_bytes,
-    step_problem_of,
-    version_difference,
-)
-from perfmodel.prediction.composition import rank_devices
+from perfmodel.prediction import layout_batches, step_problem_of
+from perfmodel.prediction.memory import checkpoint_bytes, rank_checkpoint_bytes, rank_devices, version_difference
 from perfmodel.spec import Device, Layout, Problem
 from perfmodel.units import positive
 
@@ -246,3 +241,6 @@ def best_interval_s(stall_s: float, mtbf_s: float) -> float:
     from scipy.special import lambertw
 
     return mtbf_s * (1 + float(lambertw(-exp(-1 - stall_s / mtbf_s)).real))
+
+
+shorten_reprs(__name__)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.display import shorten_reprs
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.goodput import Goodput, Reliability, goodput
-from perfmodel.planning.layouts import MILLION, Goal, Interval, Tariff
+from perfmodel.planning.layouts import MILLION, Goal, Tariff
+from perfmodel.planning.layouts.expressions import Interval
 from perfmodel.prediction import Prediction, step_problem_of
 from perfmodel.spec import Problem
 from perfmodel.units import counted, figure, long_duration, positive, scaled
@@ -161,3 +163,6 @@ def failures(goodput: Goodput) -> str:
         f"{interruptions} and {figure(goodput.lost_steps, 3)} steps to repeat; a checkpoint of {size}{by_stage} every "
         f"{long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )
+
+
+shorten_reprs(__name__)

@@ -1,8 +1,11 @@
 """Model + cluster + layout -> prediction.
 
 This door has the predictions themselves: `predict` and `explain` (one layout with its interval and its account),
-`evaluate` (step times by the thousand), memory, checks, and the steps of one prediction in their order. Beside it are:
+`evaluate` (step times by the thousand), checks, and the steps of one prediction in their order. Beside it are:
 
+- `perfmodel.prediction.memory`: what a step needs of a device's memory, and whether it fits;
+- `perfmodel.prediction.blocks`, `.phases`, `.placement`, `.overlap`, `.host`, `.layer_copies`: what steps are made of;
+- `perfmodel.prediction.comparison`, `.text`: schedules beside each other; predictions for people;
 - `perfmodel.prediction.composition`: parts for rooms that compose steps themselves;
 - `perfmodel.prediction.grids`: memory and lower bounds of layouts by the million;
 - `perfmodel.prediction.sites`: corrections by measured runs, and how far runs of a site may differ;
@@ -11,22 +14,11 @@ This door has the predictions themselves: `predict` and `explain` (one layout wi
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction._check import check_layout, check_machine, layout_of
-from perfmodel.prediction._compare import Compared, Comparison, chimera_closed_form, compare_schedules
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._durations import durations, pass_times
 from perfmodel.prediction._evaluate import evaluate, step_derivatives, step_times_s
 from perfmodel.prediction._explain import EventShares, event_shares
-from perfmodel.prediction._fits import (
-    fit_probabilities,
-    fitting,
-    fullness,
-    needed_memory,
-    peak_memory,
-    rank_checkpoint_bytes,
-    version_difference,
-)
 from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors
-from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.prediction._predict import explain, predict
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart, Prediction, StageMemory
 from perfmodel.prediction._price import block_times, priced_events
@@ -34,8 +26,7 @@ from perfmodel.prediction._problem import StepProblem, step_problem, step_proble
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._terms import STEP_TERMS, without
-from perfmodel.prediction._text import memory_words, print_breakdown, print_prediction
-from perfmodel.prediction._zero import checkpoint_bytes
-from perfmodel.prediction.sites._site import COMPILED, EAGER, Site
+from perfmodel.prediction.comparison import compare_schedules
+from perfmodel.prediction.sites import COMPILED, EAGER, Site
 
 shorten_reprs(__name__)

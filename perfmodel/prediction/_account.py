@@ -14,14 +14,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.ops import MemoryBound
-from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._durations import NodeKindShare
-from perfmodel.prediction._layer_copies import offloads_layers
-from perfmodel.prediction._phases import PHASES, Phase
 from perfmodel.prediction._price import under_training_load
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared, rank_busy_s
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
+from perfmodel.prediction.blocks import BlockTimes
+from perfmodel.prediction.layer_copies import offloads_layers
+from perfmodel.prediction.phases import PHASES, Phase
 from perfmodel.program import Kind
 from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.timeline import makespan

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel import catalog
+from perfmodel.catalog import job_files
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._shard import sliced_job
 from perfmodel.schedule import get_schedule
@@ -26,7 +27,7 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
         LayoutError, UnknownNameError: as `Layout.parse` and `check_layout`.
     """
     assumed = ""
-    layout = catalog.layout_in_words(layout)
+    layout = job_files.layout_in_words(layout)
     if isinstance(layout, str):
         layout, assumed = problem.framework.layout(layout, problem.model)
     check_layout(problem.model, problem.cluster, problem.job, layout, problem.devices)

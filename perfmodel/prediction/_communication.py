@@ -11,8 +11,6 @@ from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Op
-from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sends import NO_EVENT, hops, transfers
 from perfmodel.prediction._zero import (
     STATES,
@@ -27,6 +25,8 @@ from perfmodel.prediction._zero import (
     trained_params,
     update,
 )
+from perfmodel.prediction.blocks import ShardBlocks
+from perfmodel.prediction.placement import Placement
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes

@@ -17,17 +17,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
-from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
 from perfmodel.prediction._memory import BlockBytes
-from perfmodel.prediction._phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached
 from perfmodel.prediction._programs import Division, PartitionedProgram, divided, program_spec
 from perfmodel.prediction._shard import ranks_of, shard_events
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
+from perfmodel.prediction.blocks import BlockTimes, ShardBlocks
+from perfmodel.prediction.phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
 from perfmodel.workload import layer_count

@@ -18,7 +18,7 @@ from perfmodel.prediction._compose import LayoutBatch, joined, layout_batches, w
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import PartitionedProgram, WeightedDurations, prepared, rank_busy_s
-from perfmodel.prediction.sites._adjustment import Adjustment
+from perfmodel.prediction.sites import Adjustment
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerRank

@@ -11,17 +11,16 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import layout_batches
 from perfmodel.prediction._durations import NodeKindShare, by_node_kind
 from perfmodel.prediction._evaluate import per_step, step_programs
-from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
-from perfmodel.prediction.sites._adjustment import factors_of
-from perfmodel.prediction.sites._population import CLASSES, class_of
+from perfmodel.prediction.blocks import BlockTimes
+from perfmodel.prediction.phases import Phase, phase_counts
+from perfmodel.prediction.sites import CLASSES, class_of, factors_of
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 

@@ -13,10 +13,8 @@ from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import layout_coordinates
-from perfmodel.prediction.sites._adjustment import Adjustment, factors_of
-from perfmodel.prediction.sites._fitted_runs import FittedRuns
-from perfmodel.prediction.sites._known_runs import CovarianceTerms, half_width, widened
-from perfmodel.prediction.sites._population import CLASSES, DEGREES, SitePrior
+from perfmodel.prediction.sites import CLASSES, DEGREES, Adjustment, FittedRuns, SitePrior, factors_of
+from perfmodel.prediction.sites.known_runs import CovarianceTerms, half_width, widened
 from perfmodel.spec import Layout
 
 GAUSS_90 = 1.6448536269514722

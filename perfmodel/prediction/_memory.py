@@ -12,7 +12,6 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
@@ -25,6 +24,7 @@ from perfmodel.prediction._zero import (
     shards_gradients,
     stored_dtype_bytes,
 )
+from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.spec import Framework, Job, Layout, StateOffload
 from perfmodel.units import dtype_bytes
 
@@ -413,7 +413,7 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
 def copied_bytes(
     on_ranks: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
 ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-    """Activation bytes that wait in host memory, and those of one layer on its way to or from there (`_layer_copies`).
+    """Activation bytes that wait in host memory, and those of one layer on its way to or from there (`layer_copies`).
 
     Args:
         on_ranks: how many of each block every rank holds.

@@ -19,7 +19,8 @@ from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_a
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
 from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec
-from perfmodel.schedule import Phase, Schedule, alive_at_peak, offloaded_at_peak, weight_versions
+from perfmodel.schedule import Phase, Schedule, weight_versions
+from perfmodel.schedule.memory import alive_at_peak, offloaded_at_peak
 from perfmodel.timeline import cache_dir, cache_limit_bytes, code_digest
 
 

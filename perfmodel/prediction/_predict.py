@@ -29,7 +29,7 @@ from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import WeightedDurations, prepared
-from perfmodel.prediction.sites._site import Site
+from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, StepKeywords, Transformer
 from perfmodel.timeline import times
 

@@ -126,7 +126,7 @@ class Uncertainty:
     unknown_shares: dict[str, float]
     """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
     class_shares: dict[str, float]
-    """Shares of the step by class of events (`perfmodel.prediction.CLASSES`)."""
+    """Shares of the step by class of events (`perfmodel.prediction.sites.CLASSES`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +296,7 @@ class Prediction:
 
     def __str__(self) -> str:
         """The text that `perfmodel predict` prints."""
-        from perfmodel.prediction._text import print_prediction
+        from perfmodel.prediction.text import print_prediction
 
         return printed_text(lambda console: print_prediction(console, self))
 

@@ -10,13 +10,12 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, sustained_share, under_load
 from perfmodel.ops import Attention, Collective, KernelOp, Op
-from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
-from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import PASSED, PLAIN, Phase, Variant
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard, shard_events
-from perfmodel.prediction.sites._adjustment import factors_of
-from perfmodel.prediction.sites._site import FORWARD_SHARE, generation, training_forward
+from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, block_events, time_blocks
+from perfmodel.prediction.overlap import BlockEvents, time_phases
+from perfmodel.prediction.phases import PASSED, PLAIN, Phase, Variant
+from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation, training_forward
 from perfmodel.program import COMBINED
 from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype, undivided

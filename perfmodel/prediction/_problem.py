@@ -13,9 +13,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
 from perfmodel.cost.learn import WeightFiles, weight_files
-from perfmodel.prediction.sites._adjustment import Adjustment, adjustments
-from perfmodel.prediction.sites._population import SitePrior
-from perfmodel.prediction.sites._site import EAGER, Site
+from perfmodel.prediction.sites import EAGER, Adjustment, Site, SitePrior, adjustments
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.workload import step_flops

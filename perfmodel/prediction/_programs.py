@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction._phases import PassClasses, pass_classes
 from perfmodel.prediction._pipeline import LiveState, live_state
 from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
+from perfmodel.prediction.phases import PassClasses, pass_classes
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerStage, Transformer

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.ops import Collective, CollectiveKind, Op
-from perfmodel.prediction._placement import Placement, rank_strides
+from perfmodel.prediction.placement import Placement, rank_strides
 from perfmodel.program import ProgramSpec
 from perfmodel.spec import Cluster, Job, Layout, interleaved_groups
 from perfmodel.workload import BlockOps

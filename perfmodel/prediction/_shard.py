@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.prediction._blocks import ShardBlocks, count_events
-from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.prediction._problem import Setting, session_cached
+from perfmodel.prediction.blocks import ShardBlocks, count_events
+from perfmodel.prediction.placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
 

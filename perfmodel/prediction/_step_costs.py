@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.prediction._communication import summed
-from perfmodel.prediction._overlap import CHANNELS_OF_STATES, held_share
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached
-from perfmodel.prediction.sites._known_runs import Coordinates, coordinates
+from perfmodel.prediction.overlap import CHANNELS_OF_STATES, held_share
+from perfmodel.prediction.sites.known_runs import Coordinates, coordinates
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count

@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._host import host_update_s
-from perfmodel.prediction._phases import in_classes
-from perfmodel.prediction._placement import Group, Placement
 from perfmodel.prediction._problem import Setting
+from perfmodel.prediction.blocks import ShardBlocks
+from perfmodel.prediction.host import host_update_s
+from perfmodel.prediction.phases import in_classes
+from perfmodel.prediction.placement import Group, Placement
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import (
     BASE_WEIGHT_BYTES,

@@ -9,7 +9,8 @@ from perfmodel.program._passes import Passes, first_forwards, last_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
 from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
-from perfmodel.schedule import NEVER, Offloads, Phase, Schedule, offloads
+from perfmodel.schedule import NEVER, Phase, Schedule
+from perfmodel.schedule.memory import Offloads, offloads
 
 
 class Arrival(NamedTuple):

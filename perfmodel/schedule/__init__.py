@@ -3,7 +3,7 @@
 - `_schedule` is the record: each device's instructions in order, and what each of them waits for.
 - `_synchronous`, `_zero_bubble`, `_bidirectional` and `_asynchronous` make the orders of the papers. `_squeeze`
   shortens those whose pipeline runs in a V, `_optimise` makes one for given times.
-- `_check` finds out whether an order can run, `_memory` what it holds, `_facts` how long it takes and how stale its
+- `_check` finds out whether an order can run, `memory` what it holds, `facts` how long it takes and how stale its
   gradients are. `_chimera_model` is Chimera's own closed form beside it.
 - `_registry` has schedules by name, `_text` writes them to files.
 
@@ -37,20 +37,11 @@ from perfmodel.schedule._construct import (
     repeated,
     v_stages,
 )
-from perfmodel.schedule._facts import (
-    ChunkTimes,
-    PassTimes,
-    ScheduleFacts,
-    chunk_facts,
-    equal_parts,
-    schedule_facts,
-    starts_and_ends,
-)
-from perfmodel.schedule._memory import Offloads, alive_at_peak, in_flight, offloaded_at_peak, offloads, peak_live
 from perfmodel.schedule._optimise import optimised
 from perfmodel.schedule._registry import Scheduler, WeightPolicy, get_schedule, register, schedule_names
 from perfmodel.schedule._schedule import NEVER, Dependencies, Instruction, Phase, Schedule
 from perfmodel.schedule._text import parse_schedule, read_schedule, schedule_text
+from perfmodel.schedule.facts import PassTimes, schedule_facts
 
 # A schedule's generator is not imported by name: its module registers it (`get_schedule`).
 for _module in iter_modules(__path__):

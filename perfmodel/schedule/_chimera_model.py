@@ -5,9 +5,9 @@ from math import log2
 
 import numpy as np
 
-from perfmodel.schedule._facts import PassTimes, starts_and_ends
 from perfmodel.schedule._registry import get_schedule
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
+from perfmodel.schedule.facts import PassTimes, starts_and_ends
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason
 from perfmodel.schedule._check import earliest_slots, slots_hold
-from perfmodel.schedule._memory import taken
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
+from perfmodel.schedule.memory import taken
 
 ENDS = 2
 """Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""

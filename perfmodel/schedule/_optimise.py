@@ -13,10 +13,10 @@ import numpy as np
 
 from perfmodel.errors import LayoutError
 from perfmodel.schedule._construct import from_orders, looped_stages
-from perfmodel.schedule._facts import PassTimes, starts_and_ends
-from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 from perfmodel.schedule._zero_bubble import zb_h1, zb_h2
+from perfmodel.schedule.facts import PassTimes, starts_and_ends
+from perfmodel.schedule.memory import peak_live
 
 _FORWARD, _INPUT, _WEIGHT = Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT
 _NEIGHBOURS_UP_TO = 400

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from perfmodel import catalog
-from perfmodel.catalog import JobFile, checked_fields
+from perfmodel.catalog import checked_fields
+from perfmodel.catalog.job_files import JobFile
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, Framework, HostCosts, Model
 from perfmodel.units import DTYPE_BYTES, whole

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Unpack
 
-from perfmodel.catalog import JobFile
+from perfmodel.catalog.job_files import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.serving._request import ServingKeywords, ServingProblem, serving_problem
 from perfmodel.serving._serving import Serving, largest, served, server_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from perfmodel.catalog import JobFile
+from perfmodel.catalog.job_files import JobFile
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.serving._request import ServingKeywords, ServingProblem, serving_problem
 from perfmodel.serving._serving import Serving, largest, served_with, server_of

@@ -2,7 +2,7 @@
 
 To add a dimension: an entry here (`ep` stays right before `dp`), a field of `Layout` with the same key, and the rules
 that name it: what it does to the shapes of blocks (`perfmodel.workload`), where its ranks lie if it does not multiply
-to the devices (`perfmodel.prediction._placement`), and what makes it impossible (a `perfmodel.errors.Reason`, raised
+to the devices (`perfmodel.prediction.placement`), and what makes it impossible (a `perfmodel.errors.Reason`, raised
 where layouts and blocks are made). Validation of degrees, numbering of ranks, keys of what is computed once, accounts
 of time and search spaces derive from the table.
 """

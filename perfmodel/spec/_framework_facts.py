@@ -60,7 +60,7 @@ class HostCosts:
     """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
     host_updates_per_s: float | None = None
     """Parameters per second that the processors of a host update, for all of its devices together, where that was
-    measured. None: as the bandwidth of the host's memory allows (`perfmodel.prediction._host`)."""
+    measured. None: as the bandwidth of the host's memory allows (`perfmodel.prediction.host`)."""
     host_threads: int = 0
     """Threads that each rank updates with on the host (OMP_NUM_THREADS); 0: as many as its share of the memory's
     bandwidth takes."""

@@ -20,12 +20,10 @@ from perfmodel.prediction import GAUSS_90, Prediction, Site
 from perfmodel.prediction.sites import model_kind
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
-from perfmodel.validation._case_rows import Case
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
-from perfmodel.validation._row_cells import Unusable, read_tables
-from perfmodel.validation._row_keys import rows_of
-from perfmodel.validation._run_mixture import predict_run
 from perfmodel.validation._run_sources import source_of_run
+from perfmodel.validation.rows import Case, Unusable, read_tables, rows_of
+from perfmodel.validation.unstated import predict_run
 
 COLUMNS = (
     "case_id",

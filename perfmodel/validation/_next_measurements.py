@@ -12,15 +12,10 @@ import pandas as pd
 from perfmodel.calibration import model_plan
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import read_table, table_kind
-from perfmodel.measure import (
-    INTERCONNECT,
-    MEASURED_FAMILIES,
-    Plan,
-    StoppingRule,
-    check_kernel,
-    plan_text,
-    present,
-)
+from perfmodel.measure import Plan, plan_text
+from perfmodel.measure.backends import INTERCONNECT, MEASURED_FAMILIES, check_kernel
+from perfmodel.measure.tables import present
+from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import event_shares, layout_of, priced_events, step_problem_of
 from perfmodel.spec import Layout, Problem

@@ -13,10 +13,10 @@ from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
 from perfmodel.display import Report, shows_progress
 from perfmodel.ingest import clean_collectives
 from perfmodel.ingest.tables import COLUMNS, read_table, table_kind, write_table
-from perfmodel.measure import NOT_IDENTITY
+from perfmodel.measure.tables import NOT_IDENTITY
 from perfmodel.validation._cases import predict_cases
 from perfmodel.validation._report import ValidationReport, errors
-from perfmodel.validation._row_cells import missing_column, read_rows
+from perfmodel.validation.rows import missing_column, read_rows
 
 _SKIPPED: Final = "skipped: "
 

@@ -14,39 +14,44 @@ from perfmodel.catalog import frameworks
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
-from perfmodel.prediction.sites import team_key
+from perfmodel.prediction.sites.teams import team_key
 from perfmodel.spec import Transformer
-from perfmodel.validation._case_rows import Case, framework_of, read_case
 from perfmodel.validation._cases import unstated_share
-from perfmodel.validation._choice import Chain
-from perfmodel.validation._completions import FRAMEWORK_CHAIN, GENERIC, VERSION
-from perfmodel.validation._described_run import RowRun
-from perfmodel.validation._mixture import Tuning
-from perfmodel.validation._open_cells import (
+from perfmodel.validation._run_sources import source_of_run
+from perfmodel.validation.rows import (
+    Case,
+    Row,
+    framework_name,
+    framework_of,
+    layout_switches,
+    number,
+    read_case,
+    read_tables,
+    rows_of,
+    text,
+)
+from perfmodel.validation.unstated import (
     CHUNKS_CHAIN,
     DEGREE_CHAIN,
     DTYPE_CHAIN,
+    FRAMEWORK_CHAIN,
+    GENERIC,
     MICRO_BATCH_CHAIN,
+    OPEN_CHOICES,
     PARALLELISM,
     PARALLELISM_CHAIN,
+    VERSION,
+    Chain,
+    DataParallelOverlap,
+    RowRun,
+    case_features,
     chunks_of,
+    log_likelihoods,
     parallelism_of,
     stated_degrees,
 )
-from perfmodel.validation._open_choices import OPEN_CHOICES, DataParallelOverlap
-from perfmodel.validation._priors import (
-    DEFAULT,
-    EVERYWHERE,
-    ChoicePriors,
-    Observation,
-    count_teams,
-)
-from perfmodel.validation._row_cells import Row, number, read_tables, text
-from perfmodel.validation._row_keys import rows_of
-from perfmodel.validation._row_words import framework_name, layout_switches
-from perfmodel.validation._run_features import case_features
-from perfmodel.validation._run_mixture import log_likelihoods
-from perfmodel.validation._run_sources import source_of_run
+from perfmodel.validation.unstated.mixture import Tuning
+from perfmodel.validation.unstated.priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
 
 STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """That are tried."""

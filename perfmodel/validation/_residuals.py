@@ -18,9 +18,8 @@ from perfmodel.prediction import event_shares, explain, priced_events, step_deri
 from perfmodel.prediction.sites import LOSSES
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._cases import predict_cases
-from perfmodel.validation._row_cells import Row, read_tables
-from perfmodel.validation._row_keys import rows_of
-from perfmodel.validation._run_mixture import predict_run
+from perfmodel.validation.rows import Row, read_tables, rows_of
+from perfmodel.validation.unstated import predict_run
 
 MOST_EVENTS = 8
 WORST = 5
@@ -97,8 +96,8 @@ def explain_case(
 ) -> CaseResidual:
     """Explain the error of one published run, with the likeliest of what it leaves open.
 
-    The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.PARAMETERS`), with
-    derivatives through the timeline; `needed` is the change that alone makes up log(measured / predicted).
+    The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.sites.PARAMETERS`),
+    with derivatives through the timeline; `needed` is the change that alone makes up log(measured / predicted).
 
     Args:
         row: cells of a table of runs, None where empty.

@@ -8,35 +8,21 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from perfmodel.catalog import DEVICES_PER_NODE
+from perfmodel.catalog.networks import DEVICES_PER_NODE
 from perfmodel.cost import has_power_law
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.prediction import Site, step_problem, step_times_s
-from perfmodel.prediction.sites import (
-    MEMORY_FILE,
-    NEUTRAL,
-    POPULATION_CARD,
-    POPULATION_FILE,
-    SUSTAINED_FILE,
-    sustained_from,
-    team_key,
-)
-from perfmodel.validation._case_rows import Case, read_case
+from perfmodel.prediction.sites import NEUTRAL, POPULATION_CARD, POPULATION_FILE
+from perfmodel.prediction.sites.constants import MEMORY_FILE, SUSTAINED_FILE, sustained_from
+from perfmodel.prediction.sites.teams import team_key
 from perfmodel.validation._cases import memory_bytes, predict_cases
-from perfmodel.validation._population_card import population_card
-from perfmodel.validation._population_fit import (
-    PopulationFit,
-    fit_population,
-    parameters_text,
-)
-from perfmodel.validation._population_score import MOST
-from perfmodel.validation._row_cells import missing_column, read_rows, read_tables
-from perfmodel.validation._row_keys import rows_of
 from perfmodel.validation._run_sources import with_submitters
 from perfmodel.validation._site_runs import Undo, nothing_in_view, site_runs
+from perfmodel.validation.population import MOST, PopulationFit, fit_population, parameters_text, population_card
+from perfmodel.validation.rows import Case, missing_column, read_case, read_rows, read_tables, rows_of
 
 Medians = dict[str, dict[str, float]]
 """Medians of log(measured / predicted) over the share of products in the step, by architecture and source."""

@@ -11,12 +11,14 @@ from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.prediction.composition import layout_coordinates
-from perfmodel.prediction.sites import CLASSES, DEGREES, Coordinates, model_kind, team_key
+from perfmodel.prediction.sites import CLASSES, DEGREES, model_kind
+from perfmodel.prediction.sites.known_runs import Coordinates
+from perfmodel.prediction.sites.teams import team_key
 from perfmodel.spec import Framework
 from perfmodel.validation._cases import unstated_share
-from perfmodel.validation._population_score import SiteRuns
-from perfmodel.validation._row_keys import rows_of
-from perfmodel.validation._run_mixture import RunPrediction, predict_run
+from perfmodel.validation.population import SiteRuns
+from perfmodel.validation.rows import rows_of
+from perfmodel.validation.unstated import RunPrediction, predict_run
 
 Undo = Callable[[str, Framework], Framework | None]
 """A framework without the facts that were looked up with the results of a source in view; None where none was."""

@@ -19,10 +19,9 @@ from perfmodel.prediction import (
 )
 from perfmodel.spec import Layout
 from perfmodel.validation._cases import measured_times_s, unstated_share
-from perfmodel.validation._row_cells import Row
-from perfmodel.validation._row_keys import rows_of
-from perfmodel.validation._run_mixture import predict_run
 from perfmodel.validation._run_sources import source_of_run
+from perfmodel.validation.rows import Row, rows_of
+from perfmodel.validation.unstated import predict_run
 
 EVERY_TERM: Final = "all of them"
 """Name of the last column: every term off, that is, kernels and collectives timed alone."""

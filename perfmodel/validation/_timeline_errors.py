@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import PHASES
+from perfmodel.ingest.profiles import PHASES
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline import Timeline
 

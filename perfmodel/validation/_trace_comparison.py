@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 
 from perfmodel.display import folded, frame_html, paragraph
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import PHASES, ActivityKind, MeasuredTrace
+from perfmodel.ingest import MeasuredTrace
+from perfmodel.ingest.profiles import PHASES, ActivityKind
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import Timeline
 from perfmodel.validation._timeline_errors import (

@@ -12,7 +12,6 @@ from perfmodel.prediction import Prediction
 from perfmodel.program import ProgramSpec, Stream
 from perfmodel.timeline import KIND_NAMES, Slices, slices
 from perfmodel.viz._boxes import Boxes, draw_boxes
-from perfmodel.viz._over_time import memory_lines
 from perfmodel.viz._style import (
     WIDTHS_IN,
     Width,
@@ -25,6 +24,7 @@ from perfmodel.viz._style import (
     time_unit,
     wrapped,
 )
+from perfmodel.viz.over_time import memory_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,8 @@ import numpy as np
 
 from perfmodel.display import BLUE, EVENTS, GREY, LINES, VERMILLION
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import PHASES, ActivityKind, MeasuredTrace
+from perfmodel.ingest import MeasuredTrace
+from perfmodel.ingest.profiles import PHASES, ActivityKind
 from perfmodel.spec import Device
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._style import (

@@ -7,7 +7,8 @@ import numpy as np
 
 from perfmodel.display import EVENTS, LINES
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule import PassTimes, Phase, Schedule, ScheduleFacts, starts_and_ends
+from perfmodel.schedule import PassTimes, Phase, Schedule
+from perfmodel.schedule.facts import ScheduleFacts, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._gantt import chunk_shades
 from perfmodel.viz._style import (

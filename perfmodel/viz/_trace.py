@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.display import EVENTS
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import chrome_trace, complete_event, name_event, write_chrome
+from perfmodel.ingest.profiles.chrome import chrome_trace, complete_event, name_event, write_chrome
 from perfmodel.ingest.tables import write_text
 from perfmodel.prediction import Prediction
 from perfmodel.prediction.composition import rank_strides

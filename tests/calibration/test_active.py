@@ -7,7 +7,8 @@ import pytest
 from perfmodel import catalog
 from perfmodel.calibration import LayoutSteps, Selection, calibrate_model, model_plan, select, selection_text
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.measure import Plan, StoppingRule, read_plan
+from perfmodel.measure import Plan, read_plan
+from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Op
 from perfmodel.prediction import priced_events
 from perfmodel.spec import Job, Layout, Mlp

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.calibration import Beliefs, choose, condition, most_uncertain, step_variance
-from perfmodel.calibration._beliefs import NOISE, SHORT_NOISE, points_of
-from perfmodel.calibration._covariance import covariance
+from perfmodel.calibration import choose, most_uncertain, step_variance
+from perfmodel.calibration.beliefs import NOISE, SHORT_NOISE, Beliefs, condition, covariance, points_of
 from perfmodel.cost import roofline_seconds
 from perfmodel.ops import Collective, Gemm, KernelOp, MemoryBound, Op
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.calibration._covariance import (
+from perfmodel.calibration.beliefs import (
     Component,
     Hyperparameters,
     Points,

@@ -10,7 +10,8 @@ from perfmodel import catalog
 from perfmodel.prediction import evaluate, step_derivatives, step_problem, step_times_s
 from perfmodel.prediction.composition import layout_coordinates
 from perfmodel.prediction.grids import lower_bounds_s
-from perfmodel.prediction.sites import PARAMETERS, Adjustment, FittedRuns, LayoutKernel
+from perfmodel.prediction.sites import PARAMETERS, Adjustment, FittedRuns
+from perfmodel.prediction.sites.known_runs import LayoutKernel
 from perfmodel.spec import Job, Layout
 
 LAYOUTS = [

@@ -11,8 +11,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel import catalog
-from perfmodel.calibration import Run, calibrate_end_to_end
-from perfmodel.calibration._runs import arithmetic_s
+from perfmodel.calibration import Run, arithmetic_s, calibrate_end_to_end
 from perfmodel.cli import main
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import CalibrationError, PerfModelError
@@ -25,9 +24,9 @@ from perfmodel.prediction.sites import (
     LINK_FACTORS,
     PARAMETERS,
     Adjustment,
+    adjustments,
     class_of,
 )
-from perfmodel.prediction.sites._adjustment import adjustments
 from perfmodel.spec import Job, Layout
 from perfmodel.timeline import times
 
@@ -180,7 +179,7 @@ def test_sites_as_the_record_has_them_are_predicted_no_worse(monkeypatch: pytest
 
         with_overall.append(error())
         with monkeypatch.context() as patch:
-            patch.setattr("perfmodel.prediction.sites._known_runs.Scales.with_overall_factor", lambda scales: scales)
+            patch.setattr("perfmodel.prediction.sites.known_runs.Scales.with_overall_factor", lambda scales: scales)
             without_overall.append(error())
     assert np.mean(with_overall) < np.mean(without_overall) + 5e-4
     assert np.max(np.subtract(with_overall, without_overall)) < 3e-3

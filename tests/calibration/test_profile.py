@@ -11,10 +11,10 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.calibration import explain_profile, fit_profile
-from perfmodel.cli._main import run
+from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import Activity, ActivityKind, Profile
-from perfmodel.ingest._profile import Detail, family_of, profile_of
+from perfmodel.ingest import Profile
+from perfmodel.ingest.profiles import Activity, ActivityKind, Detail, family_of, profile_of
 from perfmodel.ops import Collective, Gemm
 from perfmodel.prediction import event_shares, priced_events, step_problem_of
 from perfmodel.spec import Framework, Layout, Problem, Transformer
@@ -203,17 +203,17 @@ def test_broken_files_are_one_line(text: str, tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "rank0.json"
     path.write_text(text)
     flags = ["--model", "gpt2", "--cluster", "dgx-a100", "--global-batch", "8", "--layout", "tp=1,dp=1"]
-    assert run(["explain", "--profile", str(path), *flags]) == 2
-    assert run(["fit", "--profile", str(path), *flags, "--out", str(tmp_path / "out")]) == 2
+    assert main(["explain", "--profile", str(path), *flags]) == 2
+    assert main(["fit", "--profile", str(path), *flags, "--out", str(tmp_path / "out")]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert sum("rank0.json" in line for line in lines) >= 2
     assert not (tmp_path / "out").exists()
 
 
 def test_the_commands_that_need_to_know_what_ran_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["fit", "--profile", "rank0.json", "--out", str(tmp_path / "out")]) == 2
+    assert main(["fit", "--profile", "rank0.json", "--out", str(tmp_path / "out")]) == 2
     assert "--model, --cluster, --global-batch, --layout (or --from FILE, or JOB.toml)" in capsys.readouterr().err
-    assert run(["fit", "--out", str(tmp_path / "out")]) == 2
+    assert main(["fit", "--out", str(tmp_path / "out")]) == 2
     assert "--profile FILE" in capsys.readouterr().err
 
 

@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from perfmodel.catalog import device, devices
-from perfmodel.catalog._devices import DEFAULT_CLOCK_HZ, DEFAULT_MEMORY_BYTES, this_cpu
+from perfmodel.catalog.this_machine import DEFAULT_CLOCK_HZ, DEFAULT_MEMORY_BYTES, this_cpu
 from perfmodel.errors import UnknownNameError
 from perfmodel.units import GIB
 

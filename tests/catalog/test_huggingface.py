@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.catalog import model
-from perfmodel.catalog._hf_relatives import RELATIVES, Relative
-from perfmodel.catalog._models import from_config
+from perfmodel.catalog import model, model_from_config
+from perfmodel.catalog.huggingface import RELATIVES, Relative
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.prediction import predict
 from perfmodel.spec import Job
@@ -185,7 +184,7 @@ WITH_PARTS_LEFT_OUT = ("deepseek_v32", "gemma3", "glm_moe_dsa")
 @pytest.mark.parametrize("family", FAMILY_COUNTS)
 def test_every_family_has_the_parameters_of_its_own_class(family):
     """Modules for further tokens apart, which the classes leave away though configurations tell of them."""
-    net = from_config(FAMILY_COUNTS[family]["config"])
+    net = model_from_config(FAMILY_COUNTS[family]["config"])
     counted, published = parameters(net), FAMILY_COUNTS[family]["parameters"]
     if family in WITH_PARTS_LEFT_OUT:
         assert net.left_out
@@ -198,8 +197,8 @@ def test_every_family_has_the_parameters_of_its_own_class(family):
 def test_a_family_under_another_name_is_the_known_one(family):
     relative = RELATIVES.get(family, Relative(family="mistral"))
     config = dict(FAMILY_COUNTS.get(relative.family, FAMILY_COUNTS["mistral"])["config"])
-    known = from_config(config)
-    renamed = from_config(
+    known = model_from_config(config)
+    renamed = model_from_config(
         config | {"model_type": family} if family in RELATIVES else {"model_type": family, "text_config": config}
     )
     assert replace(renamed, name=known.name, source=known.source) == known
@@ -208,7 +207,7 @@ def test_a_family_under_another_name_is_the_known_one(family):
 @pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "minicpm3", "afmoe"])
 def test_ranks_hold_what_a_family_has(family):
     """Blocks have all parameters, and products are shared out over ranks of tensor parallelism."""
-    net = replace(from_config(FAMILY_COUNTS[family]["config"]), seq_len=1024, longest_seq_len=0)
+    net = replace(model_from_config(FAMILY_COUNTS[family]["config"]), seq_len=1024, longest_seq_len=0)
     job = Job(global_batch=1, seq_len=1024)
     held = sum(block.params * n for block, n in blocks(net, job, Shard()))
     assert held == pytest.approx(parameters(replace(net, seq_len=1024)).total, rel=2e-3)
@@ -241,7 +240,7 @@ def test_blocks_are_those_of_the_counted_parameters_and_products(family):
     """Whatever a family has beside its layers: offsets of positions, norms at the ends, convolutions of sound."""
     # Rows that ranks of tensor parallelism pad the vocabulary with are no parameters of the model.
     # An operation counts a sliding window as a full rectangle, hence none.
-    net = replace(from_config(WITH_PARTS_BESIDE_LAYERS[family]), vocab=1024, window=0, mixers="")
+    net = replace(model_from_config(WITH_PARTS_BESIDE_LAYERS[family]), vocab=1024, window=0, mixers="")
     job = Job(global_batch=1, seq_len=net.seq_len)
     layers = blocks(net, job, Shard())
     assert sum(block.params * n for block, n in layers) == parameters(net).total
@@ -250,7 +249,7 @@ def test_blocks_are_those_of_the_counted_parameters_and_products(family):
 
 
 def test_a_spectrogram_is_read_by_an_encoder_alone():
-    net = from_config(WHISPER_TINY)
+    net = model_from_config(WHISPER_TINY)
     with pytest.raises(PerfModelError, match="spectrogram needs decoder_layers"):
         replace(net, decoder_layers=0)
     # Words are the decoder's input: its block has their table, which the encoder's has not.
@@ -263,7 +262,7 @@ def test_a_spectrogram_is_read_by_an_encoder_alone():
 def test_narrow_embeddings_are_projected_to_the_layers(width):
     """ELECTRA's small models: every table, the norm behind them, and what the head compares with are narrow."""
     config = FAMILY_COUNTS["electra"]["config"]
-    wide, narrow = from_config(config), from_config(config | {"embedding_size": width})
+    wide, narrow = model_from_config(config), model_from_config(config | {"embedding_size": width})
     hidden = wide.hidden
     # `ElectraEmbeddings`: rows of tokens, positions and segments, and a norm of a scale and a shift each.
     rows = wide.vocab + wide.seq_len + wide.inputs.token_types + 2
@@ -275,14 +274,14 @@ def test_narrow_embeddings_are_projected_to_the_layers(width):
 
 
 def test_parts_that_do_not_go_with_narrow_embeddings_are_refused():
-    opt = from_config(OPT_350M)
+    opt = model_from_config(OPT_350M)
     with pytest.raises(PerfModelError, match="narrow_embedding cannot be combined with"):
         replace(opt, mtp_layers=1)
 
 
 def test_mixers_side_by_side_have_one_norm():
     """Falcon-H1: the norm of Mamba, which attention's serves too, and the addition behind it are not there."""
-    together = from_config(FAMILY_COUNTS["falcon_h1"]["config"])
+    together = model_from_config(FAMILY_COUNTS["falcon_h1"]["config"])
     apart = replace(together, parallel_mixers=False)
     assert parameter_count(apart) - parameter_count(together) == together.layers * together.hidden
     job = Job(global_batch=1, seq_len=1024)
@@ -301,17 +300,17 @@ def test_mixers_side_by_side_have_one_norm():
 def test_a_layer_of_an_unknown_kind_is_refused():
     config = FAMILY_COUNTS["lfm2"]["config"] | {"layer_types": ["conv", "retention"] * 4}
     with pytest.raises(PerfModelError, match="layer_types must be 8 of conv, full_attention"):
-        from_config(config)
+        model_from_config(config)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v2", "qwen3_moe"])
 def test_toml_of_an_unknown_family_has_its_experts(family, tmp_path):
     config = FAMILY_COUNTS[family]["config"]
     with pytest.raises(UnknownNameError) as error:
-        from_config(config | {"model_type": "zzz"})
+        model_from_config(config | {"model_type": "zzz"})
     path = tmp_path / "mine.toml"
     path.write_text(error.value.__notes__[0])
-    known, begun = from_config(config), model(path)
+    known, begun = model_from_config(config), model(path)
     assert (begun.experts.count, begun.experts.topk) == (known.experts.count, known.experts.topk)
     assert begun.experts.ffn_hidden == known.experts.ffn_hidden
     assert begun.latent_attention == known.latent_attention
@@ -321,7 +320,7 @@ def test_toml_of_an_unknown_family_has_its_experts(family, tmp_path):
 def test_experts_are_found_under_every_name_for_their_number(key):
     config = FAMILY_COUNTS["olmoe"]["config"]
     renamed = {name: value for name, value in config.items() if name != "num_experts"} | {key: 64}
-    assert from_config(renamed) == from_config(config)
+    assert model_from_config(renamed) == model_from_config(config)
 
 
 def test_lists_of_layers_say_the_same_as_rules():
@@ -336,20 +335,20 @@ def test_lists_of_layers_say_the_same_as_rules():
         "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
         "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6,
     }
-    net = from_config(by_lists)
+    net = model_from_config(by_lists)
     assert net.stack == ("W-", "W-", "WE", "*E", "WE", "WE", "WE", "*E")
     assert net.hybrid.mixers == ""
     assert net.attention.full_attention_every == 4
     irregular = by_lists | {"mlp_layer_types": ["sparse", "dense"] * 4}
-    assert from_config(irregular).stack == ("WE", "W-", "WE", "*-", "WE", "W-", "WE", "*-")
-    assert from_config(plain | {"mlp_only_layers": [1]}).stack[:3] == ("WE", "W-", "WE")
-    assert from_config(plain | {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]}).experts.first_dense_layers == 2
+    assert model_from_config(irregular).stack == ("WE", "W-", "WE", "*-", "WE", "W-", "WE", "*-")
+    assert model_from_config(plain | {"mlp_only_layers": [1]}).stack[:3] == ("WE", "W-", "WE")
+    assert model_from_config(plain | {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]}).experts.first_dense_layers == 2
     with pytest.raises(PerfModelError, match="layer_types has 2 entries for 8 layers"):
-        from_config(plain | {"layer_types": ["full_attention"] * 2})
+        model_from_config(plain | {"layer_types": ["full_attention"] * 2})
 
 
 def test_a_selective_scan_is_shared_out_by_channels():
-    net = from_config(FAMILY_COUNTS["mamba"]["config"])
+    net = model_from_config(FAMILY_COUNTS["mamba"]["config"])
     job = Job(global_batch=1, seq_len=2048)
     whole, half = (blocks(net, job, Shard(tp=tp))[1][0] for tp in (1, 2))
     scans = [
@@ -380,7 +379,7 @@ def test_a_selective_scan_is_shared_out_by_channels():
 def test_towers_beside_the_language_model_are_told(vision, nested):
     text = FAMILY_COUNTS["qwen2"]["config"]
     config = {"model_type": "qwen2_5_vl", "text_config": text} if nested else text | {"model_type": "qwen2_5_vl"}
-    net = from_config(config | vision)
+    net = model_from_config(config | vision)
     size = r"0\.30" if "vision_config" in vision else r"0\.63"
     assert re.search(
         rf"only the language model is counted; .* tower of about {size} B parameters is left out", net.left_out
@@ -394,7 +393,7 @@ def test_a_family_that_is_not_known_is_written_as_toml(family, tmp_path):
     """Whatever its keys are called: of LLaMA's sizes nothing is asked again, and the text is a model that loads."""
     config = FAMILY_COUNTS[family]["config"]
     with pytest.raises(UnknownNameError, match=r"unknown Hugging Face model_type 'zzz'.* TOML file") as error:
-        from_config({key: value for key, value in config.items() if key != "text_config"} | {"model_type": "zzz"})
+        model_from_config({key: value for key, value in config.items() if key != "text_config"} | {"model_type": "zzz"})
     (toml,) = error.value.__notes__
     path = tmp_path / "mine.toml"
     path.write_text(toml)
@@ -435,14 +434,14 @@ def test_parameters_of_a_published_configuration(tmp_path, name):
 def test_sub_layers_side_by_side_are_read(config, blocks, norms):
     """How they follow one another, and how many norms a layer has for that (the final one has as many parameters as
     each of them)."""
-    net = from_config(config)
+    net = model_from_config(config)
     assert net.block.parallel_blocks == blocks
     size = net.hidden * (1 if "cohere" in config["model_type"] or net.norms.norm == "rms_norm" else 2)
     assert parameters(net).norms == (norms * net.layers + 1) * size
 
 
 def test_command_r7b_attends_in_full_in_every_fourth_layer():
-    assert from_config(AYA_8B | {"model_type": "cohere2"}).stack[:5] == ("W-", "W-", "W-", "*-", "W-")
+    assert model_from_config(AYA_8B | {"model_type": "cohere2"}).stack[:5] == ("W-", "W-", "W-", "*-", "W-")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.spec import Framework, Layout
-from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
+from perfmodel.spec import ContextParallel, Framework, Layout, Recompute, StateOffload
 
 MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "resnet50")
 FRAMEWORKS = [version for name in catalog.frameworks() for version in catalog.framework_versions(name)]

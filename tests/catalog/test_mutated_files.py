@@ -13,8 +13,7 @@ from test_huggingface import FAMILY_COUNTS, PUBLISHED
 from test_recent_models import NEMOTRON, NEMOTRON_H, RECENT, SIGLIP
 
 from perfmodel.catalog import cluster, model
-from perfmodel.catalog._hf_families import FAMILIES
-from perfmodel.catalog._hf_parts import known_family
+from perfmodel.catalog.huggingface import FAMILIES, known_family
 from perfmodel.errors import PerfModelError
 from perfmodel.workload import parameter_count
 

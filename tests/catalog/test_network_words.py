@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.catalog import Network, cluster_for, read_network
+from perfmodel.catalog import cluster_for
+from perfmodel.catalog.networks import Network, read_network
 from perfmodel.errors import PerfModelError
 
 NODE = 8

@@ -8,10 +8,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from perfmodel import catalog
-from perfmodel.catalog._clusters import ClusterEntry, KindEntry, LevelEntry, LinkEntry
-from perfmodel.catalog._devices import DeviceEntry
-from perfmodel.catalog._plausible import PEAK_RATE, PLAUSIBLE, Plausible, plausible_figures
-from perfmodel.catalog._toml import package_tables
+from perfmodel.catalog import ClusterEntry, DeviceEntry, KindEntry, LevelEntry, LinkEntry
+from perfmodel.catalog.entries import package_tables
+from perfmodel.catalog.plausible import PEAK_RATE, PLAUSIBLE, Plausible, plausible_figures
 from perfmodel.errors import PerfModelError
 
 ENTRIES = (ClusterEntry, KindEntry, LevelEntry, LinkEntry, DeviceEntry)

@@ -7,8 +7,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel import catalog
-from perfmodel.catalog import read_job
-from perfmodel.catalog._problem import job_from_toml
+from perfmodel.catalog.job_files import job_from_toml, read_job
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Job, Problem
 

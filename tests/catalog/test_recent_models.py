@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.catalog import model
-from perfmodel.catalog._models import from_config
+from perfmodel.catalog import model, model_from_config
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import DeltaNet, Job, Patches
 from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, parameters, step_flops
@@ -107,7 +106,7 @@ NEMOTRON_H = {
 @pytest.mark.parametrize("name", RECENT)
 def test_configuration_catalog_and_checkpoint_agree(name):
     config, published = RECENT[name]
-    read, listed = from_config(config), model(name)
+    read, listed = model_from_config(config), model(name)
     assert parameter_count(read) == parameter_count(listed) == published
     in_words = ("name", "source", "aliases", "seq_len", "longest_seq_len", "left_out")
     assert replace(read, **{field: listed.value(field) for field in in_words}) == listed
@@ -116,9 +115,9 @@ def test_configuration_catalog_and_checkpoint_agree(name):
 
 def test_of_a_model_that_sees_the_language_model_is_read():
     config, published = RECENT["olmo-2-1b"]
-    assert parameter_count(from_config({"model_type": "llava", "text_config": config})) == published
+    assert parameter_count(model_from_config({"model_type": "llava", "text_config": config})) == published
     text = {key: value for key, value in RECENT["phi-4"][0].items() if key != "model_type"}
-    assert parameter_count(from_config({"model_type": "mistral3", "text_config": text})) == RECENT["phi-4"][1]
+    assert parameter_count(model_from_config({"model_type": "mistral3", "text_config": text})) == RECENT["phi-4"][1]
 
 
 def test_a_vision_tower_counted_from_its_modules():
@@ -126,7 +125,7 @@ def test_a_vision_tower_counted_from_its_modules():
     h, inner, layers = 1152, 4304, 27
     layer = 4 * (h * h + h) + (h * inner + inner) + (inner * h + h) + 2 * 2 * h
     counted = (14 * 14 * 3 * h + h) + 64 * 64 * h + layers * layer + 2 * h
-    tower = from_config({"model_type": "siglip", "vision_config": SIGLIP})
+    tower = model_from_config({"model_type": "siglip", "vision_config": SIGLIP})
     assert parameter_count(tower) == counted == TOWER
 
 
@@ -135,16 +134,16 @@ def test_a_nemotron_hybrid_counted_from_its_modules():
     mamba = h * (2 * inner + state + heads) + (inner + state) * 5 + 3 * heads + inner + inner * h
     attention, feed_forward = h * (4 + 2 * 2) * 64 + 4 * 64 * h, 2 * h * 512
     counted = 2 * 1024 * h + 2 * mamba + attention + 2 * feed_forward + (5 + 1) * h
-    hybrid = from_config(NEMOTRON_H)
+    hybrid = model_from_config(NEMOTRON_H)
     assert parameter_count(hybrid) == counted
     assert hybrid.block.activation == "relu2"
     with pytest.raises(PerfModelError, match="n_routed_experts is missing"):
-        from_config(NEMOTRON_H | {"hybrid_override_pattern": "M-E*-"})
+        model_from_config(NEMOTRON_H | {"hybrid_override_pattern": "M-E*-"})
 
 
 def test_nemotron_norms_have_a_shift_though_products_have_no_bias():
     attention, feed_forward = 256 * (4 + 2 * 2) * 64 + 256 * 256, 2 * 256 * 1024
-    assert parameter_count(from_config(NEMOTRON)) == 2 * 512 * 256 + 2 * (attention + feed_forward) + 5 * 2 * 256
+    assert parameter_count(model_from_config(NEMOTRON)) == 2 * 512 * 256 + 2 * (attention + feed_forward) + 5 * 2 * 256
 
 
 def test_a_module_for_further_tokens():
@@ -216,10 +215,10 @@ def test_tensor_parallel_ranks_share_out_the_work(name):
 
 def test_an_unknown_family_is_told_how_to_be_described():
     with pytest.raises(UnknownNameError, match=r"TOML file") as error:
-        from_config({"model_type": "zzz"})
+        model_from_config({"model_type": "zzz"})
     assert "# hidden = ?" in error.value.__notes__[0]
     with pytest.raises(PerfModelError, match="text_config: missing"):
-        from_config({"model_type": "llama4"})
+        model_from_config({"model_type": "llama4"})
 
 
 @pytest.mark.parametrize(

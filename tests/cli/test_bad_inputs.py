@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import VALUES, mutations, toml_text
-from test_cli import run
 
-from perfmodel.cli import main
-from perfmodel.cli._init import samples
-from perfmodel.cli._main import parser, parsers
+from perfmodel.cli import main, parser, parsers, samples
 from perfmodel.cost.learn import weights_folder
-from perfmodel.ingest import read_trace, write_measured_trace
+from perfmodel.ingest import read_trace
+from perfmodel.ingest.profiles.chrome import write_measured_trace
 from perfmodel.ir import to_text
 from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.models import mlp, training_step

@@ -9,21 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from rich.console import Console
 
-from perfmodel.cli import _search, main
+from perfmodel.cli import _search
 from perfmodel.spec import Layout
 
 JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32"]
-
-
-def run(capsys, *argv: str) -> tuple[int, str, str]:
-    try:
-        status = main(list(argv))
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def test_predict_prints_one_json_object(capsys):

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import run
+from command_line import run
 
 from perfmodel import catalog, predict
 from perfmodel.errors import PerfModelError

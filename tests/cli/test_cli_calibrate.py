@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from command_line import run
 
-from perfmodel.cli import main
 from perfmodel.measure import read_plan
 from perfmodel.spec import Job, Layout
 
@@ -38,15 +38,6 @@ collective = "all_reduce"
 bytes = [1024, 2048, 4096]
 dtype = "bf16"
 """
-
-
-def run(capsys, *argv: object) -> tuple[int, str, str]:
-    try:
-        status = main(["calibrate", *map(str, argv)])
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 @pytest.fixture
@@ -85,22 +76,24 @@ def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, An
     assert report["backend"] in table["software"]
     assert "device-minutes left" in err
     # nothing is left to do, and diff finds nothing
-    status, text, _ = run(capsys, "--plan", tiny, "--out", out, "--backend", report["backend"], "--dry-run", "--json")
+    status, text, _ = run(
+        capsys, "calibrate", "--plan", tiny, "--out", out, "--backend", report["backend"], "--dry-run", "--json"
+    )
     assert (status, json.loads(text)["rows"], json.loads(text)["rows_kept"]) == (0, 0, 4)
-    status, text, _ = run(capsys, "diff", out, out / "kernels.csv", "--json")
+    status, text, _ = run(capsys, "calibrate", "diff", out, out / "kernels.csv", "--json")
     assert status == 0
     assert json.loads(text)["families"]["gemm"]["rows"] == 4 - table["suspect_rows"]
-    status, text, _ = run(capsys, "diff", out, out)
+    status, text, _ = run(capsys, "calibrate", "diff", out, out)
     assert "machine, software and collector are the same" in text
 
 
 def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Path):
-    status, text, err = run(capsys, "--plan", tiny, "--out", tiny.parent / "o", "--dry-run")
+    status, text, err = run(capsys, "calibrate", "--plan", tiny, "--out", tiny.parent / "o", "--dry-run")
     assert (status, err) == (0, "")
     assert "4 rows to measure on EPYC-Genoa-core by jax" in text
     assert "device-minutes" in text
     assert not (tiny.parent / "o").exists()
-    status, text, _ = run(capsys, "--plan", tiny, "--dry-run", "--json")
+    status, text, _ = run(capsys, "calibrate", "--plan", tiny, "--dry-run", "--json")
     report = json.loads(text)
     assert report["families"]["gemm"]["rows"] == report["rows"] == 4
     assert 0 < report["device_minutes"] < 1
@@ -108,7 +101,7 @@ def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Pa
 
 def test_what_is_saved_is_printed_as_a_table(capsys):
     flags = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", 32, "--layouts", "tp=2,dp=4;tp=4,pp=2"]
-    status, text, _ = run(capsys, *flags, "--dry-run")
+    status, text, _ = run(capsys, "calibrate", *flags, "--dry-run")
     assert status == 0
     assert "tp=4,pp=2,dp=1" in text
     assert not set("{}[]") & set(text)
@@ -150,11 +143,11 @@ def test_a_dry_run_refuses_what_the_run_refuses(capsys, tmp_path: Path, name: st
         pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "plan.toml").write_text(f'device = "box"\n{text}\n')
     argv = ["--plan", tmp_path / "plan.toml", "--out", tmp_path / "o", "--backend", backend]
-    dry = run(capsys, *argv, "--dry-run")
+    dry = run(capsys, "calibrate", *argv, "--dry-run")
     assert dry[0] == 2
     assert message in dry[2]
     if name != "unnamed network":  # which only processes of a launcher get as far as
-        assert run(capsys, *argv) == dry
+        assert run(capsys, "calibrate", *argv) == dry
     assert not (tmp_path / "o" / "kernels.csv").exists()
 
 
@@ -162,12 +155,14 @@ def test_a_dry_run_looks_at_the_folder(capsys, tiny: Path):
     out = tiny.parent / "o"
     out.mkdir()
     (out / "kernels.csv").write_text("device,op_family\nbox,gemm\n")
-    status, _, err = run(capsys, "--plan", tiny, "--out", out, "--dry-run")
+    status, _, err = run(capsys, "calibrate", "--plan", tiny, "--out", out, "--dry-run")
     assert (status, "is there without its card" in err) == (2, True)
 
 
 def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
-    status, text, _ = run(capsys, "--plan", ROOT / "calibrate" / "two_nodes_cpu.toml", "--dry-run", "--json")
+    status, text, _ = run(
+        capsys, "calibrate", "--plan", ROOT / "calibrate" / "two_nodes_cpu.toml", "--dry-run", "--json"
+    )
     assert status == 0
     assert "start it on these by a launcher" in json.loads(text)["refused_here"]
 
@@ -177,7 +172,9 @@ def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
     [("cpu.toml", "jax"), ("cpu_torch.toml", "torch"), ("gpu.toml", "torch"), ("two_nodes.toml", "nccl-tests")],
 )
 def test_shipped_plans_can_be_estimated(capsys, name: str, backend: str):
-    status, text, _ = run(capsys, "--plan", ROOT / "calibrate" / name, "--backend", backend, "--dry-run", "--json")
+    status, text, _ = run(
+        capsys, "calibrate", "--plan", ROOT / "calibrate" / name, "--backend", backend, "--dry-run", "--json"
+    )
     assert status == 0
     report = json.loads(text)
     plan = read_plan(ROOT / "calibrate" / name)
@@ -190,7 +187,15 @@ def test_nccl_tests_output_is_read(capsys, tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("perfmodel.ingest", reason="no readers")
     (tmp_path / "plan.toml").write_text(NCCL)
     status, text, err = run(
-        capsys, "--plan", tmp_path / "plan.toml", "--out", tmp_path / "o", "--backend", "nccl-tests", "--json"
+        capsys,
+        "calibrate",
+        "--plan",
+        tmp_path / "plan.toml",
+        "--out",
+        tmp_path / "o",
+        "--backend",
+        "nccl-tests",
+        "--json",
     )
     assert status == 0, err
     table = pd.read_csv(tmp_path / "o" / "collectives.csv")
@@ -211,7 +216,7 @@ def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "perfmodel.calibration", stub)
     flags = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", 32, "--seq-len", 1024]
     status, text, _ = run(
-        capsys, *flags, "--layouts", "tp=2,dp=4;tp=4,dp=2", "--layouts", "pp=8", "--dry-run", "--json"
+        capsys, "calibrate", *flags, "--layouts", "tp=2,dp=4;tp=4,dp=2", "--layouts", "pp=8", "--dry-run", "--json"
     )
     assert status == 0
     assert json.loads(text)["saving"] == {"rows_saved": 7}
@@ -231,7 +236,7 @@ DECISION = [
 
 def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
-    status, text, err = run(capsys, *DECISION, "--top", 4, "--json")
+    status, text, err = run(capsys, "calibrate", *DECISION, "--top", 4, "--json")
     assert status == 0, err
     report = json.loads(text)
     assert len(report["layouts"]) == 4
@@ -242,13 +247,13 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
         assert row["regret_now_s"] == report["regret_now_s"] >= row["regret_after_s"] >= 0
         assert row["saved_s"] == pytest.approx(row["regret_now_s"] - row["regret_after_s"])
         assert row["layouts"] == [report["layouts"][rank - 1]["layout"] for rank in row["ranks"]]
-    status, shown, _ = run(capsys, *DECISION, "--top", 4)
+    status, shown, _ = run(capsys, "calibrate", *DECISION, "--top", 4)
     assert status == 0
     assert f"measure first: {report['measure']}" in " ".join(shown.split())
     assert f"next: {report['next']}" in shown
     assert report["next"].startswith("perfmodel fit --")
     assert max(map(len, shown.split("measure first")[0].splitlines())) <= 80
-    status, shown, _ = run(capsys, *DECISION, "--top", 1)
+    status, shown, _ = run(capsys, "calibrate", *DECISION, "--top", 1)
     assert (status, "take #1" in shown) == (0, True)
 
 
@@ -276,7 +281,7 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
 def test_bad_input_is_one_line_and_status_2(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch, argv, message):
     monkeypatch.chdir(tiny.parent)
     monkeypatch.setattr("perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points))
-    status, out, err = run(capsys, *(str(word).format(tiny=tiny) for word in argv))
+    status, out, err = run(capsys, "calibrate", *(str(word).format(tiny=tiny) for word in argv))
     assert status == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from perfmodel.cli import _emulate, _emulate_settings, main
-from perfmodel.emulate._orders import DELAYED
+from perfmodel.emulate.environment import DELAYED
 
 SCRIPT = Path(__file__).parents[1] / "emulate" / "scripts" / "sharded.py"
 PROGRAM = Path(__file__).parents[1] / "ir" / "execution" / "programs" / "pipeline_mlp.ir"

@@ -97,7 +97,7 @@ def test_every_command_that_predicts_takes_it(capsys, tmp_path, command) -> None
 
 
 def test_emulate_and_validate_take_it(capsys) -> None:
-    from perfmodel.cli._main import parser
+    from perfmodel.cli import parser
 
     for command in (
         ["emulate", "--world-size", "4", "--cluster", "dgx-a100", "--framework", "pytorch"],

@@ -10,7 +10,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.cost import interconnect_of
-from perfmodel.cost.learn import is_known, is_network, link_class
+from perfmodel.cost.learn.collectives.links import is_known, is_network, link_class
 from perfmodel.ingest.tables import read_table
 
 sys.path.append(str(Path(__file__).parents[1] / "ingest"))

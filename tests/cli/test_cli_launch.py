@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from test_cli import run
+from command_line import run
 
 from perfmodel import catalog
 from perfmodel.cli import main

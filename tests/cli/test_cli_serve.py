@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_line import run
 
 from perfmodel.cli import main
 
@@ -58,6 +59,6 @@ def test_bad_input_is_one_line(flags: list[str], told: str, capsys: pytest.Captu
 
 @pytest.mark.parametrize("flags", [["--ttft-limit", "soon"], ["--batching", "orca"], ["--batch", "many"]])
 def test_flags_that_do_not_parse(flags: list[str], capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="2"):
-        main([*SERVE, *flags])
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    printed = run(capsys, *SERVE, *flags)
+    assert printed.status == 2
+    assert len(printed.err.splitlines()) == 1

@@ -7,15 +7,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from test_cli import run
+from command_line import run
 
 import perfmodel as pm
-from perfmodel import catalog
-from perfmodel.cli._files import complete_from_job
-from perfmodel.cli._init import samples
-from perfmodel.cli._main import given, parser
+from perfmodel.catalog import job_files
+from perfmodel.cli import complete_from_job, given, parser, samples
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts import SEARCH_WORDS
+from perfmodel.planning.layouts.search_words import SEARCH_WORDS
 from perfmodel.spec import Job, Layout, key_fields
 
 JOB = """\
@@ -119,7 +117,7 @@ def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path)
     )
     assert pm.predict(path).model == "mine-3b"
     assert pm.problem(path).cluster.levels[1].name == "RoCE 400G"
-    changed = catalog.read_job(path, ["model.layers=16", "layout.tp=1"])
+    changed = job_files.read_job(path, ["model.layers=16", "layout.tp=1"])
     assert changed.problem_fields["model"].layers == 16
     assert changed.layout == "tp=1,dp=4"
 
@@ -172,7 +170,7 @@ def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatc
     assert run(capsys, "init")[0] == 0
     text = Path("job.toml").read_text()
     said = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", text))
-    assert set(said) == set(catalog.JOB_FILE_KEYS)
+    assert set(said) == set(job_files.JOB_FILE_KEYS)
     assert set(said["job"]) == set(key_fields(Job)) - {"assumed"}
     assert set(said["layout"]) == {f.name for f in fields(Layout)}
     assert set(said["search"]) == set(SEARCH_WORDS)
@@ -185,7 +183,7 @@ def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatc
 
 
 def test_every_command_with_the_flags_of_a_job_takes_a_file():
-    from perfmodel.cli._main import parsers
+    from perfmodel.cli import parsers
 
     for one in parsers(parser()):
         names = {action.dest for action in one._actions}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import perfmodel.cli
 from perfmodel.cli import main
-from perfmodel.display import new_console
-from perfmodel.display._table import WORD_HEADS, FittedTable, table
+from perfmodel.display import WORD_HEADS, FittedTable, new_console, table
 
 SOURCE = Path(perfmodel.cli.__file__).parent
 FIGURES = st.text("0123456789.,%+-<>/", min_size=1, max_size=18).filter(lambda text: not text.isspace())

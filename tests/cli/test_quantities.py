@@ -4,12 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from command_line import run
 
 import perfmodel as pm
-from perfmodel.cli import main
-from perfmodel.cli._idle_flags import IDLE_FLAGS
-from perfmodel.cli._main import parser, parsers
-from perfmodel.planning.what_if._scenario import parse_setting
+from perfmodel.cli import IDLE_FLAGS, main, parser, parsers
+from perfmodel.planning.what_if import parse_setting
 from perfmodel.units import DTYPE_ALIASES, DTYPE_BYTES, dtype_name
 
 STEP = ("--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", "16")
@@ -122,10 +121,9 @@ def test_rules_name_flags_that_there_are() -> None:
     ],
 )
 def test_words_that_are_none_get_a_hint(words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    assert stop.value.code == 2
-    assert hint in capsys.readouterr().err
+    printed = run(capsys, *words)
+    assert printed.status == 2
+    assert hint in printed.err
 
 
 def test_the_catalog_alone_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run as run_command
 
 import perfmodel as pm
 from perfmodel import catalog
-from perfmodel.cli import main
 from perfmodel.ingest.launch import export_launch, read_launch, write_launch
 from perfmodel.units import GIB, duration, fit_words
 
@@ -34,11 +34,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def command(*words: str) -> str:
         capsys.readouterr()
-        status = main(list(words))
-        printed = capsys.readouterr()
+        printed = run_command(capsys, *words)
         if "no layout fits" in printed.err:
             pytest.skip("the framework cannot shard the model enough for the devices")
-        assert status == 0, printed.err
+        assert printed.status == 0, printed.err
         return printed.out
 
     return command

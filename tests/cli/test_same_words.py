@@ -7,9 +7,9 @@ import pytest
 
 import perfmodel as pm
 from perfmodel import catalog
-from perfmodel.catalog import JOB_WORDS, PROBLEM_WORDS
-from perfmodel.cli._main import parser, parsers
-from perfmodel.planning.layouts import SEARCH_WORDS
+from perfmodel.catalog.job_files import JOB_WORDS, PROBLEM_WORDS
+from perfmodel.cli import parser, parsers
+from perfmodel.planning.layouts.search_words import SEARCH_WORDS
 
 COMMANDS = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser()) if one.prog != "perfmodel"}
 OF_THE_SHELL = {"help", "json", "verbose", "job_file", "set", "out", "png", "html", "trace"}

@@ -6,12 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from test_cli import run
+from command_line import run
 
-from perfmodel.cli._examples import examples
-from perfmodel.cli._init import samples
-from perfmodel.cli._main import parser, parsers
-from perfmodel.cli._vocabulary import VOCABULARY, vocabulary
+from perfmodel.cli import VOCABULARY, examples, parser, parsers, samples, vocabulary
 from perfmodel.ingest.tables import COLUMNS, RUN_COLUMNS
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import SCHEDULES, Layout

@@ -7,15 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import CollectiveModel, describe_calibration
-from perfmodel.cost.learn import (
-    Sources,
-    collective_rows,
-    fit_calibration,
-    fit_collectives,
-    least_volume,
-    link_class,
-    set_aside,
-)
+from perfmodel.cost.learn import fit_calibration
+from perfmodel.cost.learn.collectives import Sources, collective_rows, least_volume, set_aside
+from perfmodel.cost.learn.collectives.links import link_class
+from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import read_table
 

@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import collective_weights, fit_calibration, weight_files
+from perfmodel.cost.learn import fit_calibration, weight_files
+from perfmodel.cost.learn.collectives import collective_weights
 from perfmodel.ops import Collective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")

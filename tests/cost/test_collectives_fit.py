@@ -9,16 +9,17 @@ from safetensors.numpy import load_file, save, save_file
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import (
+from perfmodel.cost.learn import weight_files
+from perfmodel.cost.learn.collectives import (
+    FILE_NAME,
     LinkConstants,
     collective_rows,
     collective_time,
     collective_weights,
-    fit_collectives,
-    weight_files,
+    fit_physics,
+    physical_time,
 )
-from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
-from perfmodel.cost.learn._collective_weights import FILE_NAME
+from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.files import UNSEALED, sealed
 from perfmodel.ops import Collective

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import Fabric, link_class
+from perfmodel.cost.learn.collectives import Fabric
+from perfmodel.cost.learn.collectives.links import link_class
 from perfmodel.ops import Collective
 from perfmodel.spec import Cluster
 

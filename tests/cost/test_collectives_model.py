@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import collective_rows, set_aside
+from perfmodel.cost.learn.collectives import collective_rows, set_aside
 from perfmodel.ops import Collective, CollectiveKind
 from perfmodel.spec import Cluster, Device, NetworkLevel, PeakRates
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from perfmodel.cost.learn import LinkConstants, collective_time
-from perfmodel.cost.learn._collective_physics import ALGORITHMS
+from perfmodel.cost.learn.collectives import ALGORITHMS, LinkConstants, collective_time
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 SWITCHED = {

@@ -4,9 +4,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfmodel.cost.learn import collective_rows, link_class, moe_rows
-from perfmodel.cost.learn._collective_studies import ranks_fold
-from perfmodel.cost.learn._moe_alltoall import fit_moe_series, moe_curve, moe_prior, relative_moe_vector
+from perfmodel.cost.learn.collectives import collective_rows, ranks_fold
+from perfmodel.cost.learn.collectives.expert_exchanges import (
+    fit_moe_series,
+    moe_curve,
+    moe_prior,
+    moe_rows,
+    relative_moe_vector,
+)
+from perfmodel.cost.learn.collectives.links import link_class
 from perfmodel.ingest import published_collectives
 
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import ExchangeRates, cluster, exchange_library
-from perfmodel.cost import CollectiveModel
-from perfmodel.cost._collectives import share_of_link
-from perfmodel.cost.learn import Fabric
+from perfmodel.cost import CollectiveModel, share_of_link
+from perfmodel.cost.learn.collectives import Fabric
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import Collective, Exchange
 from perfmodel.spec import Cluster

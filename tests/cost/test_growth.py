@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes, KernelModel, MonotoneGrid
-from perfmodel.cost._growth import growing
+from perfmodel.cost import EventTimes, KernelModel, MonotoneGrid, growing
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound, Op
 from perfmodel.spec import Device
 

@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import (
-    fit_calibration,
-    fit_collectives,
-    is_flat,
-    is_known,
-    is_network,
-    least_volume,
-    link_class,
-)
-from perfmodel.cost.learn._links import link_classes
+from perfmodel.cost.learn import fit_calibration
+from perfmodel.cost.learn.collectives import least_volume
+from perfmodel.cost.learn.collectives.links import is_flat, is_known, is_network, link_class, link_classes
+from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.errors import TableError
 from perfmodel.ops import Collective
 from perfmodel.spec import Cluster

@@ -5,6 +5,7 @@ from math import exp
 import pytest
 
 from perfmodel.ops import (
+    NUMBERS,
     Attention,
     Convolution,
     Embedding,
@@ -15,7 +16,6 @@ from perfmodel.ops import (
     Recurrence,
     family_with_bmm,
 )
-from perfmodel.ops._op import NUMBERS
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp8", 1)])

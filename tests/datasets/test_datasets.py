@@ -10,11 +10,18 @@ import pandas as pd
 import pytest
 
 from perfmodel.ingest import kernel_table_paths
-from perfmodel.ingest.tables import read_table
-from perfmodel.ingest.tables._tables import COLUMNS
-from perfmodel.measure import card_path, read_card, read_plan
-from perfmodel.measure._card import SCHEMA_VERSION, UNITS
-from perfmodel.measure._rows import COLD, SUSPECT, collective_columns, op_columns
+from perfmodel.ingest.tables import COLUMNS, read_table
+from perfmodel.measure import read_plan
+from perfmodel.measure.tables import (
+    COLD,
+    SCHEMA_VERSION,
+    SUSPECT,
+    UNITS,
+    card_path,
+    collective_columns,
+    op_columns,
+    read_card,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "datasets"

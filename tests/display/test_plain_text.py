@@ -25,7 +25,7 @@ from perfmodel.display import (
     paragraph,
 )
 from perfmodel.errors import PerfModelError, Reason, Rejection, UnknownNameError
-from perfmodel.ingest.launch._harm import Harm, Unread
+from perfmodel.ingest.launch import Harm, Unread
 from perfmodel.plain_text import plain_text
 
 HOSTILE = (

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import perfmodel as pm
-from perfmodel.calibration._profile_events import SideBySide, Total
+from perfmodel.calibration import SideBySide, Total
 from perfmodel.cli import main
 from perfmodel.display import json_text, short_repr
 from perfmodel.ops import Gemm
@@ -25,17 +25,30 @@ SOURCE = Path(pm.__file__).parent
 SHORT = 301
 
 
-def packages(of: ModuleType = pm) -> Iterator[ModuleType]:
+def doors(of: ModuleType = pm) -> Iterator[ModuleType]:
+    """Packages, and public modules of rooms."""
     for module in pkgutil.iter_modules(of.__path__, f"{of.__name__}."):
-        if module.ispkg:
-            package = importlib.import_module(module.name)
-            yield package
-            yield from packages(package)
+        in_a_room = module.ispkg or of is not pm
+        if in_a_room and not module.name.rpartition(".")[2].startswith("_"):
+            door = importlib.import_module(module.name)
+            yield door
+            if module.ispkg:
+                yield from doors(door)
+
+
+def offers(door: ModuleType) -> Iterator[object]:
+    """All that a door offers, but for what only runs beside PyTorch where that is absent."""
+    for name in {*vars(door), *dir(door)}:
+        try:
+            yield getattr(door, name)
+        except ModuleNotFoundError as absent:
+            if absent.name != "torch":
+                raise
 
 
 def public_dataclasses() -> list[type]:
-    """All that packages offer."""
-    offered = (getattr(p, name) for p in packages() for name in {*vars(p), *dir(p)})
+    """All that packages and public modules offer."""
+    offered = [thing for door in doors() for thing in offers(door)]
     classes = {one for one in offered if isinstance(one, type) and dataclasses.is_dataclass(one)}
     return sorted(
         (one for one in classes if one.__module__.startswith("perfmodel.")), key=lambda c: (c.__module__, c.__name__)
@@ -153,11 +166,11 @@ def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
 
 
 INSIDE = {
-    "catalog/_toml.py", "cost/learn/_collective_weights.py", "cost/learn/_weights.py", "display/_repr.py",
-    "emulate/_measure.py", "emulate/_peer.py", "emulate/_python_peer.py", "emulate/_wire.py", "emulate/_orders.py",
-    "emulate/_record.py",
-    "measure/_launch.py", "measure/_sweep.py", "measure/_plan.py", "measure/_rows.py", "ir/_text.py",
-    "timeline/_cache.py", "validation/_population_fit.py",
+    "catalog/entries.py", "cost/learn/collectives/_weights.py", "cost/learn/_weights.py", "display/_repr.py",
+    "emulate/_measure.py", "emulate/wire/_peer.py", "emulate/wire/_python_peer.py", "emulate/wire/_wire.py",
+    "emulate/environment/_orders.py",
+    "emulate/runs/_record.py", "measure/ranks/_launch.py", "measure/tables/_sweep.py", "measure/_plan.py",
+    "measure/tables/_rows.py", "ir/_text.py", "timeline/_cache.py", "validation/population/_fit.py",
 }  # fmt: skip
 """Files whose JSON only the package itself reads again."""
 

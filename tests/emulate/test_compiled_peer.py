@@ -13,11 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.emulate._compiled_peer import compiled_loop, plain
-from perfmodel.emulate._gloo_messages import DATA, KINDS, RECV_READY, SEND_READY, Connection, Header
-from perfmodel.emulate._operations import KEPT_BYTES, Network
-from perfmodel.emulate._orders import Orders
-from perfmodel.emulate._wire import PEER, PeerPlace, PeerProcess, _join, peers
+from perfmodel.emulate import Network, PeerPlace
+from perfmodel.emulate.environment import Orders
+from perfmodel.emulate.wire import (
+    DATA,
+    KEPT_BYTES,
+    KINDS,
+    PEER,
+    RECV_READY,
+    SEND_READY,
+    Connection,
+    Header,
+    PeerProcess,
+    compiled_loop,
+    join,
+    peers,
+    plain,
+)
 
 needs_compiler = pytest.mark.skipif(compiled_loop() is None, reason="no C compiler, or not Linux")
 BOTH_WAYS = ("all_reduce", "all_gather", "all_to_all")
@@ -41,7 +53,7 @@ class Rank:
 
     @classmethod
     def joined(cls, orders: Orders, members: tuple[int, ...]) -> "Rank":
-        joined = _join(orders, members)
+        joined = join(orders, members)
         place, connections = members.index(orders.rank), {}
         for peer, member in enumerate(members):
             if member not in orders.real_ranks:

@@ -17,8 +17,9 @@ from perfmodel.emulate import (
     replay,
     typical,
 )
-from perfmodel.emulate._orders import DELAYED, delayed_as
-from perfmodel.ingest import read_trace, write_measured_trace
+from perfmodel.emulate.environment import DELAYED, delayed_as
+from perfmodel.ingest import read_trace
+from perfmodel.ingest.profiles.chrome import write_measured_trace
 
 pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -57,7 +58,7 @@ def test_every_method_of_a_process_group_is_emulated_or_refused() -> None:
     """By whatever name torch calls it, now or before 2.13."""
     import torch.distributed as dist
 
-    from perfmodel.emulate._group import EmulatedGroup
+    from perfmodel.emulate.rank import EmulatedGroup
 
     harmless = ("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "bound_device_id", "boxed",
                 "get_group_store", "group_desc", "name", "rank", "set_timeout", "size", "unbox",
@@ -104,7 +105,7 @@ def test_calls_on_a_gpu_begin_behind_their_streams_kernels() -> None:
 
 
 def test_tensors_say_which_device_they_are_on() -> None:
-    from perfmodel.emulate._effects import device_module
+    from perfmodel.emulate.rank import device_module
 
     assert device_module("float32") is device_module("sparse float32") is None
     assert device_module("cuda float32").__name__ == "torch.cuda"

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.emulate import EmulationError
-from perfmodel.emulate._environment import Environment, EnvironmentClient
-from perfmodel.emulate._orders import DELAYED, KINDS, Call, Conditions, Orders, delayed_as
+from perfmodel.emulate.environment import (
+    DELAYED,
+    KINDS,
+    Call,
+    Conditions,
+    Environment,
+    EnvironmentClient,
+    Orders,
+    delayed_as,
+)
 from perfmodel.errors import PerfModelError
 
 CALL = Call("all_reduce", 8, "float32", "sum")

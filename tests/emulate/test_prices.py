@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from perfmodel import catalog
-from perfmodel.emulate import Prices, PriceTable, modelled, plugged
-from perfmodel.emulate._measure import at_one_speed, spread
-from perfmodel.emulate._prices import placed
+from perfmodel.emulate import Prices, PriceTable, at_one_speed, modelled, placed, plugged, spread
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ops import Collective
 from perfmodel.units import parse_seconds

@@ -17,9 +17,7 @@ from perfmodel.emulate import (
     replay,
     typical,
 )
-from perfmodel.emulate._record import COLLECTIVE_COLUMNS
-from perfmodel.emulate._run import RankRun
-from perfmodel.emulate._spans import User, done_at_s, own_s
+from perfmodel.emulate.runs import COLLECTIVE_COLUMNS, RankRun, User, done_at_s, own_s
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.010, 0.030, 0.005
 CALLS_S = ((0.020, 0.008), (0.030, 0.008), (0.040, 0.004))

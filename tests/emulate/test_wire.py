@@ -10,16 +10,15 @@ import pytest
 
 from perfmodel.emulate import Emulation, EmulationError, Network, PeerPlace, measured_trace
 from perfmodel.emulate import emulate as emulate
-from perfmodel.emulate._orders import Orders
-from perfmodel.emulate._wire import clock_ahead_s, peers
+from perfmodel.emulate.environment import Orders
+from perfmodel.emulate.wire import clock_ahead_s, peers
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import EmulatedHosts
-from perfmodel.measure._hosts import unavailable
+from perfmodel.measure.ranks import EmulatedHosts, unavailable
 
 pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 SCRIPTS = Path(__file__).parent / "scripts"
 DELAY_S, LATENCY_S = 0.2, 0.01
-_SSH = ("ssh", "-o", "BatchMode=yes", "elsewhere", "python3", "-m", "perfmodel.emulate._peer")
+_SSH = ("ssh", "-o", "BatchMode=yes", "elsewhere", "python3", "-m", "perfmodel.emulate.wire._peer")
 
 
 def emulation(script: str, *arguments: str, **more) -> Emulation:

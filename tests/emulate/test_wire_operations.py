@@ -8,10 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.emulate._gloo_messages import DATA, KINDS, RECV_READY, SEND_READY, Connection, Header, connects_to
-from perfmodel.emulate._operations import NEVER_S, Calls, Links, Message, Network, Operation
-from perfmodel.emulate._orders import EmulationError, Orders
-from perfmodel.emulate._wire import PeerPlace, peers
+from perfmodel.emulate import EmulationError, Network, PeerPlace
+from perfmodel.emulate.environment import Orders
+from perfmodel.emulate.wire import (
+    DATA,
+    KINDS,
+    NEVER_S,
+    RECV_READY,
+    SEND_READY,
+    Calls,
+    Connection,
+    Header,
+    Links,
+    Message,
+    Operation,
+    connects_to,
+    peers,
+)
 
 LATENCY_S = 1.0
 Round = tuple[int | None, int | None]

@@ -24,8 +24,8 @@ from perfmodel.ingest import (
     detect_format,
     import_measurements,
     read_trace,
-    write_measured_trace,
 )
+from perfmodel.ingest.profiles.chrome import write_measured_trace
 
 FUZZ = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ROWS = {1024: (20.0, 21.0), 1048576: (50.0, 55.5)}

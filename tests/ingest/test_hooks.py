@@ -17,8 +17,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.cli import main
 from perfmodel.errors import LaunchFileError, UnknownNameError
-from perfmodel.ingest.launch import HOOKS, Launch, hook_lines, parse_launch, read_launch
-from perfmodel.ingest.launch._model import shape
+from perfmodel.ingest.launch import HOOKS, Launch, hook_lines, parse_launch, read_launch, shape
 from perfmodel.prediction import predict
 
 MEGATRON = (

@@ -16,19 +16,18 @@ import pytest
 from safetensors.numpy import save
 
 import perfmodel as pm
-from perfmodel.catalog._models import read_config
-from perfmodel.catalog._problem import read_job
+from perfmodel.catalog.job_files import read_job
 from perfmodel.cli import main
-from perfmodel.cost.learn._recipe import read_recipe
-from perfmodel.cost.learn._weights import load_regressor
-from perfmodel.emulate._prices import PriceTable
+from perfmodel.cost.learn import load_regressor
+from perfmodel.cost.learn.training import read_recipe
+from perfmodel.emulate import PriceTable
 from perfmodel.errors import PerfModelError
 from perfmodel.files import LIMIT_VARIABLE, MOST_DEPTH, require_archive_within
 from perfmodel.ingest import detect_format, read_measurements, read_profile, read_trace
 from perfmodel.ingest.launch import parse_launch, read_launch
-from perfmodel.ir.importers._source import input_value
+from perfmodel.ir.importers import input_value
 from perfmodel.measure import read_plan
-from perfmodel.validation._row_cells import read_rows
+from perfmodel.validation.rows import read_rows
 
 LIMIT_GB = 0.002
 COMPRESSORS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -147,7 +146,7 @@ NESTED_YAML = {
     "tables": lambda depth: "a: " + "{a: " * depth + "1" + "}" * depth,
     "dashes": lambda depth: "a:\n  " + "- " * min(depth, 5_000) + "1",
 }
-JSON_READERS = (read_config, read_launch, detect_format)
+JSON_READERS = (pm.model, read_launch, detect_format)
 TOML_READERS = (read_job, read_launch, read_plan, read_recipe, pm.cluster, pm.model)
 
 

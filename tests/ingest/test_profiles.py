@@ -13,19 +13,15 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import (
-    PHASES,
     MeasuredTrace,
     ReadOptions,
     detect_format,
     import_measurements,
-    merged_intervals,
     read_measurements,
     read_trace,
-    write_measured_trace,
 )
-from perfmodel.ingest._measured_trace import Tags, parse_tags
-from perfmodel.ingest._torch_ops import AUTOGRAD, TorchOp, op_row
-from perfmodel.ingest._xspace import read_xspace
+from perfmodel.ingest.profiles import AUTOGRAD, PHASES, Tags, TorchOp, merged_intervals, op_row, parse_tags, read_xspace
+from perfmodel.ingest.profiles.chrome import write_measured_trace
 from perfmodel.program import Kind
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import UnknownNameError
-from perfmodel.ingest import ActivityKind, Profile, read_profile
+from perfmodel.ingest import Profile, read_profile
+from perfmodel.ingest.profiles import ActivityKind
 from perfmodel.ops import Collective, Gemm
 
 DATA = Path(os.environ.get("PERFMODEL_DATA", "absent")) / "traces"

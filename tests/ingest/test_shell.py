@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._shell import Script, run_script
-from perfmodel.ingest.launch._shell_values import calculate
+from perfmodel.ingest.launch.shell import Script, calculate, run_script
 
 
 def certain(script: Script) -> list[list[str]]:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, parse_launch
-from perfmodel.ingest.launch._scheduler import requested, slurm_variables
-from perfmodel.ingest.launch._shell import run_script
+from perfmodel.ingest.launch.shell import requested, run_script, slurm_variables
 
 FOLDER = Path(__file__).parent
 SCRIPTS = sorted(

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import Launch, export_launch, parse_launch, read_launch
-from perfmodel.ingest.launch._model import shape
+from perfmodel.ingest.launch import Launch, export_launch, parse_launch, read_launch, shape
 from perfmodel.prediction import predict
 from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import Sample
-from perfmodel.measure._harness import SampleCalls
-from perfmodel.measure._meter import NoMeter
-from perfmodel.measure._rows import Point, Row, point_key
+from perfmodel.measure.tables import Point, Row, point_key
+from perfmodel.measure.timing import NoMeter, Sample, SampleCalls
 from perfmodel.ops import KernelOp
 
 PLAN = """

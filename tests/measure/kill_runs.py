@@ -22,9 +22,8 @@ from fake_backend import PLAN, ROWS, FakeBackend, call_s, install, measured
 
 import perfmodel.cli
 from perfmodel.ingest.tables import read_table
-from perfmodel.measure import card_path, read_card, read_plan
-from perfmodel.measure._rows import point_key, row_key
-from perfmodel.measure._sweep import PartialFile, Record
+from perfmodel.measure import read_plan
+from perfmodel.measure.tables import PartialFile, Record, card_path, point_key, read_card, row_key
 
 AIMS = (
     "before .kernels.csv.partial", "after .kernels.csv.partial", "in row 1", "before kernels.csv", "after kernels.csv",

@@ -22,11 +22,25 @@ from test_collectives import collective
 
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table
-from perfmodel.measure import EmulatedHosts, Launch, _launch, find_launch, gathered, read_card, serve_agent
-from perfmodel.measure._agents import Agent, Hello, members
-from perfmodel.measure._hosts import unavailable
-from perfmodel.measure._launch import KEY, NAME, Meeting, Server, forget_launcher
-from perfmodel.measure._rank import free_port
+from perfmodel.measure.ranks import (
+    KEY,
+    NAME,
+    Agent,
+    EmulatedHosts,
+    Hello,
+    Launch,
+    Meeting,
+    Server,
+    _launch,
+    find_launch,
+    forget_launcher,
+    free_port,
+    gathered,
+    members,
+    serve_agent,
+    unavailable,
+)
+from perfmodel.measure.tables import read_card
 
 ROOT = Path(__file__).parents[2]
 PLAN = """
@@ -241,7 +255,7 @@ def test_other_counts_and_versions_are_refused(tmp_path: Path, monkeypatch: pyte
     assert "process 1 on node-1 was started as one of 5, process 0 as one of 2" in refused
     assert refused in end
     versions = iter([{"jax": "1.0"}, {"jax": "2.0"}])
-    monkeypatch.setattr("perfmodel.measure._agents.software", lambda packages: next(versions))
+    monkeypatch.setattr("perfmodel.measure.ranks._agents.software", lambda packages: next(versions))
     refused, (end,) = come(tmp_path, [launch(1)])
     assert re.search(r"process 1 on node-1 has jax \d.0, process 0 on node-0 \d.0: install the same", refused)
     assert refused in end

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
-from perfmodel.measure import RankGroup, StoppingRule, transfer_time_s
-from perfmodel.measure._backend import Transport, collective_row, transport_of
-from perfmodel.measure._group import check_collective
-from perfmodel.measure._meter import NoMeter
-from perfmodel.measure._rank import groups_at_once
-from perfmodel.measure._rows import Point, point_key, row_key
+from perfmodel.measure.backends import Transport, collective_row, transport_of
+from perfmodel.measure.ranks import RankGroup, check_collective, groups_at_once, transfer_time_s
+from perfmodel.measure.tables import Point, point_key, row_key
+from perfmodel.measure.timing import NoMeter, StoppingRule
 from perfmodel.ops import Collective, CollectiveKind
 
 RANKS = 2

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure._meter import NoMeter
-from perfmodel.measure._torch_backend import TorchBackend, event_sampler
-from perfmodel.ops import Gemm, Program
+from perfmodel.measure.backends import TorchBackend, event_sampler
+from perfmodel.measure.timing import NoMeter
+from perfmodel.ops import Gemm
+from perfmodel.ops.programs import Program
 
 
 class Stream:
@@ -37,7 +38,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
             return end.at_ms - self.at_ms
 
     cuda = SimpleNamespace(Event=Event, synchronize=lambda: setattr(stream, "done", True))
-    monkeypatch.setattr("perfmodel.measure._torch_backend.torch_module", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("perfmodel.measure.backends._torch_backend.torch_module", lambda: SimpleNamespace(cuda=cuda))
     return stream
 
 

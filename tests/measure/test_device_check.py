@@ -2,7 +2,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import CalibrationError
-from perfmodel.measure._backend import check_device, same_device
+from perfmodel.measure.backends import check_device, same_device
 
 FOUND = {
     "A100-SXM4-80GB": "NVIDIA A100-SXM4-80GB",

@@ -5,9 +5,8 @@ import pytest
 
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import read_table, write_table
-from perfmodel.measure import StoppingRule, compare
-from perfmodel.measure._card import write_card
-from perfmodel.measure._rows import SUSPECT
+from perfmodel.measure.tables import SUSPECT, compare, write_card
+from perfmodel.measure.timing import StoppingRule
 
 
 def row(m: int, time_us: float, half: float | None = 0.01, variant: str = "", family: str = "gemm") -> dict:

@@ -4,9 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.measure import Point, RemainingTime, StoppingRule, estimate_plan, kept_rows, read_plan, summary
-from perfmodel.measure._estimate import GROUP_START_S, PROGRAM_START_S, SETUP_S, PointEstimate, _samples_s
-from perfmodel.measure._rows import point_key
+from perfmodel.measure import read_plan
+from perfmodel.measure.estimate import (
+    GROUP_START_S,
+    PROGRAM_START_S,
+    SETUP_S,
+    PointEstimate,
+    RemainingTime,
+    estimate_plan,
+    kept_rows,
+    samples_s,
+    summary,
+)
+from perfmodel.measure.tables import Point, point_key
+from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Gemm, OptimizerStep
 
 PLAN = """
@@ -43,11 +54,11 @@ def plan(tmp_path: Path):
 
 def test_a_row_takes_what_its_stopping_rule_lets_it():
     rule = StoppingRule(min_repeats=10, min_sample_s=0.01, max_s=2.0)
-    short = _samples_s(rule, NAN)
-    assert short == _samples_s(rule, 0.0) == pytest.approx(0.4)  # 40 samples of 10 ms
-    assert _samples_s(rule, 0.02) == pytest.approx(0.8 + 0.06)
-    assert _samples_s(rule, 1.5) == pytest.approx(2.0 + 1.5 + 4.5)  # none starts after the cap
-    assert _samples_s(StoppingRule(min_repeats=10, max_repeats=12, min_sample_s=0.01), NAN) == pytest.approx(0.12)
+    short = samples_s(rule, NAN)
+    assert short == samples_s(rule, 0.0) == pytest.approx(0.4)  # 40 samples of 10 ms
+    assert samples_s(rule, 0.02) == pytest.approx(0.8 + 0.06)
+    assert samples_s(rule, 1.5) == pytest.approx(2.0 + 1.5 + 4.5)  # none starts after the cap
+    assert samples_s(StoppingRule(min_repeats=10, max_repeats=12, min_sample_s=0.01), NAN) == pytest.approx(0.12)
 
 
 def test_a_plan_is_the_sum_of_its_rows(plan):

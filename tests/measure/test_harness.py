@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import Sample, StoppingRule, Timing, measuring_s, median_interval, time_calls
-from perfmodel.measure._harness import MIN_CLEAN, run_for
-from perfmodel.measure._meter import MachineMeter
+from perfmodel.measure.timing import (
+    MIN_CLEAN,
+    MachineMeter,
+    Sample,
+    StoppingRule,
+    Timing,
+    measuring_s,
+    median_interval,
+    run_for,
+    time_calls,
+)
 
 RULE = StoppingRule(half_width=0.02, min_repeats=8, max_repeats=50, max_s=100.0, min_sample_s=0.01)
 

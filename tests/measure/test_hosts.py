@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.measure import EmulatedHosts, RankGroup
-from perfmodel.measure._hosts import forward, unavailable
-from perfmodel.measure._meter import NoMeter
+from perfmodel.measure.ranks import EmulatedHosts, RankGroup, forward, unavailable
+from perfmodel.measure.timing import NoMeter
 from perfmodel.ops import Collective
 
 needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")

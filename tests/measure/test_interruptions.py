@@ -13,9 +13,8 @@ from fake_backend import PLAN, ROWS, FakeBackend, measured
 
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.ingest.tables import read_table
-from perfmodel.measure import read_card, read_plan, run_plan
-from perfmodel.measure._rows import row_key
-from perfmodel.measure._sweep import LOCK_NAME, PartialFile, locked
+from perfmodel.measure import read_plan, run_plan
+from perfmodel.measure.tables import LOCK_NAME, PartialFile, locked, read_card, row_key
 
 Edit = Callable[[str, str], None]
 

@@ -10,13 +10,20 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ingest.tables import read_table, write_table
-from perfmodel.measure import Sample, StoppingRule, open_backend, time_calls
-from perfmodel.measure._backend import Backend, call_overhead_s, kernel_row
-from perfmodel.measure._jax_backend import JaxBackend, _unrounded
-from perfmodel.measure._meter import NoMeter, OwnCoreMeter
-from perfmodel.measure._programs import cold_sampler, host_flush
-from perfmodel.measure._rows import Point
-from perfmodel.ops import Gemm, OptimizerStep, Program
+from perfmodel.measure.backends import (
+    Backend,
+    JaxBackend,
+    call_overhead_s,
+    cold_sampler,
+    host_flush,
+    kernel_row,
+    open_backend,
+    unrounded,
+)
+from perfmodel.measure.tables import Point
+from perfmodel.measure.timing import NoMeter, OwnCoreMeter, Sample, StoppingRule, time_calls
+from perfmodel.ops import Gemm, OptimizerStep
+from perfmodel.ops.programs import Program
 
 RULE = StoppingRule(half_width=0.2, max_repeats=20, max_s=0.5, min_repeats=6, interference_limit=0.99)
 
@@ -121,7 +128,7 @@ def test_calls_on_an_accelerator_are_queued_and_fp32_products_not_rounded():
     op = Gemm(m=4, n=4, k=4, dtype="fp32")
     precisions = []
     backend = JaxBackend("gpu", "NVIDIA X", (9, 0), NoMeter())
-    sample = _unrounded(
+    sample = unrounded(
         lambda calls: precisions.append(jax.config.jax_default_matmul_precision) or Sample(calls, 1.0, 0)
     )
     assert sample(3).calls == backend.sampler(op)(3).calls == 3

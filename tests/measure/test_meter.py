@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.measure import usable_cores
-from perfmodel.measure._meter import (
+from perfmodel.measure.timing import (
     MachineMeter,
     NoMeter,
     OwnCoreMeter,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.measure._torch_rank import GRAPH_CALLS, NcclSession, evenly_divided
+from perfmodel.measure.ranks import GRAPH_CALLS, NcclSession, evenly_divided
 
 LAUNCH_MS, KERNEL_MS = 0.015, 0.004
 
@@ -68,7 +68,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     torch = SimpleNamespace(cuda=machine.cuda())
-    monkeypatch.setattr("perfmodel.measure._torch_rank.torch_module", lambda: torch)
+    monkeypatch.setattr("perfmodel.measure.ranks._torch_rank.torch_module", lambda: torch)
     return machine
 
 

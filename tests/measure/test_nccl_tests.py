@@ -7,8 +7,9 @@ import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.ingest.tables import read_table
-from perfmodel.measure import NcclTests, Plan, Point, read_card, read_plan, run_plan
-from perfmodel.measure._nccl_tests import check_nccl_tests, geometric_runs, nccl_tests_rows
+from perfmodel.measure import Plan, read_plan, run_plan
+from perfmodel.measure.backends import NcclTests, check_nccl_tests, geometric_runs, nccl_tests_rows
+from perfmodel.measure.tables import Point, read_card
 from perfmodel.ops import Collective
 
 FAKE = Path(__file__).with_name("fake_nccl_tests.py")

@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.measure import Point, read_plan
-from perfmodel.measure._plan import expand, write_plan
-from perfmodel.measure._rows import point_key
+from perfmodel.measure import expand, read_plan, write_plan
+from perfmodel.measure.tables import Point, point_key
 from perfmodel.ops import Collective, Gemm, MemoryBound
 
 PLAN = """

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.measure import Plan, StoppingRule, plan_text, read_plan, write_plan
+from perfmodel.measure import Plan, plan_text, read_plan, write_plan
+from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Attention, Collective, Convolution, Embedding, Gemm, MemoryBound, OptimizerStep
 
 size = st.integers(1, 1 << 20)

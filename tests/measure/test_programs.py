@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.measure._programs import jax_program
+from perfmodel.measure.backends import jax_program
 from perfmodel.ops import (
-    JAX_DTYPES,
     MEASURED_MEMORY_OPS,
     Attention,
     Convolution,
@@ -20,6 +19,7 @@ from perfmodel.ops import (
     MoE,
     OptimizerStep,
 )
+from perfmodel.ops.programs import JAX_DTYPES
 
 
 def run(op: KernelOp) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -111,7 +111,7 @@ def test_fp8_products_multiply_what_the_operands_hold():
 
 
 def test_large_arrays_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("perfmodel.ops._programs.MOST_RANDOM", 4)
+    monkeypatch.setattr("perfmodel.ops.programs.MOST_RANDOM", 4)
     values = np.asarray(jax_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32")).arguments[0])
     assert values.shape == (2, 5)
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()

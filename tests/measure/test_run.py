@@ -11,11 +11,10 @@ import pytest
 
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest.tables import read_table, write_table
-from perfmodel.measure import StoppingRule, card_path, read_card, read_plan
-from perfmodel.measure._card import write_card
-from perfmodel.measure._estimate import finished_rows
-from perfmodel.measure._rows import SUSPECT, point_key
-from perfmodel.measure._sweep import Record, is_pending
+from perfmodel.measure import read_plan
+from perfmodel.measure.estimate import finished_rows
+from perfmodel.measure.tables import SUSPECT, Record, card_path, is_pending, point_key, read_card, write_card
+from perfmodel.measure.timing import StoppingRule
 
 PACKAGES = ("jax", "jaxlib", "numpy", "perfmodel")
 PLAN = """

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError
-from perfmodel.measure._rows import Point, Row, point_key
-from perfmodel.measure._sweep import PartialFile, Record, sweep
+from perfmodel.measure.tables import PartialFile, Point, Record, Row, point_key, sweep
 from perfmodel.ops import OptimizerStep
 
 HEADER = {"device": "cpu", "collector": "c0"}

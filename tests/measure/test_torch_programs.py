@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure import open_backend
-from perfmodel.measure._programs import jax_program
+from perfmodel.measure.backends import jax_program, open_backend
 from perfmodel.ops import (
     MEASURED_MEMORY_OPS,
     Attention,
@@ -22,7 +21,7 @@ from perfmodel.ops import (
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from perfmodel.measure._programs import torch_program  # noqa: E402
+from perfmodel.measure.backends import torch_program  # noqa: E402
 
 ATTENTION = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 3, "seq_kv": 5, "head_dim": 8, "dtype": "fp32"}
 IMAGE = {"batch": 2, "c_in": 4, "h_in": 6, "w_in": 5, "c_out": 6, "k_h": 3, "k_w": 3, "pad_h": 1, "groups": 2}
@@ -139,7 +138,7 @@ def test_mixed_precision_adam_steps(bytes_per_param: float, tensors: int):
 
 
 def test_large_tensors_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("perfmodel.ops._programs.MOST_RANDOM", 4)
+    monkeypatch.setattr("perfmodel.ops.programs.MOST_RANDOM", 4)
     (values,) = torch_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32"), "cpu").arguments
     assert values.shape == (2, 5)
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()

@@ -8,7 +8,8 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.launch import parse_launch
 from perfmodel.planning.decision import KNOBS, report, turned
-from perfmodel.planning.layouts import SpaceWords, search
+from perfmodel.planning.layouts import search
+from perfmodel.planning.layouts.search_words import SpaceWords
 from perfmodel.planning.what_if import Scenario, step_s
 from perfmodel.prediction import step_problem_of
 from perfmodel.spec import Layout

@@ -13,7 +13,7 @@ import perfmodel as pm
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.goodput import Reliability, best_interval_s, goodput, goodput_fraction
-from perfmodel.prediction import checkpoint_bytes
+from perfmodel.prediction.memory import checkpoint_bytes
 
 times = st.floats(1.0, 1e4)
 

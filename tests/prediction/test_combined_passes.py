@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.prediction import step_problem_of, step_times_s
-from perfmodel.prediction._compose import layout_batches, pass_s, phase_s
+from perfmodel.prediction import layout_batches, step_problem_of, step_times_s
+from perfmodel.prediction.composition import pass_s, phase_s
 from perfmodel.prediction.differentiable import step_time_function_of
 from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.program import COMBINED, PAIRED, Kind, ProgramSpec, build, variants_of

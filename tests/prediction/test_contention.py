@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.ops import Gemm, MemoryBound
-from perfmodel.prediction import EAGER, Site, StepProblem, explain, step_problem, step_times_s
-from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
-from perfmodel.prediction._overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, held_share, lost_shares
-from perfmodel.prediction._phases import Phase
-from perfmodel.prediction._price import block_times
-from perfmodel.prediction._step_costs import Overlap, beside_loss, slowed_s
+from perfmodel.prediction import EAGER, Site, StepProblem, block_times, explain, step_problem, step_times_s
+from perfmodel.prediction.blocks import COLLECTIVE_CHECK_S
+from perfmodel.prediction.composition import Overlap, beside_loss, slowed_s
 from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, held_share, lost_shares
+from perfmodel.prediction.phases import Phase
 from perfmodel.spec import Framework, Job, Layout
 
 H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")

@@ -10,8 +10,8 @@ import pytest
 from perfmodel import catalog
 from perfmodel.ops import Collective, OptimizerStep
 from perfmodel.prediction import StepProblem, explain, layout_batches, step_problem
-from perfmodel.prediction._host import host_update_s
 from perfmodel.prediction.composition import Placement, bundle_events
+from perfmodel.prediction.host import host_update_s
 from perfmodel.program import Kind
 from perfmodel.spec import OPTIMIZERS, Job, Layout
 from perfmodel.units import dtype_bytes

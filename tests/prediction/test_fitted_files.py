@@ -13,11 +13,12 @@ import perfmodel
 from perfmodel.cli import main
 from perfmodel.errors import CalibrationError
 from perfmodel.files import CHECKSUMS_FILE, checksum_lines, read_checked
-from perfmodel.prediction.sites import _population, _site_constants
-from perfmodel.validation import _priors
+from perfmodel.prediction.sites import _population
+from perfmodel.prediction.sites import constants as _site_constants
+from perfmodel.validation.unstated import priors as _priors
 
 PACKAGE = Path(perfmodel.__file__).parent
-FOLDERS = ("prediction", "validation")
+FOLDERS = ("prediction/sites", "validation")
 FILES = [(folder, path.name) for folder in FOLDERS for path in sorted((PACKAGE / folder).glob("*.json"))]
 READERS: dict[str, tuple[ModuleType, Any]] = {
     "memory.json": (_site_constants, _site_constants.source_figures),
@@ -87,7 +88,7 @@ def test_the_reader_of_a_file_refuses_another_number(
 def test_a_prediction_with_a_damaged_file_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy("prediction", tmp_path)
+    copy("prediction/sites", tmp_path)
     (tmp_path / CHECKSUMS_FILE).unlink()
     monkeypatch.setattr(_site_constants, "files", lambda _: tmp_path)
     caches = (_site_constants.source_medians, _site_constants.sustained)

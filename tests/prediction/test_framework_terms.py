@@ -13,12 +13,12 @@ from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound, Pass
 from perfmodel.prediction import EAGER, Site, block_times, explain, priced_events, step_problem, step_times_s
-from perfmodel.prediction._blocks import GRAPH_OPERATORS
-from perfmodel.prediction._overlap import time_phases
-from perfmodel.prediction._placement import Placement
-from perfmodel.prediction.sites._site import FORWARD_SHARE, attention_slowdown, generation
-from perfmodel.prediction.sites._site_constants import source_medians, sustained
-from perfmodel.prediction.sites._teams import share_a_team, team_key
+from perfmodel.prediction.blocks import GRAPH_OPERATORS
+from perfmodel.prediction.overlap import time_phases
+from perfmodel.prediction.placement import Placement
+from perfmodel.prediction.sites import FORWARD_SHARE, attention_slowdown, generation
+from perfmodel.prediction.sites.constants import source_medians, sustained
+from perfmodel.prediction.sites.teams import share_a_team, team_key
 from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks, is_cast
 
@@ -447,7 +447,7 @@ def test_omni_path_delivers_a_share_and_contends() -> None:
 
 
 def test_constants_of_published_runs_are_not_read_on_import() -> None:
-    code = "import perfmodel.prediction.sites._site_constants as s; print(s.source_medians.cache_info().misses)"
+    code = "import perfmodel.prediction.sites.constants as s; print(s.source_medians.cache_info().misses)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert out.stdout.strip() == "0"
 

@@ -29,21 +29,17 @@ from perfmodel.prediction.sites import (
     NEUTRAL,
     UNKNOWNS,
     Adjustment,
-    CovarianceTerms,
     Coverage,
     FittedRuns,
-    LayoutKernel,
     Seen,
     SitePrior,
     class_of,
     factors_of,
-    half_width,
     key,
     model_kind,
     population,
-    scales,
-    widened,
 )
+from perfmodel.prediction.sites.known_runs import CovarianceTerms, LayoutKernel, half_width, scales, widened
 from perfmodel.spec import Framework, Job, Layout
 
 JOB = Job(global_batch=32, seq_len=2048)

@@ -15,7 +15,8 @@ from perfmodel.cli import main
 from perfmodel.cost import EventTimes
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.ops import Collective
-from perfmodel.prediction import evaluate, explain, fitting, pass_times, step_problem
+from perfmodel.prediction import evaluate, explain, pass_times, step_problem
+from perfmodel.prediction.memory import fitting
 from perfmodel.spec import Cluster, Framework, Job, Layout, NetworkLevel
 
 LAYERS = 12

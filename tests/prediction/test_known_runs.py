@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from perfmodel.prediction import GAUSS_90
-from perfmodel.prediction.sites import (
+from perfmodel.prediction.sites import FittedRuns
+from perfmodel.prediction.sites.known_runs import (
     OUTLIERS,
     CovarianceTerms,
-    FittedRuns,
     LayoutKernel,
-    _known_runs,
     half_width,
     known_runs,
     scales,
     widened,
 )
+from perfmodel.prediction.sites.known_runs import known_runs as _known_runs
 
 NOISE = 0.02
 LIKENESS = LayoutKernel(near=0.05, length=2.0, own=0.02)

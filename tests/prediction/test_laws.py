@@ -20,10 +20,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.cost.learn import Fabric
+from perfmodel.cost.learn.collectives import Fabric
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
-from perfmodel.prediction._memory import communicators
+from perfmodel.prediction.memory import communicators
 from perfmodel.schedule import get_schedule
 from perfmodel.session import Session
 from perfmodel.spec import ContextParallel, Layout, StateOffload, Transformer

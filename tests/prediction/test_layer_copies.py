@@ -8,12 +8,13 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.prediction import explain, layout_of, peak_memory, step_problem_of, step_times_s
-from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._compose import layout_batches, pass_s
-from perfmodel.prediction._layer_copies import window_ends
+from perfmodel.prediction import explain, layout_batches, layout_of, step_problem_of, step_times_s
+from perfmodel.prediction.blocks import ShardBlocks
+from perfmodel.prediction.composition import pass_s
 from perfmodel.prediction.differentiable import step_time_function_of
 from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.layer_copies import window_ends
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 from perfmodel.timeline import double_precision

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import StepProblem, needed_memory, step_problem
+from perfmodel.prediction import StepProblem, step_problem
+from perfmodel.prediction.memory import needed_memory
 from perfmodel.spec import Framework, Job, Layout
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks

@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import StepProblem, explain, needed_memory, rank_checkpoint_bytes, step_problem
-from perfmodel.prediction import checkpoint_bytes as whole_checkpoint_bytes
+from perfmodel.prediction import StepProblem, explain, step_problem
+from perfmodel.prediction.memory import checkpoint_bytes as whole_checkpoint_bytes
+from perfmodel.prediction.memory import needed_memory, rank_checkpoint_bytes
 from perfmodel.spec import Framework, Job, Layout
 
 MIB = 2**20

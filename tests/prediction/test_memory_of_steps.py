@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import StepProblem, needed_memory, predict, step_problem
+from perfmodel.prediction import StepProblem, predict, step_problem
+from perfmodel.prediction.memory import needed_memory
 from perfmodel.spec import Framework, Job, Layout
 
 PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)

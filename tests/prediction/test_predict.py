@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, NoDataError, UnknownNameError
-from perfmodel.prediction import evaluate, explain, peak_memory, predict, step_problem
-from perfmodel.prediction._memory import gathered_params
+from perfmodel.prediction import evaluate, explain, predict, step_problem
+from perfmodel.prediction.memory import gathered_params, peak_memory
 from perfmodel.spec import Job, Layout
 
 JOB = Job(global_batch=64, seq_len=2048)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.cost import KernelModel
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.prediction import evaluate, explain, peak_memory, step_problem
-from perfmodel.prediction._host import host_bytes_per_parameter, host_update_s, node_memory_bandwidth
+from perfmodel.prediction import evaluate, explain, step_problem
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
+from perfmodel.prediction.host import host_bytes_per_parameter, host_update_s, node_memory_bandwidth
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.program import Kind
 from perfmodel.spec import Framework, Job, Layout
 from perfmodel.workload import optimizer_op

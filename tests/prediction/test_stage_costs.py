@@ -5,9 +5,10 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.prediction import evaluate, layout_batches, pass_times, peak_memory, step_problem
-from perfmodel.prediction.composition import bundle_memory, stage_costs
+from perfmodel.prediction import evaluate, layout_batches, pass_times, step_problem
+from perfmodel.prediction.composition import stage_costs
 from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.memory import bundle_memory, peak_memory
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Job, Layout
 

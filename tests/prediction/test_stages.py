@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.prediction._placement import Placement
-from perfmodel.prediction._stages import stage_blocks
+from perfmodel.prediction.composition import stage_blocks
+from perfmodel.prediction.placement import Placement
 from perfmodel.schedule import even_split
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import Shard, blocks, layer_count

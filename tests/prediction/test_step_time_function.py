@@ -11,8 +11,9 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import layout_of, needed_memory, step_problem_of, step_times_s
+from perfmodel.prediction import layout_of, step_problem_of, step_times_s
 from perfmodel.prediction.differentiable import _function, step_time_function_of
+from perfmodel.prediction.memory import needed_memory
 from perfmodel.prediction.sites import Adjustment
 from perfmodel.timeline import double_precision
 

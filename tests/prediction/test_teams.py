@@ -7,10 +7,17 @@ import pandas as pd
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction.sites import reports_a_problem, source_of_submitter, team_key
-from perfmodel.prediction.sites._population import fit_without
-from perfmodel.prediction.sites._teams import share_a_team, team_patterns, teams_of
-from perfmodel.validation import read_tables, source_of_run
+from perfmodel.prediction.sites import fit_without
+from perfmodel.prediction.sites.teams import (
+    reports_a_problem,
+    share_a_team,
+    source_of_submitter,
+    team_key,
+    team_patterns,
+    teams_of,
+)
+from perfmodel.validation import source_of_run
+from perfmodel.validation.rows import read_tables
 
 NVIDIA = (
     "NVIDIA NeMo performance summary",

@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 
 from perfmodel.program import N_STREAMS, PAIRED, WHOLE, Kind, ProgramSpec, Stream, Structure, build
-from perfmodel.schedule import (
-    PassTimes,
-    Phase,
-    alive_at_peak,
-    get_schedule,
-    offloaded_at_peak,
-    offloads,
-    schedule_names,
-    starts_and_ends,
-)
+from perfmodel.schedule import PassTimes, Phase, get_schedule, schedule_names
+from perfmodel.schedule.facts import starts_and_ends
+from perfmodel.schedule.memory import alive_at_peak, offloaded_at_peak, offloads
 from perfmodel.timeline import memory, times
 
 STREAMS = ["pipedream", "pipedream-2bw", "nf1b", "zb-h2", "zb-v"]

@@ -14,17 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.schedule import (
-    PassTimes,
-    alive_at_peak,
-    get_schedule,
-    offloaded_at_peak,
-    optimised,
-    schedule_facts,
-    schedule_names,
-    schedule_text,
-    starts_and_ends,
-)
+from perfmodel.schedule import PassTimes, get_schedule, optimised, schedule_facts, schedule_names, schedule_text
+from perfmodel.schedule.facts import starts_and_ends
+from perfmodel.schedule.memory import alive_at_peak, offloaded_at_peak
 
 TABLE = Path(__file__).with_suffix(".txt")
 SIZES = ((2, 4, 1), (4, 8, 1), (4, 4, 2), (3, 6, 1), (4, 8, 2))

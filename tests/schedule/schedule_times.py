@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from perfmodel.schedule import PassTimes, Schedule, peak_live, starts_and_ends
+from perfmodel.schedule import PassTimes, Schedule
+from perfmodel.schedule.facts import starts_and_ends
+from perfmodel.schedule.memory import peak_live
 
 
 def uniform(

@@ -8,15 +8,8 @@ from schedule_times import bubble_fraction, live_micro_batches, makespan, unifor
 
 from perfmodel.errors import LayoutError
 from perfmodel.program import Kind, ProgramSpec, build
-from perfmodel.schedule import (
-    bidirectional_stages,
-    check,
-    chimera_model,
-    get_schedule,
-    in_flight,
-    rabenseifner_s,
-    weight_versions,
-)
+from perfmodel.schedule import bidirectional_stages, check, chimera_model, get_schedule, rabenseifner_s, weight_versions
+from perfmodel.schedule.memory import in_flight
 from perfmodel.timeline import compile_structure, makespan_and_grad, times
 
 DEPTHS = [4, 6, 8, 16, 32]

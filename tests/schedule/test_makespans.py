@@ -10,18 +10,16 @@ from schedule_times import live_micro_batches, makespan, uniform
 
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.schedule import (
-    ChunkTimes,
     PassTimes,
     Phase,
     Schedule,
     check,
     chimera_model,
-    chunk_facts,
     get_schedule,
     schedule_facts,
     schedule_names,
-    starts_and_ends,
 )
+from perfmodel.schedule.facts import ChunkTimes, chunk_facts, starts_and_ends
 
 SIZES = [(2, 4), (4, 4), (4, 8), (8, 8), (8, 24), (8, 64), (16, 192)]
 ONES = ChunkTimes(Fraction(1), Fraction(1), Fraction(1))

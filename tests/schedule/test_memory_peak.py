@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.schedule import Phase, alive_at_peak, get_schedule, in_flight, peak_live
+from perfmodel.schedule import Phase, get_schedule
+from perfmodel.schedule.memory import alive_at_peak, in_flight, peak_live
 
 
 @pytest.mark.parametrize(("name", "p", "m", "v"), [("1f1b", 4, 8, 1), ("gpipe", 3, 5, 1), ("interleaved", 4, 8, 2)])

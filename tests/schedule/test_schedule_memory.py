@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule import Phase, from_orders, get_schedule, in_flight, looped_stages, peak_live
+from perfmodel.schedule import Phase, from_orders, get_schedule, looped_stages
+from perfmodel.schedule.memory import in_flight, peak_live
 
 p_ = st.integers(1, 8)
 m_ = st.integers(1, 20)

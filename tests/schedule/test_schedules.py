@@ -26,8 +26,8 @@ from perfmodel.schedule import (
     register,
     require_valid,
     schedule_names,
-    starts_and_ends,
 )
+from perfmodel.schedule.facts import starts_and_ends
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 Order = list[tuple[Phase, int, int]]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule import Phase, get_schedule, peak_live, schedule_facts, version_difference, weight_versions
+from perfmodel.schedule import Phase, get_schedule, schedule_facts, version_difference, weight_versions
+from perfmodel.schedule.memory import peak_live
 
 
 @cache

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.prediction import GAUSS_90
 from perfmodel.prediction.sites import CLASSES, DEGREES
-from perfmodel.serving._server import PARTS, Cost
+from perfmodel.serving import PARTS, Cost
 
 PARTS_S = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 TOTAL_S = PARTS_S.sum()

@@ -17,7 +17,7 @@ from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import Gemm
 from perfmodel.planning.layouts import ask
-from perfmodel.planning.layouts._question import model_of
+from perfmodel.planning.layouts.questions import model_of
 from perfmodel.prediction import step_problem
 from perfmodel.spec import Job
 

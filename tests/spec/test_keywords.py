@@ -7,10 +7,10 @@ from typing import get_type_hints
 import pytest
 
 import perfmodel as pm
-from perfmodel.catalog import JOB_WORDS
+from perfmodel.catalog.job_files import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.planning.layouts._words import SEARCH_WORDS, SearchKeywords
-from perfmodel.serving._request import ServingKeywords, ServingOptions
+from perfmodel.planning.layouts.search_words import SEARCH_WORDS, SearchKeywords
+from perfmodel.serving import ServingKeywords, ServingOptions
 from perfmodel.spec import (
     Job,
     JobKeywords,

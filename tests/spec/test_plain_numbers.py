@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cli._main import parser, parsers
+from perfmodel.cli import parser, parsers
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job, Layout
 from perfmodel.units import plain_number, plain_whole

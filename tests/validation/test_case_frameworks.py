@@ -10,10 +10,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
-from perfmodel.validation import predict_cases, read_case, read_rows, rows_of, validate_cases
-from perfmodel.validation._cases import counter_of, unstated_share
-from perfmodel.validation._row_recipe import recipe_of
-from perfmodel.validation._row_words import framework_name, layout_switches
+from perfmodel.validation import counter_of, predict_cases, read_case, unstated_share, validate_cases
+from perfmodel.validation.rows import framework_name, layout_switches, read_rows, recipe_of, rows_of
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
 TABLE = [

@@ -9,10 +9,8 @@ from test_cases import KORTHIKANTI_22B
 from perfmodel import catalog
 from perfmodel.catalog import cluster_for
 from perfmodel.errors import PerfModelError
-from perfmodel.validation import validate_cases
-from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._row_cells import with_heads
-from perfmodel.validation._row_keys import rows_of
+from perfmodel.validation import read_case, validate_cases
+from perfmodel.validation.rows import rows_of, with_heads
 
 ROW = KORTHIKANTI_22B | {
     "source": "a table", "framework": None, "family": "llama", "model": "m", "device": "H100-SXM5-80GB",

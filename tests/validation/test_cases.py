@@ -8,10 +8,8 @@ import pytest
 
 from perfmodel.cli import main
 from perfmodel.errors import TableError
-from perfmodel.validation import predict_run, validate_cases
-from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._report import errors
-from perfmodel.validation._row_cells import Unusable
+from perfmodel.validation import errors, predict_run, read_case, validate_cases
+from perfmodel.validation.rows import Unusable
 
 # Korthikanti et al. 2022 (arXiv 2205.05198), table 5: 22B and 175B on A100s
 KORTHIKANTI_22B = {

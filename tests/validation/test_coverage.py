@@ -7,14 +7,16 @@ import pytest
 
 from perfmodel.catalog import model
 from perfmodel.prediction.sites import UNKNOWNS, Coverage, Seen, model_kind
-from perfmodel.validation._coverage_fit import (
+from perfmodel.validation.population import (
     TEAM,
     LeftOutRuns,
     conformal_scale,
     covered_half_widths,
     fit_coverage,
+    folds_of,
+    team_folds,
+    whole_group_folds,
 )
-from perfmodel.validation._folds import folds_of, team_folds, whole_group_folds
 
 NAMES = list(UNKNOWNS)
 

@@ -7,7 +7,7 @@ import pytest
 from gate import figures, worse
 from prepared_runs import prepared
 
-from perfmodel.validation import read_tables
+from perfmodel.validation.rows import read_tables
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from studies.live import LiveSettings, live_report, validate_live
 from studies.live_cases import LiveCase, check_cases, live_cases
 
 from perfmodel.ir.distribute import Degrees
-from perfmodel.measure._hosts import unavailable
+from perfmodel.measure.ranks import unavailable
 
 needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
 

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.prediction import EAGER, Site, explain, peak_memory, step_problem
-from perfmodel.prediction._fits import FRAGMENTATION, workspace_bytes
-from perfmodel.prediction.sites._site_constants import MemorySpread, source_figures, spread_from
+from perfmodel.prediction import EAGER, Site, explain, step_problem
+from perfmodel.prediction.memory import FRAGMENTATION, peak_memory, workspace_bytes
+from perfmodel.prediction.sites.constants import MemorySpread, source_figures, spread_from
 from perfmodel.spec import Job, Layout, MemoryCounter, ReportedRanks, Transformer, partition_by_cost
-from perfmodel.validation import memory_bytes
-from perfmodel.validation._cases import counter_of
+from perfmodel.validation import counter_of, memory_bytes
 
 MODEL = Transformer(
     name="llama-like-1B", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from perfmodel.validation._mixture import (
+from perfmodel.validation.unstated.mixture import (
     LogNormalMixture,
     Tuning,
     choice_effects,

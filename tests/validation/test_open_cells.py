@@ -3,12 +3,9 @@
 import pytest
 
 from perfmodel import catalog
-from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._completions import completions
-from perfmodel.validation._described_run import RowRun
-from perfmodel.validation._open_cells import filled_rows
-from perfmodel.validation._priors import choice_priors
-from perfmodel.validation._run_features import model_features
+from perfmodel.validation import RowRun, read_case
+from perfmodel.validation.unstated import completions, filled_rows, model_features
+from perfmodel.validation.unstated.priors import choice_priors
 
 ROW = {
     "case_id": "one", "source": "s", "model": "llama3-8b", "device": "H100", "n_devices": 32, "devices_per_node": 8,

@@ -5,8 +5,8 @@ import pytest
 from studies.pairs import Choice, pairs_report, reliability
 
 from perfmodel.prediction import Joint
-from perfmodel.prediction.sites import scales
-from perfmodel.validation._few_runs import Covariances, others_given_known
+from perfmodel.prediction.sites.known_runs import scales
+from perfmodel.validation.population import Covariances, others_given_known
 
 
 def drawn(sd: float, said: float, source: str = "lab") -> list[Choice]:

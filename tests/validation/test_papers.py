@@ -17,7 +17,8 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective
-from perfmodel.prediction import chimera_closed_form, evaluate, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.comparison import chimera_closed_form
 from perfmodel.spec import Job, Layout
 
 

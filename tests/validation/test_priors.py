@@ -6,9 +6,9 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from perfmodel.validation._mixture import Tuning
-from perfmodel.validation._open_choices import OPEN_CHOICES
-from perfmodel.validation._priors import (
+from perfmodel.validation.unstated import OPEN_CHOICES
+from perfmodel.validation.unstated.mixture import Tuning
+from perfmodel.validation.unstated.priors import (
     DEFAULT,
     EVERYWHERE,
     PRIORS_FILE,

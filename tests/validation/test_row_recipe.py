@@ -9,11 +9,10 @@ from test_case_rows import ROW
 
 from perfmodel import catalog
 from perfmodel.catalog import recipe
-from perfmodel.validation import rows_of
-from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._completions import completions
-from perfmodel.validation._described_run import RowRun
-from perfmodel.validation._priors import choice_priors
+from perfmodel.validation import RowRun, read_case
+from perfmodel.validation.rows import rows_of
+from perfmodel.validation.unstated import completions
+from perfmodel.validation.unstated.priors import choice_priors
 
 V3 = ROW | {
     "model": "deepseekv3", "framework": "megatron-bridge@2026", "device": "GB200-NVL72", "dtype": "mxfp8", "tp": 1,

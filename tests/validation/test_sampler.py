@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.prediction.sites import CLASSES
-from perfmodel.validation._population_score import START, SiteRuns
+from perfmodel.validation.population import START, SiteRuns
 
 pytest.importorskip("numpyro")
 

@@ -15,9 +15,10 @@ from studies.tables import markdown_table
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.planning.layouts import enumerate_layouts
-from perfmodel.prediction import evaluate, peak_memory, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Framework, Job, Layout, Problem
-from perfmodel.validation._case_rows import Case
+from perfmodel.validation import Case
 
 
 def _layouts(batch: int, mode: Literal["train", "inference"], schedule: str) -> list[Layout]:

@@ -15,10 +15,8 @@ from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.prediction import Site, step_problem, step_times_s
 from perfmodel.prediction.sites import CLASSES, NEUTRAL, Seen, SitePopulation, key, population
 from perfmodel.spec import Framework
-from perfmodel.validation import read_case
-from perfmodel.validation._population_fit import fit_population
-from perfmodel.validation._population_score import SiteRuns
-from perfmodel.validation._site_fit import fit_sustained
+from perfmodel.validation import fit_sustained, read_case
+from perfmodel.validation.population import SiteRuns, fit_population
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,

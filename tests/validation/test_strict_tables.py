@@ -12,12 +12,12 @@ from prepared_runs import prepare
 from test_case_rows import MOE, ROW
 
 from perfmodel import catalog
+from perfmodel.catalog import job_files
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Model, Sectioned, Transformer
-from perfmodel.validation import Case, predict_run, read_case, read_rows, read_runs, rows_of
-from perfmodel.validation._row_keys import with_plain_columns
-from perfmodel.validation._row_words import unread_words
-from perfmodel.validation._vocabulary import DTYPE, RECOMPUTE, SHARDING, read_phrases, read_switches
+from perfmodel.validation import Case, predict_run, read_case, read_runs
+from perfmodel.validation.rows import read_rows, rows_of, unread_words, with_plain_columns
+from perfmodel.validation.rows.vocabulary import DTYPE, RECOMPUTE, SHARDING, read_phrases, read_switches
 
 UNREAD_PARTS = {
     "MT2894", "MT2910", "MT43244", "BCM57508", "NetXtreme-E", "X710", "X550T", "I350", "Inc.", "subsidiaries",
@@ -107,7 +107,7 @@ def test_a_job_file_and_columns_say_what_a_row_says_bit_for_bit(sample, tmp_path
             case = read_case(row)
         except PerfModelError:
             continue
-        problem, layout_text = catalog.problem_and_layout(catalog.job_from_toml(told(case), "job.toml"))
+        problem, layout_text = catalog.problem_and_layout(job_files.job_from_toml(told(case), "job.toml"))
         layout, _ = case.framework.layout(str(layout_text), problem.model)
         assert (problem.model, problem.job, problem.framework) == (case.model, case.job, case.framework), row["case_id"]
         assert layout == case.layout, row["case_id"]

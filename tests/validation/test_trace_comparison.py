@@ -8,7 +8,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import PHASES, Activity, ActivityKind, MeasuredTrace, read_trace, trace_of
+from perfmodel.ingest import MeasuredTrace, read_trace
+from perfmodel.ingest.profiles import PHASES, Activity, ActivityKind, trace_of
 from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution import chrome_trace, program_structure, simulate, write_chrome_trace
 from perfmodel.ir.models import mlp, training_step

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from perfmodel import catalog
-from perfmodel.cli._init import samples
+from perfmodel.cli import samples
 from perfmodel.errors import CalibrationError
 from perfmodel.measure import read_plan
 from perfmodel.planning.decision import report

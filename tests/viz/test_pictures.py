@@ -20,11 +20,12 @@ from perfmodel.errors import PerfModelError
 from perfmodel.planning.what_if import Curve
 from perfmodel.prediction import predict
 from perfmodel.program import Stream
-from perfmodel.schedule import PassTimes, equal_parts, get_schedule, schedule_facts, starts_and_ends
+from perfmodel.schedule import PassTimes, get_schedule, schedule_facts
+from perfmodel.schedule.facts import equal_parts, starts_and_ends
 from perfmodel.timeline import KIND_NAMES, MemorySteps, slices
 from perfmodel.units import GIB
-from perfmodel.viz._over_time import busy_share, drawn_ranks, highs
-from perfmodel.viz._style import WIDTHS_IN
+from perfmodel.viz import WIDTHS_IN
+from perfmodel.viz.over_time import busy_share, drawn_ranks, highs
 
 
 def texts(figure):

@@ -12,8 +12,8 @@ from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective
 from perfmodel.prediction import predict
-from perfmodel.prediction._blocks import block_events, count_events
-from perfmodel.prediction._placement import Network
+from perfmodel.prediction.blocks import block_events, count_events
+from perfmodel.prediction.placement import Network
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import ExpertChoice, Shard, blocks, matmul_flops
 

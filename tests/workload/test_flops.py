@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import model, models
 from perfmodel.spec import Job, Transformer
-from perfmodel.workload import Shard, blocks, matmul_flops, step_flops
-from perfmodel.workload._local import padded_vocab
+from perfmodel.workload import Shard, blocks, matmul_flops, padded_vocab, step_flops
 
 
 def forward_flops(parts):

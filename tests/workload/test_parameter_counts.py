@@ -6,8 +6,7 @@ import pytest
 
 from perfmodel.catalog import model, models
 from perfmodel.spec import AdaLN, Job, NarrowEmbedding, Transformer
-from perfmodel.workload import Shard, blocks, parameter_count, parameters
-from perfmodel.workload._local import padded_vocab
+from perfmodel.workload import Shard, blocks, padded_vocab, parameter_count, parameters
 
 EXACT = {
     "gpt2-117m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-1.5b": 1_557_611_200,

@@ -20,7 +20,8 @@ from studies.reliability import WidthDecile, deciles_table, interval_scores, wid
 from studies.tables import percent, rows_table
 
 from perfmodel.errors import PerfModelError
-from perfmodel.validation import measured_times_s, read_tables
+from perfmodel.validation import measured_times_s
+from perfmodel.validation.rows import read_tables
 
 FOLDER: Final = Path(__file__).parents[1] / "blind"
 WITHOUT_A_LOOK: Final = "published"
@@ -327,8 +328,8 @@ _HEAD: Final = """# The blind record
 
 Made by `make blind`. Every source of published runs is predicted once before anything is changed for it, and the
 answers are kept with the commit in the tables beside this page: the error that a stranger meets. `today` is the present
-version on the same rows, with the runs of a source's teams (`perfmodel/prediction/teams.toml`) left out of everything
-that is fitted; once something was changed with a source's results in view it is no longer blind.
+version on the same rows, with the runs of a source's teams (`perfmodel/prediction/sites/teams.toml`) left out of
+everything that is fitted; once something was changed with a source's results in view it is no longer blind.
 
 """
 

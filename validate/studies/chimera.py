@@ -13,7 +13,8 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes, KernelModel, PricesKernels
 from perfmodel.ops import KernelOp
 from perfmodel.planning.layouts import SearchSpace
-from perfmodel.prediction import needed_memory, step_problem
+from perfmodel.prediction import step_problem
+from perfmodel.prediction.memory import needed_memory
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model
 
 Choice = tuple[int, int, str]

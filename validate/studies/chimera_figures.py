@@ -20,16 +20,10 @@ from studies.chimera import (
 )
 
 from perfmodel import catalog
-from perfmodel.prediction import (
-    StepProblem,
-    chimera_closed_form,
-    evaluate,
-    layout_batches,
-    needed_memory,
-    prepared,
-    step_problem,
-)
+from perfmodel.prediction import StepProblem, evaluate, layout_batches, prepared, step_problem
 from perfmodel.prediction import durations as durations_of
+from perfmodel.prediction.comparison import chimera_closed_form
+from perfmodel.prediction.memory import needed_memory
 from perfmodel.program import GradReduce
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan_lanes

@@ -15,15 +15,9 @@ from studies.tables import markdown_table
 from perfmodel import catalog
 from perfmodel.ir import Program
 from perfmodel.ir.distribute import Degrees, distribute, on_one_stream
-from perfmodel.ir.execution import (
-    PairTimes,
-    measure_pair,
-    predict_ranks,
-    program_ranks,
-    random_inputs,
-    rank_events,
-    run,
-)
+from perfmodel.ir.execution import PairTimes, program_ranks, random_inputs, run
+from perfmodel.ir.execution.events import rank_events
+from perfmodel.ir.execution.pair_times import measure_pair, predict_ranks
 from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
 from perfmodel.ir.program_search import dtpk_grid
 from perfmodel.measure import usable_cores, wait_until_quiet

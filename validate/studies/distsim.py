@@ -10,7 +10,8 @@ from studies.search_rank import USUAL, Ranked, rank
 from studies.tables import held, markdown_table
 
 from perfmodel import catalog
-from perfmodel.prediction import evaluate, peak_memory, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Job, Layout
 
 DEVICES: Final = 16

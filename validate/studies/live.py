@@ -12,17 +12,13 @@ from studies.tables import rows_table
 
 from perfmodel import catalog
 from perfmodel.ir import Program
-from perfmodel.ir.execution import (
-    PairTimes,
-    Run,
-    measure_pair,
-    predict_ranks,
-    program_ranks,
-    random_inputs,
-    rank_events,
-)
+from perfmodel.ir.execution import PairTimes, Run, program_ranks, random_inputs
 from perfmodel.ir.execution import run as run_program
-from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait_until_quiet
+from perfmodel.ir.execution.events import rank_events
+from perfmodel.ir.execution.pair_times import measure_pair, predict_ranks
+from perfmodel.measure import usable_cores
+from perfmodel.measure.ranks import EmulatedHosts, Host, RankGroup
+from perfmodel.measure.timing import wait_until_quiet
 from perfmodel.spec import Cluster, NetworkLevel
 from perfmodel.timeline import Timeline
 from perfmodel.validation import compare_timelines

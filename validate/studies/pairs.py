@@ -11,7 +11,8 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from studies.tables import percent, rows_table
 
-from perfmodel.planning.layouts import expected_given, runs_and_pairs, square_root, weighed
+from perfmodel.planning.layouts import square_root
+from perfmodel.planning.layouts.measurement_values import expected_given, runs_and_pairs, weighed
 from perfmodel.prediction import Joint, Prediction, Site, step_problem
 from perfmodel.prediction.composition import joint_of, layout_coordinates, shared_errors
 from perfmodel.prediction.sites import SitePrior

@@ -21,13 +21,11 @@ from perfmodel.validation import (
     errors,
     measured_times_s,
     memory_bytes,
-    missing_column,
     predict_cases,
-    read_rows,
-    read_tables,
     source_of_run,
     term_errors,
 )
+from perfmodel.validation.rows import missing_column, read_rows, read_tables
 
 NAIVE = "one FLOP rate"
 REFERENCE_FILE = "predictor_reference.csv"

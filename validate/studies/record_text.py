@@ -32,8 +32,9 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
         "says; `generic` is the same without the framework. What is fitted to published runs (`perfmodel fit "
         "--sites`: how much longer products take on devices whose power nobody measured, how far apart ranks meet, "
         "spread of peak memory, and what sites add by framework and device, with their spread) leaves out the "
-        "source that it is held against and all runs that share a team with it (`perfmodel/prediction/teams.toml`; "
-        "of a benchmark, by submitter); nothing else knows sources. `looked at` says whether anything was looked up "
+        "source that it is held against and all runs that share a team with it "
+        "(`perfmodel/prediction/sites/teams.toml`; of a benchmark, by submitter); "
+        "nothing else knows sources. `looked at` says whether anything was looked up "
         "with a source's results in view: it flatters the model, and is listed at the end. What a stranger meets is in "
         "`validate/blind`. Errors are relative to the measured time; width: the interval's upper end over its lower, "
         "the median of the runs.",

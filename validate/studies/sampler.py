@@ -8,20 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction.sites import CLASSES, OUTLIERS, key
-from perfmodel.validation._population_card import _table
-from perfmodel.validation._population_fit import PopulationFit, posterior
-from perfmodel.validation._population_score import (
+from perfmodel.prediction.sites import CLASSES, key
+from perfmodel.prediction.sites.known_runs import OUTLIERS
+from perfmodel.validation.population import (
     DEGREES_OF_FREEDOM,
     LEVELS,
     SHARED,
+    PopulationFit,
     Score,
     SiteRuns,
     State,
     factors,
     own_parts,
+    posterior,
     unpack,
 )
+from perfmodel.validation.population._card import _table
 
 SOURCES = (
     "Megatron-LM SC21 Table 1", "Zero Bubble Pipeline Parallelism paper", "VectorLM reference throughput",

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.calibration import HALF_WIDTH as SIGMAS
-from perfmodel.calibration import Beliefs, StepShares, choose, condition, most_uncertain, step_variance
+from perfmodel.calibration import StepShares, choose, most_uncertain, step_variance
+from perfmodel.calibration.beliefs import Beliefs, condition
 from perfmodel.cost import EventTimes, roofline_seconds
 from perfmodel.ops import Op
 from perfmodel.prediction import StepProblem, event_shares

@@ -13,7 +13,8 @@ from studies.tables import markdown_table
 
 from perfmodel import catalog
 from perfmodel.ir.interpreter import TimeToAccuracy, accuracy_curve, digits_task, map_task
-from perfmodel.prediction import StepProblem, evaluate, fitting, layout_batches, needed_memory, step_problem
+from perfmodel.prediction import StepProblem, evaluate, layout_batches, step_problem
+from perfmodel.prediction.memory import fitting, needed_memory
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Cluster, ConvNet, Job, Layout, NetworkLevel
 

@@ -1,29 +1,19 @@
-"""Regressors of kernel times: features, base time, training, intervals, weights files. JAX only on use."""
+"""Regressors of kernel times, as they are asked: queries, weights files, and records of what was measured.
+
+JAX is imported on use alone. Beside this door are:
+
+- `collectives`: times of collectives;
+- `training`: how regressors are fitted to tables;
+- `rows`, `stack`, `plans`: a kernel as numbers, what is known of its device, and which measurements stand in for it;
+- `parameters`, `intervals`: the physics whose constants are learned, and how wide an answer's interval is.
+"""
 
 from typing import TYPE_CHECKING
 
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.cost.learn._collective_fit import Sources
-    from perfmodel.cost.learn._collective_physics import LinkConstants, collective_time, least_volume
-    from perfmodel.cost.learn._collective_price import (
-        CollectivePrices,
-        CollectiveRequest,
-        Groups,
-        Priced,
-        predict_collective_rows,
-    )
-    from perfmodel.cost.learn._collective_rows import collective_rows, counted, set_aside
-    from perfmodel.cost.learn._collective_studies import LeftOut, Study, study_collectives
-    from perfmodel.cost.learn._collective_weights import CollectiveWeights, collective_weights
-    from perfmodel.cost.learn._fabrics import Fabric, device_name
-    from perfmodel.cost.learn._fit import fit, fit_calibration, fit_collectives
     from perfmodel.cost.learn._gradients import added, gradient_products
-    from perfmodel.cost.learn._intervals import absolute_percent
-    from perfmodel.cost.learn._links import is_flat, is_known, is_network, link_class
-    from perfmodel.cost.learn._moe_alltoall import MOE_KINDS, MoeRows, moe_rows, predict_moe
-    from perfmodel.cost.learn._parameters import Inputs, Parameters, power_join
     from perfmodel.cost.learn._queries import (
         PROVENANCE,
         Prediction,
@@ -33,12 +23,8 @@ if TYPE_CHECKING:
         table_rows,
         with_half_batches,
     )
-    from perfmodel.cost.learn._recipe import Recipe, read_recipe
     from perfmodel.cost.learn._records import calibration_files, describe_calibration, kernel_records, measured_kinds
     from perfmodel.cost.learn._regressor import Regressor
-    from perfmodel.cost.learn._rows import Rows, in_16_bits, rows_from_ops
-    from perfmodel.cost.learn._stack import Figures
-    from perfmodel.cost.learn._tables import Samples, gather, split
     from perfmodel.cost.learn._weights import (
         END_TO_END_FILE,
         WeightFiles,
@@ -50,5 +36,6 @@ if TYPE_CHECKING:
         weight_files,
         weights_folder,
     )
+    from perfmodel.cost.learn.training._fit import fit_calibration
 
 __getattr__, __dir__ = lazy_names(__name__)

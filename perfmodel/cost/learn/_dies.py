@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
-from perfmodel.cost.learn._rows import Rows, kinds_of, physics_of
+from perfmodel.cost.learn.rows import Rows, kinds_of, physics_of
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
 _WIDE: Final = 128

@@ -12,10 +12,10 @@ from typing import Final, Literal
 import numpy as np
 
 from perfmodel.cost.learn._dies import goes_by_bandwidth, goes_by_forward
-from perfmodel.cost.learn._plan import Plan, timed_for
 from perfmodel.cost.learn._queries import Prediction, Query
-from perfmodel.cost.learn._rows import Rows
-from perfmodel.cost.learn._stack import FEW_ROWS, Stack
+from perfmodel.cost.learn.plans import Plan, timed_for
+from perfmodel.cost.learn.rows import Rows
+from perfmodel.cost.learn.stack import FEW_ROWS, Stack
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, GradientProducts, KernelKind
 
 Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]

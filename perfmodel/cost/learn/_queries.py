@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from perfmodel.cost.learn._rows import Rows, physics_of, rows_from_table
-from perfmodel.cost.learn._stack import Figures, in_catalog
+from perfmodel.cost.learn.rows import Rows, physics_of, rows_from_table
+from perfmodel.cost.learn.stack import Figures, in_catalog
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import factorise, relabel, text
-from perfmodel.ops import KernelKind, Machine, Physics
+from perfmodel.ops import KernelKind, Physics
+from perfmodel.ops.physics import Machine
 from perfmodel.units import DTYPE_BYTES
 
 if TYPE_CHECKING:

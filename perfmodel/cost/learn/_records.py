@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.cost.learn._collective_weights import collective_weights
-from perfmodel.cost.learn._stack import Stack
 from perfmodel.cost.learn._weights import belongs, read_header, shipped_folder, weight_files, weights_folder
+from perfmodel.cost.learn.collectives import collective_weights
+from perfmodel.cost.learn.stack import Stack
 from perfmodel.ops import FAMILIES, KernelKind
 
 _KEPT_OUT: Final = {"shapes": "in_range", "larger shapes": "large_left_out", "devices": "device_left_out"}

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from perfmodel.cost.learn._base import term_constants
 from perfmodel.cost.learn._dies import (
     as_equal_heads,
     forward_rows,
@@ -20,12 +19,13 @@ from perfmodel.cost.learn._dies import (
     without_copies,
 )
 from perfmodel.cost.learn._gradients import Way, added, gradient_products, scaled, share_of, way, whole_backward
-from perfmodel.cost.learn._intervals import Intervals
-from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
-from perfmodel.cost.learn._plan import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
 from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
-from perfmodel.cost.learn._rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
-from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.cost.learn.intervals import Intervals
+from perfmodel.cost.learn.parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
+from perfmodel.cost.learn.plans import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
+from perfmodel.cost.learn.rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
+from perfmodel.cost.learn.stack import Figures, Stack, similarity
+from perfmodel.cost.learn.training import term_constants
 from perfmodel.errors import CalibrationError
 from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Cache

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn._intervals import Intervals
-from perfmodel.cost.learn._parameters import LAYERED, Parameters
 from perfmodel.cost.learn._regressor import Regressor
-from perfmodel.cost.learn._rows import KindCode
-from perfmodel.cost.learn._stack import Stack
+from perfmodel.cost.learn.intervals import Intervals
+from perfmodel.cost.learn.parameters import LAYERED, Parameters
+from perfmodel.cost.learn.rows import KindCode
+from perfmodel.cost.learn.stack import Stack
 from perfmodel.errors import CalibrationError
 from perfmodel.files import UNSEALED, parse_json, require_intact, sealed
 from perfmodel.ingest.tables import write_bytes

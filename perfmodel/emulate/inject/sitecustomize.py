@@ -20,7 +20,7 @@ class _Prepared(Loader):
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        from perfmodel.emulate._install import install
+        from perfmodel.emulate.rank import install
 
         install(module)
 

@@ -4,9 +4,10 @@ from perfmodel.display import shorten_reprs
 from perfmodel.ingest.launch._changes import SettingChange, changed_settings
 from perfmodel.ingest.launch._export import comparable, export_launch, write_launch
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._harm import listed
+from perfmodel.ingest.launch._harm import Harm, Unread, listed
 from perfmodel.ingest.launch._hooks import HOOKS, hook_lines
 from perfmodel.ingest.launch._launch import Launch
+from perfmodel.ingest.launch._model import shape
 from perfmodel.ingest.launch._read import FORMATS, format_of_path, launch_format, parse_launch, read_launch
 from perfmodel.ingest.launch._saving import save_every
 

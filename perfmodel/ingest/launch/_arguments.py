@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entry, Source, as_list
-from perfmodel.ingest.launch._scheduler import mpi_numbers, requested, slurm_numbers, slurm_variables
-from perfmodel.ingest.launch._shell import Script, run_script
-from perfmodel.ingest.launch._shell_expansion import Command, Word
+from perfmodel.ingest.launch.shell import (
+    Command,
+    Script,
+    Word,
+    mpi_numbers,
+    requested,
+    run_script,
+    slurm_numbers,
+    slurm_variables,
+)
 
 LAUNCHER: Final = ("nproc-per-node", "nnodes")
 """Arguments of torchrun, before the script's name."""

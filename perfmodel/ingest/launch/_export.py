@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel import catalog
+from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._arguments import write_arguments
 from perfmodel.ingest.launch._entries import wrapper_of, write_json, write_toml, write_yaml
@@ -66,7 +67,7 @@ def export_launch(
     *,
     model: Model | str | None = None,
     job: Job | None = None,
-    devices_per_node: int = catalog.DEVICES_PER_NODE,
+    devices_per_node: int = networks.DEVICES_PER_NODE,
     like: Path | str | None = None,
 ) -> str:
     """The launch file of a framework that runs a layout, with model and job if the format holds them.

@@ -22,10 +22,10 @@ from perfmodel.ingest.launch._entries import (
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, text_of_named
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
-from perfmodel.ingest.launch._shell_expansion import Command
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
+from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"

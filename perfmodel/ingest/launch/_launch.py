@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel import catalog
+from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._format import LaunchFormat, Stated
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread, doubts
@@ -406,7 +407,7 @@ def _copies(known: Fields, dp: int, place: str) -> int:
     # hybrid sharding: states are sharded inside a node and copied between nodes (ZeRO++'s hpZ, FSDP's HYBRID_SHARD).
     if ranks == "node":
         nodes_are_stated = "devices" in known and "nodes" in known
-        per_node = known["devices"] // known["nodes"] if nodes_are_stated else catalog.DEVICES_PER_NODE
+        per_node = known["devices"] // known["nodes"] if nodes_are_stated else networks.DEVICES_PER_NODE
         ranks = max(1, per_node // known.get("tp", 1))
     if ranks < dp and dp % ranks:
         raise LaunchFileError(

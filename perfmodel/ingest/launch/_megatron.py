@@ -31,7 +31,6 @@ from perfmodel.ingest.launch._megatron_settings import (
     require_no_pipeline,
     zero_of,
 )
-from perfmodel.ingest.launch._scheduler import NUMBERED, gpus_per_node
 from perfmodel.ingest.launch._table import (
     OPTIMIZER,
     SWITCH,
@@ -44,6 +43,7 @@ from perfmodel.ingest.launch._table import (
     words,
     write_only,
 )
+from perfmodel.ingest.launch.shell import NUMBERED, gpus_per_node
 
 SCHEDULED: Final = (*NUMBERED, "gres-gpus")
 """Numbers that a scheduler is asked for, entries `sbatch-NAME`."""

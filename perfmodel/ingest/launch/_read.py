@@ -35,10 +35,10 @@ from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
-from perfmodel.ingest.launch._shell_commands import SHELLS
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 from perfmodel.ingest.launch._xtuner import read_python
+from perfmodel.ingest.launch.shell import SHELLS
 from perfmodel.spec import Layout, Model
 
 FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BRIDGE, DEEPSPEED, TORCHTITAN)

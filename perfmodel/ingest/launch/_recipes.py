@@ -22,8 +22,8 @@ from perfmodel.ingest.launch._hook_file import nemo_entries, torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._nemo import BRIDGE
-from perfmodel.ingest.launch._shell_expansion import Command
 from perfmodel.ingest.launch._xtuner import plain_value
+from perfmodel.ingest.launch.shell import Command
 from perfmodel.spec import Model
 
 _LOOKS_LIKE_ONE: Final = re.compile(

@@ -10,6 +10,7 @@ from perfmodel.ir.distribute._parallel import (
     pad_vocabulary,
     tensor_parallel,
 )
+from perfmodel.ir.distribute._passes import default_stages, passes_of
 from perfmodel.ir.distribute._pipeline import micro_batches, pipeline
 from perfmodel.ir.distribute._sequence import sequence_slices
 from perfmodel.ir.distribute._spread import Plan, spread

@@ -4,20 +4,9 @@ parallelism asks of weights: Megatron-LM's axes, found from the data flow, and v
 from dataclasses import replace
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import (
-    OPS,
-    REPLICATED,
-    Function,
-    GlobalTensor,
-    Instruction,
-    Parameter,
-    Program,
-    Sharded,
-    Sharding,
-    ShardingQuery,
-    attributes,
-)
+from perfmodel.ir import OPS, Function, GlobalTensor, Instruction, Parameter, Program, attributes
 from perfmodel.ir.distribute._spread import Plan, shard_axis, spread
+from perfmodel.ir.op_definition import REPLICATED, Sharded, Sharding, ShardingQuery
 
 
 def tensor_parallel(

@@ -10,20 +10,8 @@ from itertools import chain
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import (
-    OPS,
-    REPLICATED,
-    Attributes,
-    Function,
-    Instruction,
-    Partial,
-    Program,
-    Sharded,
-    Sharding,
-    ShardingQuery,
-    Tag,
-    attributes,
-)
+from perfmodel.ir import OPS, Attributes, Function, Instruction, Program, Tag, attributes
+from perfmodel.ir.op_definition import REPLICATED, Partial, Sharded, Sharding, ShardingQuery
 from perfmodel.schedule import Phase, Schedule, even_split
 
 

@@ -8,20 +8,7 @@ from itertools import chain, groupby
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import (
-    REPLICATED,
-    Function,
-    GlobalTensor,
-    Instruction,
-    Parameter,
-    Piece,
-    Program,
-    Sharded,
-    Sharding,
-    Stream,
-    Tag,
-    attributes,
-)
+from perfmodel.ir import Function, GlobalTensor, Instruction, Parameter, Piece, Program, Stream, Tag, attributes
 from perfmodel.ir.distribute._passes import (
     batch_shardings,
     default_stages,
@@ -32,6 +19,7 @@ from perfmodel.ir.distribute._passes import (
     summed_at_once,
 )
 from perfmodel.ir.distribute._versions import Versions
+from perfmodel.ir.op_definition import REPLICATED, Sharded, Sharding
 from perfmodel.schedule import Phase, Schedule, WeightPolicy, get_schedule, require_valid
 
 

@@ -6,22 +6,8 @@ from itertools import chain
 from typing import Final
 
 from perfmodel.errors import LayoutError
-from perfmodel.ir import (
-    OPS,
-    REPLICATED,
-    Function,
-    GlobalTensor,
-    Instruction,
-    Parameter,
-    Partial,
-    Piece,
-    Program,
-    Sharded,
-    Sharding,
-    ShardingQuery,
-    Tag,
-    attributes,
-)
+from perfmodel.ir import OPS, Function, GlobalTensor, Instruction, Parameter, Piece, Program, Tag, attributes
+from perfmodel.ir.op_definition import REPLICATED, Partial, Sharded, Sharding, ShardingQuery
 
 _SEQUENCE: Final = Sharded(1)
 """Axis of the sequence of what attention takes: [batch, sequence, width]."""

@@ -14,25 +14,27 @@ from typing import Any
 from perfmodel.errors import LayoutError
 from perfmodel.ir import (
     OPS,
-    REPLICATED,
     UNTAGGED,
     Attributes,
     Function,
     GlobalTensor,
     Instruction,
     Parameter,
-    Partial,
     Piece,
     Program,
+    Stream,
+    Tag,
+    Tensor,
+    attributes,
+)
+from perfmodel.ir.op_definition import (
+    REPLICATED,
+    Partial,
     Replicated,
     Sharded,
     Sharding,
     ShardingDecision,
     ShardingQuery,
-    Stream,
-    Tag,
-    Tensor,
-    attributes,
 )
 
 Names = tuple[str, ...]

@@ -6,8 +6,6 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.ir.execution._kernels import KERNELS, jax_dtype
-    from perfmodel.ir.execution._pair_times import PairTimes, measure_pair, predict_ranks
-    from perfmodel.ir.execution._rank_events import rank_events
     from perfmodel.ir.execution._reference import execute, execute_function, random_inputs, rounded_inputs
     from perfmodel.ir.execution._run import Run, program_ranks, rank_codes, run
     from perfmodel.ir.execution._session import ProgramSession, RankCode
@@ -17,9 +15,12 @@ if TYPE_CHECKING:
         cluster_timer,
         durations,
         simulate,
+        simulate_on_cores,
         write_chrome_trace,
     )
-    from perfmodel.ir.execution._structure import ProgramStructure, program_structure
+    from perfmodel.ir.execution._structure import ProgramStructure, placed, program_structure
+    from perfmodel.ir.execution.events import rank_events
+    from perfmodel.ir.execution.pair_times import PairTimes, measure_pair, predict_ranks
 
 # Imported on first use: a rank of an emulated world runs the user's script, and importing JAX there would add to its
 # memory and start-up, which are what is measured.

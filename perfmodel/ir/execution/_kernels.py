@@ -14,9 +14,9 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from perfmodel import ops
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import INTEGER_DTYPES, Instruction, Tensor
+from perfmodel.ops import programs
 from perfmodel.session import current_session
 
 Array = jax.Array
@@ -287,7 +287,7 @@ PLAIN: Final = frozenset(
 """Kernels that are made of arrays' own operations, so that they take NumPy's arrays as well as JAX's."""
 
 
-JAX_DTYPES: Final = {"fp64": "float64", **ops.JAX_DTYPES, **{name: name for name in INTEGER_DTYPES}}
+JAX_DTYPES: Final = {"fp64": "float64", **programs.JAX_DTYPES, **{name: name for name in INTEGER_DTYPES}}
 """JAX's and torch's name of each dtype that programs can be executed in."""
 
 

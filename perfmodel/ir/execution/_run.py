@@ -12,12 +12,13 @@ from jaxtyping import Float, Int
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program, instruction_devices, lower
-from perfmodel.ir.execution._rank_events import EventSession
 from perfmodel.ir.execution._reference import is_double
 from perfmodel.ir.execution._session import ProgramSession, RankCode
 from perfmodel.ir.execution._simulate import class_means_s
 from perfmodel.ir.execution._structure import ProgramStructure, program_structure
-from perfmodel.measure import Host, RankGroup, machine_meter
+from perfmodel.ir.execution.events import EventSession
+from perfmodel.measure.ranks import Host, RankGroup
+from perfmodel.measure.timing import machine_meter
 from perfmodel.timeline import Timeline
 
 _CLOCK_ROUNDS: Final = 7

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from perfmodel.ir import OPS, Instruction, Tensor
 from perfmodel.ir.execution._kernels import compiled_kernel, jax_dtype
 from perfmodel.ir.execution._reference import argument
-from perfmodel.measure import RankSession
+from perfmodel.measure.ranks import RankSession
 from perfmodel.timeline import double_precision
 
 _AXIS: Final = "rank"

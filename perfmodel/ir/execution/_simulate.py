@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel import ingest
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.cost.learn import weight_files
+from perfmodel.ingest.profiles import chrome
 from perfmodel.ir import Function
 from perfmodel.ir.execution._structure import Event, ProgramStructure, program_structure
 from perfmodel.ops import Op
@@ -152,7 +152,7 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
     """A timeline of a program, predicted or measured, as a Chrome trace (microseconds): a process per device,
     a thread per stream, an event per instruction."""
     structure = program.structure
-    events = [ingest.name_event("process_name", device, 0, f"device {device}") for device in range(structure.devices)]
+    events = [chrome.name_event("process_name", device, 0, f"device {device}") for device in range(structure.devices)]
     # Joins and ops that take no time would only clutter the picture.
     shown = np.flatnonzero((program.instruction >= 0) & (timeline.end_s > timeline.start_s))
     columns = (shown, structure.device[shown], structure.stream[shown] % N_STREAMS, program.instruction[shown])
@@ -169,11 +169,11 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
             "event": Kind(int(structure.kind[op])).name.lower(),
         }
         name = f"%{instruction.outputs[0]}"
-        events.append(ingest.complete_event(device, stream, start_s, end_s - start_s, name, instruction.op, args))
+        events.append(chrome.complete_event(device, stream, start_s, end_s - start_s, name, instruction.op, args))
     metadata = {"program": program.function.name, "makespan_s": timeline.makespan_s}
-    return ingest.chrome_trace(events, metadata)
+    return chrome.chrome_trace(events, metadata)
 
 
 def write_chrome_trace(program: ProgramStructure, timeline: Timeline, path: Path | str) -> None:
     """Write the trace as JSON, compressed if the name ends in .gz."""
-    ingest.write_chrome(chrome_trace(program, timeline), path)
+    chrome.write_chrome(chrome_trace(program, timeline), path)

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfmodel.ir import Instruction, Tensor
-from perfmodel.ir.execution._rank_events import EventSession
 from perfmodel.ir.execution._reference import argument
 from perfmodel.ir.execution._session import Local, ProgramSession, RankCode
-from perfmodel.ir.execution._torch_kernels import torch_dtype, torch_kernel
-from perfmodel.measure import Place, usable_cores
-from perfmodel.ops import torch_module
+from perfmodel.ir.execution.events import EventSession
+from perfmodel.ir.execution.torch_kernels import torch_dtype, torch_kernel
+from perfmodel.measure import usable_cores
+from perfmodel.measure.ranks import Place
+from perfmodel.ops.programs import torch_module
 
 TorchTensor = Any
 """A `torch.Tensor`; torch is there only with the extra."""

@@ -9,7 +9,7 @@ from math import log2, prod
 from typing import Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest import HLO_COLLECTIVES
+from perfmodel.ingest.profiles import HLO_COLLECTIVES
 from perfmodel.ir.importers._graph import Array, Node, Value, streamed, unknown
 from perfmodel.ir.importers._hlo_text import Computation, HloModule, Instruction, Type
 from perfmodel.ir.importers._products import ConvShape, convolution, product, product_dtype

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from perfmodel.ir._op import OpDefinition
+from perfmodel.ir.op_definition import OpDefinition
 from perfmodel.ir.ops._collectives import COLLECTIVES
 from perfmodel.ir.ops._elementwise import ELEMENTWISE
 from perfmodel.ir.ops._fused import FUSED

@@ -8,7 +8,7 @@ slices are joined and dealt out. With attribute `replicas=[n, stride]` an instru
 from collections.abc import Callable
 
 from perfmodel.ir._instruction import RuleError, Tensor
-from perfmodel.ir._op import (
+from perfmodel.ir.op_definition import (
     InferRule,
     OpDefinition,
     ShardingDecision,
@@ -22,7 +22,7 @@ from perfmodel.ir._op import (
     sums_pass,
     table,
 )
-from perfmodel.ir._op import operands as expect
+from perfmodel.ir.op_definition import operands as expect
 from perfmodel.ops import Collective, CollectiveKind, Op
 
 Rule = Callable[[Tensor, int, Values], Tensor]

@@ -6,7 +6,7 @@ from math import pi
 import numpy as np
 
 from perfmodel.ir._instruction import INTEGER_DTYPES, Instruction, RuleError, Shape, Tensor
-from perfmodel.ir._op import (
+from perfmodel.ir.op_definition import (
     REPLICATED,
     Emitter,
     FoldRule,

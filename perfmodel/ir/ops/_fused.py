@@ -8,7 +8,7 @@ it is that of a whole sequence.
 from dataclasses import replace
 
 from perfmodel.ir._instruction import Instruction, RuleError
-from perfmodel.ir._op import (
+from perfmodel.ir.op_definition import (
     REPLICATED,
     Emitter,
     Names,

@@ -3,7 +3,7 @@
 from math import prod
 
 from perfmodel.ir._instruction import Instruction, RuleError
-from perfmodel.ir._op import (
+from perfmodel.ir.op_definition import (
     REPLICATED,
     Emitter,
     Names,

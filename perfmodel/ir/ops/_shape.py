@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.ir._instruction import Instruction, RuleError, Shape, Tensor, shape_of_constant
-from perfmodel.ir._op import (
+from perfmodel.ir.op_definition import (
     Emitter,
     FoldRule,
     GradientRule,

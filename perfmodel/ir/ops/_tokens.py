@@ -12,7 +12,7 @@ Sharding tokens shards the capacity: each part fills its own share of every buff
 from math import prod
 
 from perfmodel.ir._instruction import Instruction, RuleError, Tensor
-from perfmodel.ir._op import (
+from perfmodel.ir.op_definition import (
     REPLICATED,
     Emitter,
     GradientRule,

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.calibration import ProfileReport
+from perfmodel.catalog import job_files
 from perfmodel.display import Report, decision_page, inline_frame, shows_progress
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch import FORMATS, export_launch
@@ -18,7 +19,8 @@ from perfmodel.ingest.tables import write_text
 from perfmodel.planning.decision._rows import rows
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
 from perfmodel.planning.goodput import Reliability
-from perfmodel.planning.layouts import SearchKeywords, SearchOptions, SearchResult, SearchSpace, search, worded
+from perfmodel.planning.layouts import SearchOptions, SearchResult, SearchSpace, search
+from perfmodel.planning.layouts.search_words import SearchKeywords, worded
 from perfmodel.planning.training_run import training_run
 from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
@@ -279,7 +281,7 @@ def _flags(problem: Problem) -> list[str]:
         seq_len=job.seq_len,
         dtype=job.dtype,
     )
-    for name in catalog.JOB_WORDS:
+    for name in job_files.JOB_WORDS:
         value = job.value(name)
         if name != "global_batch" and value != usual.value(name):
             flags += ["--set", f"job.{name}={_toml(value)}"]

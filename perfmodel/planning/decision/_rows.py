@@ -7,7 +7,8 @@ from typing import Any, Final
 from perfmodel.display import part_looks
 from perfmodel.planning.decision._scenarios import Turned
 from perfmodel.planning.training_run import TrainingRun
-from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction
+from perfmodel.prediction import GAUSS_90, Prediction
+from perfmodel.prediction.memory import CATEGORIES
 from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.units import fit_words
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason, Rejection
-from perfmodel.prediction import CATEGORIES
 from perfmodel.prediction.grids import GridCosts, RecomputeChoice
+from perfmodel.prediction.memory import CATEGORIES
 from perfmodel.spec import Layout
 
 if TYPE_CHECKING:

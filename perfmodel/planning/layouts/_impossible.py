@@ -11,15 +11,15 @@ from perfmodel.errors import LayoutError, Rejection
 from perfmodel.plain_text import plain_text
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._enumerate import enumerate_grids
-from perfmodel.planning.layouts._evaluate import fastest
 from perfmodel.planning.layouts._executor import Executor
-from perfmodel.planning.layouts._expression import Constraint, Expression
 from perfmodel.planning.layouts._objective import Goal, Objective
 from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._quantities import NAMES
-from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._space import SearchSpace, default_space, with_options
-from perfmodel.prediction import peak_memory
+from perfmodel.planning.layouts.evaluation import fastest
+from perfmodel.planning.layouts.expressions import Constraint, Expression
+from perfmodel.planning.layouts.questions import Question
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.units import GIB
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)

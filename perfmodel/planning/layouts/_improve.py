@@ -14,18 +14,17 @@ from jaxtyping import Float, Int
 from perfmodel.display import Report
 from perfmodel.errors import LayoutError
 from perfmodel.planning.layouts._objective import Goal
-from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._space import SearchSpace
+from perfmodel.planning.layouts.questions import Question
 from perfmodel.planning.optimise import (
     BucketResult,
-    LaunchChoices,
     PartitionResult,
     choose_method,
     launchable_buckets,
     partition_bound_s,
     partition_stages,
-    relax_layout,
 )
+from perfmodel.planning.optimise.launches import LaunchChoices, relax_layout
 from perfmodel.prediction import Prediction, StepProblem
 from perfmodel.spec import Framework, Layout
 

@@ -11,14 +11,14 @@ from jaxtyping import Float, Int
 
 from perfmodel.errors import Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._expression import (
+from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities
+from perfmodel.planning.layouts.expressions import (
     Constraint,
     Expression,
     Interval,
     Quantity,
 )
-from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities
-from perfmodel.planning.layouts._words import Tariff
+from perfmodel.planning.layouts.search_words import Tariff
 from perfmodel.prediction import Prediction, StepProblem, durations, layout_batches, prepared
 from perfmodel.prediction.composition import weighted_programs
 from perfmodel.prediction.grids import pass_work_s

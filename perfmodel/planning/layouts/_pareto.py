@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.display import Report, frame_html
 from perfmodel.errors import PerfModelError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._evaluate import Evaluations, evaluate_some
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._question import Question
-from perfmodel.planning.layouts._words import Tariff
+from perfmodel.planning.layouts.evaluation import Evaluations, evaluate_some
+from perfmodel.planning.layouts.questions import Question
+from perfmodel.planning.layouts.search_words import Tariff
 from perfmodel.prediction import Prediction, explain
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from perfmodel.display import Report
 from perfmodel.errors import LayoutError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids
-from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._space import SearchSpace
+from perfmodel.planning.layouts.questions import Question
 from perfmodel.planning.optimise import balanced, spread_bound_s
-from perfmodel.prediction import CATEGORIES, StepProblem, evaluate, peak_memory
+from perfmodel.prediction import StepProblem, evaluate
 from perfmodel.prediction.grids import GridCosts, LayoutGrid, price_grids
+from perfmodel.prediction.memory import CATEGORIES, peak_memory
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Layout
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts._expression import Interval
-from perfmodel.planning.layouts._words import Tariff
+from perfmodel.planning.layouts.expressions import Interval
+from perfmodel.planning.layouts.search_words import Tariff
 from perfmodel.spec import DIMENSIONS
 from perfmodel.units import GIB
 

@@ -8,15 +8,16 @@ from jaxtyping import Int
 
 from perfmodel.display import Report
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._evaluate import Evaluations, evaluate
 from perfmodel.planning.layouts._executor import Executor
-from perfmodel.planning.layouts._expression import Constraint
 from perfmodel.planning.layouts._improve import Ranking, ranking
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._quantities import NAMES
-from perfmodel.planning.layouts._question import Question
-from perfmodel.planning.layouts._words import SearchOptions
-from perfmodel.prediction import Prediction, explain, fit_probabilities
+from perfmodel.planning.layouts.evaluation import Evaluations, evaluate
+from perfmodel.planning.layouts.expressions import Constraint
+from perfmodel.planning.layouts.questions import Question
+from perfmodel.planning.layouts.search_words import SearchOptions
+from perfmodel.prediction import Prediction, explain
+from perfmodel.prediction.memory import fit_probabilities
 
 FIRST_SOUGHT: Final = 16
 """Layouts below the memory limit that are looked for at first; four times as many whenever none of them will do."""

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.planning.layouts._expression import Interval
 from perfmodel.planning.layouts._objective import STEP_TIME, Goal
+from perfmodel.planning.layouts.expressions import Interval
 from perfmodel.prediction import Prediction, joint_errors
 
 DRAWS: Final = 2**13

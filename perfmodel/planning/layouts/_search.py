@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel import catalog
+from perfmodel.catalog import job_files
 from perfmodel.cost import PricesKernels
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import (
@@ -21,13 +22,6 @@ from perfmodel.errors import (
     UnknownNameError,
 )
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._evaluate import (
-    Evaluated,
-    Evaluations,
-    evaluate,
-    fastest,
-    fingerprint,
-)
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._impossible import (
     nothing_divides,
@@ -44,7 +38,6 @@ from perfmodel.planning.layouts._improve import (
 )
 from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts._question import Question, ask
 from perfmodel.planning.layouts._recommend import recommend
 from perfmodel.planning.layouts._result import (
     Beyond,
@@ -56,7 +49,15 @@ from perfmodel.planning.layouts._result import (
 )
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.planning.layouts._space import Space
-from perfmodel.planning.layouts._words import (
+from perfmodel.planning.layouts.evaluation import (
+    Evaluated,
+    Evaluations,
+    evaluate,
+    fastest,
+    fingerprint,
+)
+from perfmodel.planning.layouts.questions import Question, ask
+from perfmodel.planning.layouts.search_words import (
     SEARCH_WORDS,
     SearchKeywords,
     SearchOptions,
@@ -145,9 +146,9 @@ def search(
             raise PerfModelError("search: there is no global batch to try; give at least one")
         stated |= {"batches": batches, "global_batch": batches[0]}
     options, space, stated = worded(stated, options, space)
-    unknown = next((name for name in stated if name not in catalog.PROBLEM_WORDS), None)
+    unknown = next((name for name in stated if name not in job_files.PROBLEM_WORDS), None)
     if unknown:
-        raise UnknownNameError("argument of search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
+        raise UnknownNameError("argument of search", unknown, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS})
 
     # Several global batches are as many independent questions; each keeps its own resume file,
     # since the fingerprint of a file is that of one question.

@@ -5,7 +5,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.display import table
-from perfmodel.prediction import memory_words, print_breakdown
+from perfmodel.prediction.text import memory_words, print_breakdown
 from perfmodel.units import GIB, duration, figure, long_duration, scaled
 
 if TYPE_CHECKING:

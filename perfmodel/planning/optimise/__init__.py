@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     )
     from perfmodel.planning.optimise._pipeline import Certificate, spread_bound_s
     from perfmodel.planning.optimise._relax import Relaxation, Relaxed, relax
-    from perfmodel.planning.optimise._relax_layout import LaunchChoices, relax_layout, relaxed_layouts
     from perfmodel.planning.optimise._sizes import (
         BucketResult,
+        Grouping,
         MicroBatchResult,
         by_micro_batch,
         launchable_buckets,

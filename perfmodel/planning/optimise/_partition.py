@@ -29,13 +29,13 @@ from perfmodel.prediction import (
     StepProblem,
     evaluate,
     explain,
-    fitting,
     layout_batches,
     layout_of,
     step_problem_of,
 )
 from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, program_live, stage_costs
 from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.memory import fitting
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 MOST_CUTS: Final = 200

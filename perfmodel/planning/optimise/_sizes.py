@@ -18,8 +18,9 @@ from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
-from perfmodel.prediction import LayoutBatch, StepProblem, durations, evaluate, fitting, layout_batches, prepared
+from perfmodel.prediction import LayoutBatch, StepProblem, durations, evaluate, layout_batches, prepared
 from perfmodel.prediction.composition import by_layer, in_program_of, segment_sizes
+from perfmodel.prediction.memory import fitting
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
@@ -278,7 +279,7 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
     """
     began = time.perf_counter()
     layout_batch = _reducing(problem, layout)
-    per_stage = [sum(sizes) for sizes in _Grouping(problem, layout_batch, 1).equal]
+    per_stage = [sum(sizes) for sizes in Grouping(problem, layout_batch, 1).equal]
 
     # Sizes that give every stage the same buckets are one; of these the smallest, which fills them most evenly.
     sizes_of_number: dict[int, Sizes] = {}
@@ -289,7 +290,7 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
 
     best: tuple[float, Sizes] = np.inf, ()
     for number, sizes in sizes_of_number.items():
-        step_s = float(_Grouping(problem, layout_batch, number).step_s([sizes])[0])
+        step_s = float(Grouping(problem, layout_batch, number).step_s([sizes])[0])
         best = min(best, (step_s, sizes))
     return BucketResult(
         buckets=best[1],
@@ -346,7 +347,7 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
 
     # Each number of buckets is a structure of its own, within which layers move; the best of all
     # numbers is taken.
-    groupings = [_Grouping(problem, layout_batch, n) for n in sorted(set(numbers))]
+    groupings = [Grouping(problem, layout_batch, n) for n in sorted(set(numbers))]
     ends = [descend([grouping.equal], grouping.moves, grouping.step_s) for grouping in groupings]
     fastest = min(range(len(ends)), key=lambda which: ends[which].value)
     grouping = groupings[fastest]
@@ -360,7 +361,7 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     )
 
 
-class _Grouping:
+class Grouping:
     """All groupings of a layout's layers into a number of buckets per stage: one structure."""
 
     def __init__(self, problem: StepProblem, layout_batch: LayoutBatch, buckets: int) -> None:

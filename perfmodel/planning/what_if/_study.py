@@ -20,16 +20,9 @@ from perfmodel.planning.what_if._scenario import (
     Setting,
     parse_setting,
 )
-from perfmodel.prediction import (
-    StepProblem,
-    check_layout,
-    fit_probabilities,
-    layout_batches,
-    layout_of,
-    peak_memory,
-    step_problem_of,
-)
+from perfmodel.prediction import StepProblem, check_layout, layout_batches, layout_of, step_problem_of
 from perfmodel.prediction.composition import step_programs, step_time_s
+from perfmodel.prediction.memory import fit_probabilities, peak_memory
 from perfmodel.program import N_STREAMS, Stream
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, StepKeywords
 from perfmodel.units import duration

@@ -13,20 +13,20 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import LayoutBatch, weighted_programs
-from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies, offloads_layers
-from perfmodel.prediction._overlap import BlockEvents
-from perfmodel.prediction._phases import Variant, modes_of
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Overlap, beside_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
+from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.differentiable._prices import PriceRequest, joined_prices, prices
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times
-from perfmodel.prediction.sites._adjustment import factors_of
+from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies, offloads_layers
+from perfmodel.prediction.overlap import BlockEvents
+from perfmodel.prediction.phases import Variant, modes_of
+from perfmodel.prediction.sites import factors_of
 from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 

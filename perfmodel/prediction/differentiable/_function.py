@@ -27,7 +27,7 @@ from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
 from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, machine_rates, relative_rates
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
-from perfmodel.prediction.sites._site import Site
+from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 FACTOR: Final = 4.0

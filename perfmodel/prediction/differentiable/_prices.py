@@ -7,7 +7,7 @@ event's kind,
 
     t = t_0 (1 - g + g (sum_i a_i x_i^-p)^(1/p)),    g = sum_i e_i,  a_i = e_i / g,  x_i = rate_i / nominal
 
-a fixed part, and work joined by a power norm: kernels p = 3 (the roofline of `perfmodel.cost.roofline_time`),
+a fixed part, and work joined by a power norm: kernels p = 3 (the roofline of `perfmodel.cost.roofline_seconds`),
 collectives p = 1 (latency + volume / bandwidth, Hockney 1994; of a latency x is the inverse). Both derivatives and
 value are exact at x = 1. What does not fit the law (an elasticity below 0, or more than 1 in all) is a power of x.
 """
@@ -24,7 +24,7 @@ from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction.sites._adjustment import factors_of
+from perfmodel.prediction.sites import factors_of
 from perfmodel.session import Session
 from perfmodel.spec import Cluster, Device
 

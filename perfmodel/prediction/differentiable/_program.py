@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._communication import summed
-from perfmodel.prediction._layer_copies import CopyClasses, LayerCopies
-from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import block_passes, in_classes, passed_s, passes_s
 from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._stages import by_layer, leading_layers, segment_sizes
 from perfmodel.prediction._step_costs import Overlap, with_step_costs
 from perfmodel.prediction._zero import host_state_s
+from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.prediction.differentiable._prices import Prices, StepParameters
+from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies
+from perfmodel.prediction.overlap import BlockEvents, time_phases
+from perfmodel.prediction.phases import block_passes, in_classes, passed_s, passes_s
 from perfmodel.program import Kind
 from perfmodel.timeline import makespan
 

@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._memory import CATEGORIES, BlockBytes, Sharding, rank_memory
-from perfmodel.prediction._phases import PASSED, Phase, full_recompute_s, modes_of, recompute_s
 from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
+from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.grids._grid import LayoutGrid
 from perfmodel.prediction.grids._grid_model import GridModel, distinct
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, longest_path_s
+from perfmodel.prediction.phases import PASSED, Phase, full_recompute_s, modes_of, recompute_s
 from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage

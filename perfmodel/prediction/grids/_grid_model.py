@@ -14,20 +14,20 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
-from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._memory import RankBlocks
-from perfmodel.prediction._phases import PLAIN, Variant
 from perfmodel.prediction._pipeline import PipelineCache
-from perfmodel.prediction._placement import rank_strides
 from perfmodel.prediction._price import block_times, event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._sends import Hops, Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
+from perfmodel.prediction.blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction.grids._grid_states import StageShape, StateEvents, StateSeconds
+from perfmodel.prediction.phases import PLAIN, Variant
+from perfmodel.prediction.placement import rank_strides
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage, StateOffload

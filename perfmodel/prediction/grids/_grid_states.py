@@ -14,8 +14,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
-from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     Exchange,
@@ -33,7 +31,9 @@ from perfmodel.prediction._zero import (
     trained_params,
     update,
 )
+from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.prediction.grids._grid import StateChoice
+from perfmodel.prediction.placement import Group
 from perfmodel.program import ProgramSpec
 from perfmodel.spec import Layout
 

@@ -1,4 +1,8 @@
-"""Sites: corrections of the cost models by measured runs, and the statistics of how far runs of a site may differ."""
+"""Sites: corrections of the cost models by measured runs, and the statistics of how far runs of a site may differ.
+
+Beside this door are `known_runs` (what measured runs say of others), `constants` (figures fitted to published runs) and
+`teams` (whose runs belong together).
+"""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction.sites._adjustment import (
@@ -9,23 +13,12 @@ from perfmodel.prediction.sites._adjustment import (
     PARAMETERS,
     SKEW,
     Adjustment,
+    adjustments,
     factors_of,
     save_adjustments,
 )
 from perfmodel.prediction.sites._coverage import UNKNOWNS, Coverage, Seen, model_kind
 from perfmodel.prediction.sites._fitted_runs import FittedRuns
-from perfmodel.prediction.sites._known_runs import (
-    OUTLIERS,
-    Coordinates,
-    CovarianceTerms,
-    LayoutKernel,
-    Scales,
-    half_width,
-    known_runs,
-    scales,
-    standard_nodes,
-    widened,
-)
 from perfmodel.prediction.sites._population import CARD_NAME as POPULATION_CARD
 from perfmodel.prediction.sites._population import (
     CLASSES,
@@ -35,11 +28,19 @@ from perfmodel.prediction.sites._population import (
     SitePopulation,
     SitePrior,
     class_of,
+    fit_without,
     key,
     population,
 )
 from perfmodel.prediction.sites._population import FILE_NAME as POPULATION_FILE
-from perfmodel.prediction.sites._site_constants import MEMORY_FILE, SUSTAINED_FILE, sustained_from
-from perfmodel.prediction.sites._teams import keys_share_a_team, reports_a_problem, source_of_submitter, team_key
+from perfmodel.prediction.sites._site import (
+    COMPILED,
+    EAGER,
+    FORWARD_SHARE,
+    Site,
+    attention_slowdown,
+    generation,
+    training_forward,
+)
 
 shorten_reprs(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction.sites._known_runs import (
+from perfmodel.prediction.sites.known_runs import (
     Coordinates,
     CovarianceTerms,
     KnownRuns,

@@ -22,8 +22,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json, read_checked
 from perfmodel.prediction.sites._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
 from perfmodel.prediction.sites._coverage import NOTHING_UNKNOWN, Coverage, Seen, model_kind
-from perfmodel.prediction.sites._known_runs import LayoutKernel, Scales, half_width, scales
-from perfmodel.prediction.sites._teams import teams_of
+from perfmodel.prediction.sites.known_runs import LayoutKernel, Scales, half_width, scales
+from perfmodel.prediction.sites.teams import teams_of
 from perfmodel.spec import Device, Framework, Model
 
 CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")
@@ -207,7 +207,7 @@ def key(framework: str, architecture: str) -> str:
 @lru_cache
 def _fitted() -> Mapping[str, Any]:
     """Fitted numbers by the teams that were left out ("" for none); made by `perfmodel fit --sites`."""
-    return MappingProxyType(parse_json(read_checked(files("perfmodel.prediction"), FILE_NAME)))
+    return MappingProxyType(parse_json(read_checked(files("perfmodel.prediction.sites"), FILE_NAME)))
 
 
 @lru_cache

@@ -12,8 +12,8 @@ from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Op, Pass
 from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.prediction.sites._population import GENERIC, SitePopulation, SitePrior, population
-from perfmodel.prediction.sites._site_constants import MemorySpread, Sustained, memory_spread, sustained
-from perfmodel.prediction.sites._teams import team_key
+from perfmodel.prediction.sites.constants import MemorySpread, Sustained, memory_spread, sustained
+from perfmodel.prediction.sites.teams import team_key
 from perfmodel.spec import AttentionKernel, Device, Framework, HostCosts, Job, Model
 
 WITH_CLOCKS_OF_THEIR_OWN: Final = ("NVIDIA", "AMD")

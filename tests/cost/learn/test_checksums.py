@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.learn._collective_weights import FILE_NAME, collective_weights, save_collective_weights
-from perfmodel.cost.learn._weights import load_regressor, save_regressor, shipped_folder, weight_files
+from perfmodel.cost.learn import END_TO_END_FILE, load_regressor, save_regressor, shipped_folder, weight_files
+from perfmodel.cost.learn.collectives import FILE_NAME, collective_weights, save_collective_weights
 from perfmodel.errors import CalibrationError
 from perfmodel.files import UNSEALED, require_intact, sealed
-from perfmodel.prediction.sites._adjustment import END_TO_END_FILE, adjustments, save_adjustments
+from perfmodel.prediction.sites import adjustments, save_adjustments
 
 SHIPPED = sorted(path.name for path in shipped_folder().glob("*.safetensors"))
 

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from perfmodel.cost.learn._queries import table_rows
-from perfmodel.cost.learn._tables import may_be_fitted
+from perfmodel.cost.learn import table_rows
+from perfmodel.cost.learn.training import may_be_fitted
 from perfmodel.ingest import clean_kernels
 
 TABLE = pd.DataFrame({

@@ -10,22 +10,21 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
-from perfmodel.cost.learn import (
-    PriceQuery,
-    Query,
+from perfmodel.cost.learn import PriceQuery, Query, load_regressor, save_regressor
+from perfmodel.cost.learn.rows import KindCode
+from perfmodel.cost.learn.training import (
     Recipe,
+    Stages,
     fit,
+    fit_base,
+    fit_regressor,
     gather,
-    load_regressor,
-    save_regressor,
+    member,
     split,
+    train,
+    train_members,
 )
-from perfmodel.cost.learn._base import fit_base
-from perfmodel.cost.learn._fit import fit_regressor
-from perfmodel.cost.learn._network import member
-from perfmodel.cost.learn._recipe import Stages
-from perfmodel.cost.learn._rows import KindCode
-from perfmodel.cost.learn._train import _step, train, train_members
+from perfmodel.cost.learn.training._train import _step
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.files import UNSEALED, sealed
 from perfmodel.ops import Gemm

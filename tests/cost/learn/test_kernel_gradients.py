@@ -12,17 +12,10 @@ import numpy as np
 import pytest
 
 from perfmodel.catalog import device
-from perfmodel.cost.learn import (
-    Figures,
-    Inputs,
-    Regressor,
-    load_regressor,
-    rows_from_ops,
-    shipped_folder,
-)
-from perfmodel.cost.learn._parameters import log_time_and_positions
-from perfmodel.cost.learn._queries import PriceQuery, Query
-from perfmodel.cost.learn._rows import machine_of, one_hot, shape_with_flags
+from perfmodel.cost.learn import PriceQuery, Query, Regressor, load_regressor, shipped_folder
+from perfmodel.cost.learn.parameters import Inputs, log_time_and_positions
+from perfmodel.cost.learn.rows import machine_of, one_hot, rows_from_ops, shape_with_flags
+from perfmodel.cost.learn.stack import Figures
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 
 CASES = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.learn._intervals import (
+from perfmodel.cost.learn.intervals import (
     Intervals,
     Quantiles,
     bucketed,

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
-from perfmodel.cost.learn import Figures, kernel_physics, rows_from_ops
-from perfmodel.cost.learn._parameters import join_floor, told_of_kernel
-from perfmodel.cost.learn._rows import machine_of, rows_from_table, shape_with_flags
+from perfmodel.cost.learn import kernel_physics
+from perfmodel.cost.learn.parameters import join_floor, told_of_kernel
+from perfmodel.cost.learn.rows import machine_of, rows_from_ops, rows_from_table, shape_with_flags
+from perfmodel.cost.learn.stack import Figures
 from perfmodel.ingest import clean_kernels
 from perfmodel.ops import (
     FAMILIES,
@@ -22,15 +23,12 @@ from perfmodel.ops import (
     Embedding,
     Gemm,
     KernelOp,
-    Machine,
     MemoryBound,
     MoE,
     OptimizerStep,
     Physics,
-    cached_share,
-    compute_seconds,
-    memory_seconds,
 )
+from perfmodel.ops.physics import Machine, cached_share, compute_seconds, memory_seconds
 
 FIGURES = Figures.of(device("A100-SXM4-80GB"))
 SIZE = st.integers(1, 4096)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from perfmodel.catalog import device
-from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of
-from perfmodel.cost.learn._rows import KindCode, kind_distance, rows_from_ops, stand_in
-from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.cost.learn.plans import Plan, make_plan, on_behalf_of
+from perfmodel.cost.learn.rows import KindCode, kind_distance, rows_from_ops, stand_in
+from perfmodel.cost.learn.stack import Figures, Stack, similarity
 from perfmodel.ops import Gemm, KernelKind
 
 FWD, WGRAD = KernelKind("half", "linear", "fwd"), KernelKind("half", "linear", "wgrad")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.learn import Recipe, kernel_records, read_recipe
+from perfmodel.cost.learn import kernel_records
+from perfmodel.cost.learn.training import Recipe, read_recipe
 from perfmodel.errors import CalibrationError, UnknownNameError
 from perfmodel.ops import FAMILIES
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from perfmodel.emulate import _group
+from perfmodel.emulate.rank import _group
 
 KERNELS_S = 0.5
 done = []

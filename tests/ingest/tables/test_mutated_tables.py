@@ -10,7 +10,7 @@ from mutations import DROPPED, VALUES, refusal
 from perfmodel.emulate import PriceTable
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import read_table
-from perfmodel.validation import read_tables
+from perfmodel.validation.rows import read_tables
 
 KERNELS = {
     "source": "s", "device": "A100", "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": 128, "n": 256, "k": 64,

@@ -12,15 +12,12 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.ir import OPS, Instruction, Program, instruction_devices
 from perfmodel.ir.distribute import Degrees, distribute
-from perfmodel.ir.execution._structure import placed
+from perfmodel.ir.execution import placed
 from perfmodel.ir.models import Adam, TransformerSize, training_step, transformer_loss
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
-from perfmodel.prediction import LayoutBatch, Site, StepProblem, layout_batches
-from perfmodel.prediction._communication import event_entries
-from perfmodel.prediction._phases import PASS_KINDS, phase_counts
-from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._shard import shard_events
-from perfmodel.prediction.composition import bundle_events
+from perfmodel.prediction import LayoutBatch, Site, StepProblem, layout_batches, prepared, shard_events
+from perfmodel.prediction.composition import bundle_events, event_entries
+from perfmodel.prediction.phases import PASS_KINDS, phase_counts
 from perfmodel.program import Kind
 from perfmodel.spec import Framework, Job, Layout, Transformer
 

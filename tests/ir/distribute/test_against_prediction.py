@@ -49,17 +49,15 @@ from prediction_cases import (
 
 from perfmodel.errors import LayoutError
 from perfmodel.ir import GlobalTensor, Program
-from perfmodel.ir.distribute import Degrees, distribute
-from perfmodel.ir.distribute._passes import default_stages
+from perfmodel.ir.distribute import Degrees, default_stages, distribute
 from perfmodel.ir.execution import program_structure, simulate
 from perfmodel.ir.models import training_step, transformer_loss
 from perfmodel.ops import Attention, Collective, Gemm, Op
-from perfmodel.prediction import LayoutBatch, durations
-from perfmodel.prediction._communication import event_entries
-from perfmodel.prediction._phases import Phase
-from perfmodel.prediction._programs import prepared, program_live
-from perfmodel.prediction._shard import ShardBlocks, shard_events
-from perfmodel.prediction.composition import bundle_events, bundle_memory
+from perfmodel.prediction import LayoutBatch, durations, prepared, shard_events
+from perfmodel.prediction.blocks import ShardBlocks
+from perfmodel.prediction.composition import bundle_events, event_entries, program_live
+from perfmodel.prediction.memory import bundle_memory
+from perfmodel.prediction.phases import Phase
 from perfmodel.program import Kind
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Experts, Layout

@@ -8,13 +8,13 @@ import pytest
 
 from perfmodel.errors import LayoutError
 from perfmodel.ir import Builder, Program, Tensor, undistributed
-from perfmodel.ir.distribute import micro_batches, pipeline
-from perfmodel.ir.distribute._passes import default_stages, passes_of
+from perfmodel.ir.distribute import default_stages, micro_batches, passes_of, pipeline
 from perfmodel.ir.execution import execute, execute_function, random_inputs, simulate
 from perfmodel.ir.models import TransformerSize as Size
 from perfmodel.ir.models import mlp, training_step, transformer_inference
 from perfmodel.ops import Gemm, Op
-from perfmodel.schedule import PassTimes, Phase, Schedule, get_schedule, schedule_names, starts_and_ends
+from perfmodel.schedule import PassTimes, Phase, Schedule, get_schedule, schedule_names
+from perfmodel.schedule.facts import starts_and_ends
 
 SAMPLES, LAYERS, BATCHES = 16, 8, 8
 STEP = training_step(mlp(SAMPLES, (2, *[4] * (LAYERS - 1), 2), "fp64"))

@@ -5,9 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from perfmodel.ir import OPS, REPLICATED, Builder, Program, Sharded, Sharding, Tensor, attributes, undistributed
+from perfmodel.ir import OPS, Builder, Program, Tensor, attributes, undistributed
 from perfmodel.ir.distribute import Plan, spread
 from perfmodel.ir.execution import execute, random_inputs
+from perfmodel.ir.op_definition import REPLICATED, Sharded, Sharding
 
 F64, I32 = "fp64", "int32"
 X, Y, W = (2, 4, 8), (2, 4, 6), (8, 6)

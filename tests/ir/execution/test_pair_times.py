@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.ir.distribute import Degrees, distribute, on_one_stream
-from perfmodel.ir.execution import measure_pair, predict_ranks, program_structure, rank_events
-from perfmodel.ir.execution._pair_times import Curve, PairTimes, messages
-from perfmodel.ir.execution._rank_events import Kernel, Transfer
-from perfmodel.ir.execution._simulate import simulate_on_cores
+from perfmodel.ir.execution import PairTimes, program_structure, simulate_on_cores
+from perfmodel.ir.execution.events import Kernel, Transfer, rank_events
+from perfmodel.ir.execution.pair_times import Curve, measure_pair, messages, predict_ranks
 from perfmodel.ir.models import mlp, training_step
 from perfmodel.program import Kind
 from perfmodel.spec import Cluster, NetworkLevel

@@ -10,7 +10,7 @@ from perfmodel.ir import Program, parse_function, undistributed
 from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution import execute, program_ranks, random_inputs, run
 from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_loss
-from perfmodel.measure import RankGroup
+from perfmodel.measure.ranks import RankGroup
 
 MLP = training_step(mlp(8, (4, 8, 4), "fp64"))
 TRANSFORMER = training_step(

@@ -6,7 +6,7 @@ from test_op_rules import CASES, OPTIONS, arrays, one_op
 
 from perfmodel.ir import OPS, Builder, Function, Tensor, gradient
 from perfmodel.ir.execution import KERNELS, execute_function
-from perfmodel.ir.execution._torch_kernels import TORCH_KERNELS, torch_dtype, torch_kernel
+from perfmodel.ir.execution.torch_kernels import TORCH_KERNELS, torch_dtype, torch_kernel
 
 ALL = [(op, *case) for op in CASES for case in (CASES[op], *OPTIONS.get(op, []))]
 

@@ -10,7 +10,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ir import parse_function, undistributed
 from perfmodel.ir.distribute import Degrees, distribute
 from perfmodel.ir.execution import execute, program_ranks, random_inputs, run
-from perfmodel.measure import RankGroup
+from perfmodel.measure.ranks import RankGroup
 
 WITHOUT_TORCH = "torch is not installed (extra: torch)"
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import cluster
 from perfmodel.errors import PerfModelError
-from perfmodel.ir.importers import CollectiveRow, OpTable
-from perfmodel.ir.importers._rows import axis_groups, parse_groups
+from perfmodel.ir.importers import CollectiveRow, OpTable, axis_groups, parse_groups
 
 
 def test_notations_agree():

@@ -10,7 +10,7 @@ import pytest
 from written_logs import WrittenRun, write_log
 
 import perfmodel as pm
-from perfmodel.cli._init import samples
+from perfmodel.cli import samples
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import parse_log
 from perfmodel.planning.health import RunHealth, check_run

@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import perfmodel.planning.layouts._evaluate as evaluation
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.planning.layouts import QUANTITIES, Tariff, default_space, enumerate_layouts, restrict, search
-from perfmodel.planning.layouts._expression import Constraint, Expression, Interval
-from perfmodel.prediction import evaluate, explain, peak_memory
+from perfmodel.planning.layouts import (
+    QUANTITIES,
+    Tariff,
+    default_space,
+    enumerate_layouts,
+    evaluation,
+    restrict,
+    search,
+)
+from perfmodel.planning.layouts.expressions import Constraint, Expression, Interval
+from perfmodel.prediction import evaluate, explain
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Job
 
 TARIFF = Tariff(price_per_device_hour=2.5, power_w=400, idle_power_w=60, tokens=3e9)

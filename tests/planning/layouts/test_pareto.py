@@ -7,9 +7,9 @@ import pytest
 
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts import Tariff, ask, default_space, enumerate_layouts, pareto, restrict
-from perfmodel.planning.layouts._pareto import non_dominated
-from perfmodel.prediction import evaluate, peak_memory
+from perfmodel.planning.layouts import Tariff, ask, default_space, enumerate_layouts, non_dominated, pareto, restrict
+from perfmodel.prediction import evaluate
+from perfmodel.prediction.memory import peak_memory
 
 
 def plain_front(points):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.layouts import default_space, enumerate_grids, with_options, with_schedules
-from perfmodel.prediction import CATEGORIES, check_layout, evaluate, peak_memory, step_problem
+from perfmodel.prediction import check_layout, evaluate, step_problem
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
+from perfmodel.prediction.memory import CATEGORIES, peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Job, Layout
 

@@ -18,11 +18,11 @@ from perfmodel.prediction import (
     evaluate,
     explain,
     layout_batches,
-    peak_memory,
     step_problem,
 )
 from perfmodel.prediction.composition import bundle_events
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer, key_fields
 

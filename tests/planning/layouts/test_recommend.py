@@ -8,8 +8,9 @@ import perfmodel as pm
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts import SearchResult, restrict, search
 from perfmodel.planning.layouts import default_space as space_of
-from perfmodel.prediction import explain, fit_probabilities
-from perfmodel.prediction.sites._site_constants import memory_spread
+from perfmodel.prediction import explain
+from perfmodel.prediction.memory import fit_probabilities
+from perfmodel.prediction.sites.constants import memory_spread
 from perfmodel.units import fit_words
 
 SPACE = "micro_batch=1,schedule=1f1b,vpp=1"

@@ -5,12 +5,24 @@ import pytest
 from scipy.stats import qmc
 
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.planning.layouts import Goal, Robustness, Tariff, restrict, robustness, search
+from perfmodel.planning.layouts import (
+    DRAWS,
+    MOST_STORED,
+    Goal,
+    Robustness,
+    Tariff,
+    mixture_draws,
+    restrict,
+    robustness,
+    search,
+    sobol_points,
+    square_root,
+)
 from perfmodel.planning.layouts import default_space as space_of
-from perfmodel.planning.layouts._robust import DRAWS, MOST_STORED, mixture_draws, sobol_points, square_root
 from perfmodel.prediction import Joint, explain, joint_errors
 from perfmodel.prediction.composition import layout_coordinates
-from perfmodel.prediction.sites import CLASSES, half_width
+from perfmodel.prediction.sites import CLASSES
+from perfmodel.prediction.sites.known_runs import half_width
 from perfmodel.spec import Layout
 
 LAYOUTS = [

@@ -6,10 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-import perfmodel.planning.layouts._evaluate as evaluation
 from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.layouts import default_space, open_executor, restrict, search
+from perfmodel.planning.layouts import default_space, evaluation, open_executor, restrict, search
 
 COMMAND = [
     "search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",

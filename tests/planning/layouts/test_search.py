@@ -6,10 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import perfmodel.planning.layouts._evaluate as evaluation
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
-from perfmodel.planning.layouts import default_space, enumerate_layouts, restrict, search, with_options, with_schedules
-from perfmodel.prediction import evaluate, explain, peak_memory
+from perfmodel.planning.layouts import (
+    default_space,
+    enumerate_layouts,
+    evaluation,
+    restrict,
+    search,
+    with_options,
+    with_schedules,
+)
+from perfmodel.prediction import evaluate, explain
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Layout, Problem
 
 

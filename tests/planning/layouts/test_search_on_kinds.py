@@ -12,7 +12,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.prediction import evaluate, fitting, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.memory import fitting
 from perfmodel.spec import Cluster, Job
 
 MODEL = replace(catalog.model("gpt3-1.3b"), layers=6)

@@ -10,7 +10,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import Reason, Rejection
 from perfmodel.planning.layouts import default_space, enumerate_layouts, restrict, search, with_options
-from perfmodel.prediction import evaluate, peak_memory, step_problem
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Job, Layout, Mlp, Problem
 
 MODELS = ["gpt3-125m", "mixtral-8x7b", "t5-small", "bert-base", "gpt-oss-20b", "mlp-1b", "resnet-50", "vgg-16"]

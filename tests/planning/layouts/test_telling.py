@@ -5,12 +5,12 @@ import pytest
 from scipy.stats import norm
 
 from perfmodel.calibration import NAMED_SD, Run, calibrate_end_to_end
-from perfmodel.planning.layouts import search, telling
-from perfmodel.planning.layouts._robust import square_root
-from perfmodel.planning.layouts._telling import MeasurementValues, Observation, expected_given
-from perfmodel.planning.layouts._telling import weighed as mixture_weighed
+from perfmodel.planning.layouts import search, square_root
+from perfmodel.planning.layouts.measurement_values import MeasurementValues, Observation, expected_given, telling
+from perfmodel.planning.layouts.measurement_values import weighed as mixture_weighed
 from perfmodel.prediction import explain, joint_errors
-from perfmodel.prediction.sites import Adjustment, FittedRuns, LayoutKernel
+from perfmodel.prediction.sites import Adjustment, FittedRuns
+from perfmodel.prediction.sites.known_runs import LayoutKernel
 
 
 def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Observation:
@@ -109,7 +109,7 @@ def doubt(case) -> float:
 def test_of_a_search(case, predictions, monkeypatch):
     seen: list[Observation] = []
     monkeypatch.setattr(
-        "perfmodel.planning.layouts._telling.weighed",
+        "perfmodel.planning.layouts.measurement_values.weighed",
         lambda mean, loads, found, *_: seen.extend(found) or (loads, found),
     )
     loads, _ = telling(case.step_problem, predictions)  # pyright: ignore[reportGeneralTypeIssues]

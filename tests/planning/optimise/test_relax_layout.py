@@ -5,9 +5,15 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise import LaunchChoices, launchable_buckets, relax_layout, relaxed_layouts
-from perfmodel.planning.optimise._partition import exact_steps_s
-from perfmodel.planning.optimise._relax_layout import _changed_once, _rounded
+from perfmodel.planning.optimise import launchable_buckets
+from perfmodel.planning.optimise.launches import (
+    LaunchChoices,
+    changed_once,
+    exact_steps_s,
+    relax_layout,
+    relaxed_layouts,
+    rounded_layout,
+)
 from perfmodel.prediction import evaluate, step_problem
 from perfmodel.spec import Job, Layout
 
@@ -40,7 +46,7 @@ def test_it_is_never_slower_and_states_what_a_launch_can(refined) -> None:
 
 def test_no_single_change_improves_the_result(refined) -> None:
     _, choices, result = refined
-    near = list(_changed_once(result.layout, choices, trains=True))
+    near = list(changed_once(result.layout, choices, trains=True))
     assert {layout.micro_batch for layout in near} == set(SIZES)
     assert exact_steps_s(PROBLEM, near).min() >= result.step_time_s * (1 - 1e-6)
 
@@ -54,11 +60,11 @@ def test_what_has_no_cuts_or_no_flush_is_refused(text: str) -> None:
 def test_layers_that_recompute_are_rounded_up_and_fit_their_stage() -> None:
     base = Layout.parse("pp=3,recompute=none")
     values = {"layers": np.array([5, 4, 3]), "recompute": np.array([0.0, 0.3, 1.0]), "micro_batch": np.array([2.9])}
-    by_stage = _rounded(base, values, (1, 2, 4), LaunchChoices((1, 2, 4)))
+    by_stage = rounded_layout(base, values, (1, 2, 4), LaunchChoices((1, 2, 4)))
     assert (by_stage.partition, by_stage.recompute_full_layers) == ((5, 4, 3), (0, 2, 3))
     assert by_stage.micro_batch == 4  # nearer than 2 in the logarithm
     values["recompute"] = np.array([0.5])
-    assert _rounded(base, values, (1, 2, 4), LaunchChoices((1,), by_stage=False)).recompute_full_layers == (3,)
+    assert rounded_layout(base, values, (1, 2, 4), LaunchChoices((1,), by_stage=False)).recompute_full_layers == (3,)
 
 
 def test_buckets_of_one_size_are_what_frameworks_fill() -> None:

@@ -5,8 +5,14 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise import by_micro_batch, size_buckets, size_micro_batches
-from perfmodel.planning.optimise._sizes import BucketResult, MicroBatchResult, _Grouping
+from perfmodel.planning.optimise import (
+    BucketResult,
+    Grouping,
+    MicroBatchResult,
+    by_micro_batch,
+    size_buckets,
+    size_micro_batches,
+)
 from perfmodel.prediction import StepProblem, durations, evaluate, layout_batches, step_problem
 from perfmodel.program import ProgramSpec, build
 from perfmodel.session import Session
@@ -53,14 +59,14 @@ def test_small_micro_batches_fill_and_drain(problem: StepProblem) -> None:
 def test_buckets_that_a_prediction_assumes_take_as_long(problem: StepProblem) -> None:
     layout = Layout.parse("pp=2,dp=4")
     (batch,) = layout_batches(problem, [layout])
-    grouping = _Grouping(problem, batch, batch.spec.segments)
+    grouping = Grouping(problem, batch, batch.spec.segments)
     assert grouping.durations(grouping.equal) == pytest.approx(durations(problem, batch)[0])
 
 
 def test_each_choice_of_buckets_has_durations_of_its_own(problem: StepProblem) -> None:
     """Also where another was asked for before."""
     (batch,) = layout_batches(problem, [Layout.parse("dp=16")])
-    grouping = _Grouping(problem, batch, 2)
+    grouping = Grouping(problem, batch, 2)
     even, uneven = grouping.durations(((12, 12),)), grouping.durations(((4, 20),))
     assert np.abs(uneven - even).max() > 0.1 * even.max()
     with Session():
@@ -73,7 +79,7 @@ def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     assert found.step_time_s <= found.given_s
     assert [sum(of_stage) for of_stage in found.buckets] == [24]
     (batch,) = layout_batches(problem, [layout])
-    every = _Grouping(problem, batch, 2)
+    every = Grouping(problem, batch, 2)
     alone = min(float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24))
     assert size_buckets(problem, layout, numbers=(2,)).step_time_s == pytest.approx(alone)
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):

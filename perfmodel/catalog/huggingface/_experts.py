@@ -1,0 +1,234 @@
+"""Hugging Face configurations of mixtures of experts.
+
+One reader serves all families whose layers are LLaMA's attention and experts, whatever names each gives to the numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from perfmodel.catalog.huggingface._llama import (
+    Count,
+    CountOrNone,
+    Fields,
+    LatentLlama,
+    Layers,
+    Llama,
+    Share,
+    plain_sizes,
+)
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Experts
+
+EXPERT_KEYS: Final[Mapping[str, str]] = {
+    # experts of a layer
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_experts",
+    "moe_num_experts": "num_experts",
+    # experts that a token goes to
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_experts_per_topk": "num_experts_per_tok",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
+    "moe_k": "num_experts_per_tok",
+    "moe_top_k": "num_experts_per_tok",
+    "top_k_experts": "num_experts_per_tok",
+    # inner size of an expert
+    "expert_ffn_hidden_size": "moe_intermediate_size",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    # experts that every token goes to
+    "num_shared_experts": "n_shared_experts",
+    "num_shared_expert": "n_shared_experts",
+    "moe_num_shared_experts": "n_shared_experts",
+    "shared_intermediate_size": "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    # leading layers without experts
+    "moe_layer_start_index": "first_k_dense_replace",
+    "num_dense_layers": "first_k_dense_replace",
+    # every n-th layer has experts
+    "interleave_moe_layer_step": "decoder_sparse_step",
+    "moe_layer_interval": "decoder_sparse_step",
+}
+"""Names of the same number in different families, and the one that stands for all of them here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaWithExperts(Llama):
+    """LLaMA's attention with experts (Mixtral, Qwen3-MoE, OLMoE, GLM-4.5, dots.llm1, ERNIE 4.5, MiniMax-M2, ...)."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = EXPERT_KEYS
+
+    intermediate_size: Count | None = None
+    num_experts: Count
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count | None = None
+    n_shared_experts: CountOrNone = 0
+    shared_expert_intermediate_size: CountOrNone = 0
+    first_k_dense_replace: CountOrNone = 0
+    decoder_sparse_step: Count = 1
+    n_group: CountOrNone = 1
+    topk_group: CountOrNone = 1
+    num_nextn_predict_layers: CountOrNone = 0
+    use_qk_norm: bool = False
+
+    @property
+    def expert_inner(self) -> int:
+        """Inner size of a routed expert: its own, or that of a dense layer where the family has one size only."""
+        # Mixtral has no dense layers: its only inner size is that of an expert.
+        inner = self.moe_intermediate_size or self.intermediate_size
+        if inner is None:
+            raise PerfModelError("moe_intermediate_size: missing; it is the inner size of an expert")
+        return inner
+
+    def experts(self) -> Experts:
+        """Its routed and shared experts."""
+        return Experts(
+            count=self.num_experts,
+            topk=self.num_experts_per_tok,
+            ffn_hidden=self.expert_inner,
+            # Families state the size of the shared expert (Qwen) or how many of
+            # a routed one's size there are (DeepSeek).
+            shared_ffn_hidden=self.shared_expert_intermediate_size or self.n_shared_experts * self.expert_inner,
+            first_dense_layers=self.first_k_dense_replace,
+            every=self.decoder_sparse_step,
+            groups=self.n_group or 1,
+            groups_kept=self.topk_group or 1,
+        )
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "ffn_hidden": self.intermediate_size or self.expert_inner,
+            "qk_norm": self.use_qk_norm,
+            "mtp_layers": self.num_nextn_predict_layers,
+            "experts": self.experts(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOss(LlamaWithExperts):
+    """GPT-OSS: every second layer attends in full, heads have sinks, inputs of activations are cut at a limit."""
+
+    def experts(self) -> Experts:
+        return replace(super().experts(), router_bias=True)
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            # Every layer has biases, and heads have sinks, whatever the configuration says
+            # (transformers models/gpt_oss/modeling_gpt_oss.py).
+            "bias": True,
+            "full_attention_every": 2,
+            "attention_sinks": True,
+            "clamped_glu": True,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Moe(LlamaWithExperts):
+    """Qwen2 with experts: a shared one behind a gate, biases in the projections of attention."""
+
+    use_sliding_window: bool = False
+
+    def experts(self) -> Experts:
+        # A sigmoid of the token weighs what the shared expert adds.
+        return replace(super().experts(), shared_gate=self.shared_expert_intermediate_size > 0)
+
+    def fields(self) -> Fields:
+        return super().fields() | {"qkv_bias": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Moe(LlamaWithExperts):
+    """Qwen3 with experts: queries and keys are normalised."""
+
+    use_sliding_window: bool = False
+    use_qk_norm: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeek(LatentLlama, LlamaWithExperts):
+    """DeepSeek-V2 and V3, Kimi K2: multi-head latent attention and experts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama4(LlamaWithExperts):
+    """Llama 4: attention in chunks but for every fourth layer, experts in all or every second one beside a shared one.
+    Its norm of queries and keys, which has no parameters, is left out."""
+
+    intermediate_size: Count | None = 8192
+    intermediate_size_mlp: Count = 16384
+    num_experts: Count = 16
+    num_experts_per_tok: Count = 1
+    n_shared_experts: CountOrNone = 1
+    attention_chunk_size: CountOrNone = 8192
+    no_rope_layer_interval: Count = 4
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            # `intermediate_size` is that of an expert; dense layers are wider.
+            "ffn_hidden": self.intermediate_size_mlp,
+            "window": self.attention_chunk_size,
+            "chunked_window": True,
+            "full_attention_every": self.no_rope_layer_interval,
+            "qk_norm": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DbrxAttention:
+    """`attn_config` of DBRX."""
+
+    kv_n_heads: Count = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DbrxExperts:
+    """`ffn_config` of DBRX."""
+
+    ffn_hidden_size: Count = 3584
+    moe_num_experts: Count = 4
+    moe_top_k: Count = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dbrx:
+    """DBRX: experts in every layer, layer norms without shifts."""
+
+    d_model: Count = 2048
+    n_heads: Count = 16
+    n_layers: Layers = 24
+    vocab_size: Count = 32000
+    max_seq_len: Count = 2048
+    attn_config: DbrxAttention = DbrxAttention()
+    ffn_config: DbrxExperts = DbrxExperts()
+    tie_word_embeddings: bool = False
+    resid_pdrop: Share = 0.0
+
+    def fields(self) -> Fields:
+        # Each expert has a gate, and no layer is dense.
+        inner = self.ffn_config.ffn_hidden_size
+        sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, inner, self.vocab_size, self.max_seq_len)
+        return sizes | {
+            "kv_heads": self.attn_config.kv_n_heads,
+            "activation": "silu",
+            "gated_ffn": True,
+            "positions": "rope",
+            "bias": False,
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.resid_pdrop > 0,
+            "experts": Experts(count=self.ffn_config.moe_num_experts, topk=self.ffn_config.moe_top_k, ffn_hidden=inner),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arctic(LlamaWithExperts):
+    """Snowflake Arctic: beside the experts of a layer runs a dense feed-forward as wide inside as the hidden size
+    (`ArcticMLP(is_residual_mlp=True)` of its own modeling_arctic.py), which is a shared expert."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**LlamaWithExperts.ALIASES, "moe_layer_frequency": "decoder_sparse_step"}
+
+    parallel_attn_mlp_res: bool = True
+
+    def experts(self) -> Experts:
+        if not self.parallel_attn_mlp_res:
+            return super().experts()
+        return replace(super().experts(), shared_ffn_hidden=self.hidden_size)

@@ -1,0 +1,142 @@
+"""Hugging Face families and the class that reads the configurations of each: its keys, what they may hold, and the
+model that they mean.
+
+Keys that are null count as absent, as in Hugging Face's own classes; keys that are not listed do not change shapes.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from perfmodel.catalog.huggingface._convolutions import Lfm2, Lfm2Moe
+from perfmodel.catalog.huggingface._dense import (
+    ChatGlm,
+    Cohere,
+    Cohere2,
+    Falcon,
+    FirstQwen,
+    Gemma,
+    Gemma2,
+    Gemma3,
+    Glm,
+    Glm4,
+    GptNeoX,
+    Nemotron,
+    Olmo2,
+    Opt,
+    Phi,
+    StableLm,
+    Starcoder2,
+)
+from perfmodel.catalog.huggingface._encoders import (
+    T5,
+    Albert,
+    Bart,
+    Bert,
+    Electra,
+    EncoderDecoder,
+    Esm,
+    ModernBert,
+    ModernBertDecoder,
+    NomicBert,
+    Roberta,
+    RoFormer,
+    Whisper,
+)
+from perfmodel.catalog.huggingface._experts import Arctic, Dbrx, DeepSeek, GptOss, Llama4, LlamaWithExperts, Qwen2Moe, Qwen3Moe
+from perfmodel.catalog.huggingface._gpt import Bloom, Gpt2, GptBigCode, GptJ, GptNeo, Mpt
+from perfmodel.catalog.huggingface._hybrids import (
+    Bamba,
+    FalconH1,
+    FirstMamba,
+    GraniteHybrid,
+    Jamba,
+    Mamba2,
+    NemotronH,
+    OlmoHybrid,
+    Qwen3Next,
+    Qwen35,
+)
+from perfmodel.catalog.huggingface._llama import Fields, LatentLlama, Llama, Qwen2, Qwen3
+from perfmodel.catalog.huggingface._vision import Dit, Siglip, Vit
+
+
+class Family(Protocol):
+    """A family's configuration."""
+
+    def fields(self) -> Fields:
+        """Fields of the model that it means."""
+        ...
+
+
+FAMILIES: Mapping[str, type[Family]] = {
+    "albert": Albert,
+    "arctic": Arctic,
+    "bamba": Bamba,
+    "bart": Bart,
+    "bert": Bert,
+    "bloom": Bloom,
+    "chatglm": ChatGlm,
+    "cohere": Cohere,
+    "cohere2": Cohere2,
+    "dbrx": Dbrx,
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
+    "DiTTransformer2DModel": Dit,
+    "electra": Electra,
+    "esm": Esm,
+    "falcon": Falcon,
+    "falcon_h1": FalconH1,
+    "falcon_mamba": FirstMamba,
+    "gemma": Gemma,
+    "gemma2": Gemma2,
+    "gemma3": Gemma3,
+    "glm": Glm,
+    "glm4": Glm4,
+    "glm4_moe": LlamaWithExperts,
+    "gpt2": Gpt2,
+    "gpt_bigcode": GptBigCode,
+    "gpt_neo": GptNeo,
+    "gpt_neox": GptNeoX,
+    "gpt_oss": GptOss,
+    "gptj": GptJ,
+    "granitemoehybrid": GraniteHybrid,
+    "jamba": Jamba,
+    "lfm2": Lfm2,
+    "lfm2_moe": Lfm2Moe,
+    "llama": Llama,
+    "llama4": Llama4,
+    "llama_with_experts": LlamaWithExperts,
+    "mamba": FirstMamba,
+    "mamba2": Mamba2,
+    "minicpm3": LatentLlama,
+    "mistral": Llama,
+    "modernbert": ModernBert,
+    "modernbert-decoder": ModernBertDecoder,
+    "mpt": Mpt,
+    "mt5": T5,
+    "nemotron": Nemotron,
+    "nemotron_h": NemotronH,
+    "nomic_bert": NomicBert,
+    "olmo2": Olmo2,
+    "olmo_hybrid": OlmoHybrid,
+    "opt": Opt,
+    "pegasus": EncoderDecoder,
+    "phi": Phi,
+    "phi3": Llama,
+    "qwen": FirstQwen,
+    "qwen2": Qwen2,
+    "qwen2_moe": Qwen2Moe,
+    "qwen3": Qwen3,
+    "qwen3_5": Qwen35,
+    "qwen3_moe": Qwen3Moe,
+    "qwen3_next": Qwen3Next,
+    "roberta": Roberta,
+    "roformer": RoFormer,
+    "siglip_vision_model": Siglip,
+    "stablelm": StableLm,
+    "starcoder2": Starcoder2,
+    "t5": T5,
+    "vit": Vit,
+    "whisper": Whisper,
+}
+"""Families by `model_type`, each with the class that reads its configuration; see also `RELATIVES`."""

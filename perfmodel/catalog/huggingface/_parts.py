@@ -1,0 +1,116 @@
+"""Hugging Face configurations of models of several parts: the language model is read, towers are counted and named."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.catalog.huggingface._families import FAMILIES
+from perfmodel.catalog.huggingface._relatives import RELATIVES
+from perfmodel.errors import PerfModelError
+
+LANGUAGE_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Keys under which the configuration of a language model stands."""
+DEFAULT_FAMILIES: Final[Mapping[str, str]] = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+    "paligemma": "gemma",
+}
+"""Family of the language model where its own configuration does not say it."""
+VISION_ENCODERS: Final = ("siglip", "clip")
+"""Models of two parts of which the vision encoder is meant."""
+
+
+def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, Any], str, list[str]]:
+    """Configuration and family of the language model, and what beside it is left out.
+
+    Raises:
+        PerfModelError: no family is named, or a model of several parts does not describe its language model.
+    """
+    family = config.get("model_type", config.get("_class_name"))
+    if not isinstance(family, str):
+        raise PerfModelError(f"{place}: model_type: missing; it names the family")
+    # Contrastive models have two towers of equal rank; what is trained into language models is the one that sees.
+    if family in VISION_ENCODERS:
+        return _part(config, "vision_config", place), f"{family}_vision_model", []
+    left_out = [_tower(key, part) for key, part in config.items() if _is_tower(key, part)]
+    part_key = next((key for key in LANGUAGE_PARTS if isinstance(config.get(key), dict)), None)
+    if part_key is None and family in DEFAULT_FAMILIES:
+        part_key = LANGUAGE_PARTS[0]
+    if part_key is None:
+        return config, known_family(family), left_out
+    part = _part(config, part_key, place)
+    if any(isinstance(part.get(key), dict) for key in LANGUAGE_PARTS):
+        # Qwen-Omni's thinker is itself a model of several parts
+        inner, inner_family, more = language_model(part, place)
+        return inner, inner_family, [*left_out, *more]
+    # Parts of older files leave their family to the class of the whole model.
+    part_family = part.get("model_type")
+    if not isinstance(part_family, str):
+        part_family = DEFAULT_FAMILIES.get(family, family)
+    return part, known_family(part_family), left_out
+
+
+def known_family(family: str) -> str:
+    """The family by the name that its reader has: the text part of Gemma 3 (`gemma3_text`) is `gemma3`."""
+    for name in (family, family.removesuffix("_text"), family.removesuffix("_text_model")):
+        if name in FAMILIES or name in RELATIVES:
+            return name
+    return family
+
+
+def _part(config: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
+    part = config.get(key)
+    if not isinstance(part, dict):
+        raise PerfModelError(f"{place}: {key}: missing; it describes the model")
+    return part
+
+
+def _is_tower(key: str, part: Any) -> bool:
+    """Whether a key holds the configuration of a part beside the language model."""
+    if key in LANGUAGE_PARTS or not key.endswith("_config") or not isinstance(part, dict):
+        return False
+    return any(word in key for word in ("vision", "audio", "speech", "image", "video", "talker", "token2wav"))
+
+
+def _tower(key: str, part: Mapping[str, Any]) -> str:
+    """A sentence on a part that is left out, with about how many parameters it has where its sizes are told."""
+    # The size tells a reader whether what is left out matters beside the language model.
+    what = key.removesuffix("_config").replace("_", " ")
+    parameters = encoder_parameters(part)
+    size = f"of about {parameters / 1e9:.2f} B parameters " if parameters else ""
+    return f"only the language model is counted; the {what} tower {size}is left out"
+
+
+def encoder_parameters(part: Mapping[str, Any]) -> int:
+    """Parameters of a plain encoder by its sizes: projections of attention, feed-forward, patches, positions and norms;
+    0 where the sizes are not told."""
+    hidden = _number(part, "hidden_size", "embed_dim", "d_model", "width")
+    layers = _number(part, "num_hidden_layers", "depth", "encoder_layers", "layers")
+    if not hidden or not layers:
+        return 0
+    # Qwen2-VL calls the width of the language model hidden_size and its own embed_dim
+    hidden = _number(part, "embed_dim") or hidden
+    inner = _number(part, "intermediate_size", "encoder_ffn_dim") or round(hidden * float(part.get("mlp_ratio") or 4))
+    gated = part.get("hidden_act") in ("silu", "swish") or part.get("use_swiglu_ffn") is True
+    # Four square projections with biases, two or three of the feed-forward, two norms a layer of 2 hidden sizes each.
+    attention = 4 * hidden * hidden + 4 * hidden
+    feed_forward = (3 if gated else 2) * hidden * inner + inner + hidden
+    # Patches are projected by one matrix, and each has a position of its own.
+    patch, channels = _number(part, "patch_size"), _number(part, "num_channels", "in_channels", "in_chans") or 3
+    patches = patch * patch * channels * hidden
+    positions = 0
+    image = _number(part, "image_size")
+    if patch and image:
+        positions = (image // patch) ** 2 * hidden
+    return layers * (attention + feed_forward + 4 * hidden) + patches + positions + 2 * hidden
+
+
+def _number(part: Mapping[str, Any], *keys: str) -> int:
+    """The first of some keys that holds a positive whole number; 0 where none does."""
+    for key in keys:
+        value = part.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return 0

@@ -1,0 +1,109 @@
+"""The error for a Hugging Face family that is not known: the model as TOML, as far as its configuration tells."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from perfmodel.catalog.huggingface._experts import EXPERT_KEYS
+from perfmodel.errors import UnknownNameError
+
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "kv_n_heads", "num_query_groups"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "ffn_hidden": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff", "n_inner", "hidden_dim"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
+}
+"""Sizes of a transformer, and what configurations call them."""
+
+
+def _all_keys(size: str) -> tuple[str, ...]:
+    """Keys of configurations for a size of experts: its name here, and those that families have for it."""
+    return (size, *(key for key, known in EXPERT_KEYS.items() if known == size))
+
+
+EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "count": _all_keys("num_experts"),
+    "topk": _all_keys("num_experts_per_tok"),
+    "ffn_hidden": (*_all_keys("moe_intermediate_size"), "intermediate_size"),
+    "shared_ffn_hidden": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "first_dense_layers": _all_keys("first_k_dense_replace"),
+}
+"""Sizes of experts, and what configurations call them."""
+LATENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "kv_lora_rank": ("kv_lora_rank",),
+    "q_lora_rank": ("q_lora_rank",),
+    "qk_nope_head_dim": ("qk_nope_head_dim",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "v_head_dim": ("v_head_dim",),
+}
+"""Sizes of multi-head latent attention, which all configurations call the same."""
+OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
+"""Sizes of these tables that are none where a configuration leaves them out."""
+ASK: Final = "?"
+"""Stands in the TOML where the configuration does not tell a size."""
+
+
+def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> UnknownNameError:
+    """The error for a `model_type` that no reader knows; its note is the model as TOML, to complete."""
+    remedy = "or describe the model in a TOML file, which is begun below, and give --model mine.toml"
+    error = UnknownNameError("Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)")
+    error.add_note(toml_from_config(config))
+    return error
+
+
+def toml_from_config(config: Mapping[str, Any]) -> str:
+    """A model as TOML, of the sizes that a configuration of an unknown family tells; a decoder like LLaMA."""
+    # What the configuration tells is filled in, the rest is a comment to complete:
+    # the user gets a file that is nearly done, in place of a bare refusal.
+    lines = []
+    for size, keys in KEYS.items():
+        value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
+        if value is not None:
+            lines.append(f"{size} = {value}")
+        elif size not in ("kv_heads", "head_dim"):  # these follow from the others
+            lines.append(f"# {size} = {ASK}  # the configuration does not tell it")
+    # What no key tells is LLaMA's, as most families of today follow it; comments say what to check.
+    tied = config.get("tie_word_embeddings")
+    activation = next((str(config[key]) for key in ("hidden_act", "activation_function") if config.get(key)), "silu")
+    lines += [
+        f"activation = {_activation(activation)}",
+        "gated_ffn = true  # false where a feed-forward has two matrices instead of three",
+        'norm = "rms_norm"',
+        'positions = "rope"',
+        "bias = false",
+        "dropout = false",
+        f"tied_embeddings = {'true' if tied else 'false'}",
+    ]
+    window = config.get("sliding_window")
+    if isinstance(window, int) and config.get("use_sliding_window") is not False:
+        lines.append(f"window = {window}  # of every layer, unless full_attention_every says that every n-th has none")
+    return "\n".join([*lines, *_table("experts", EXPERTS, config), *_table("latent_attention", LATENT, config)])
+
+
+def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, Any]) -> list[str]:
+    """A table of the TOML; empty where the configuration does not tell the first of its sizes."""
+    sizes = {}
+    for size, names in keys.items():
+        sizes[size] = next((config[key] for key in names if isinstance(config.get(key), int)), None)
+    # Without the first size (experts, the rank of keys) the model has no such part.
+    if sizes[next(iter(keys))] is None:
+        return []
+    # Queries that are not compressed have no rank.
+    if sizes.get("q_lora_rank", 0) is None:
+        sizes["q_lora_rank"] = 0
+    lines = ["", f"[{name}]"]
+    # Sizes that the configuration does not tell are comments to complete; those that may be none are left out.
+    for size, value in sizes.items():
+        if value is not None:
+            lines.append(f"{size} = {value}")
+        elif size not in OPTIONAL:
+            lines.append(f"# {size} = {ASK}  # the configuration does not tell it")
+    return lines
+
+
+def _activation(name: str) -> str:
+    known = next((word for word in ("gelu", "silu", "relu2", "relu") if word in name.lower()), "silu")
+    return f'"{known}"'

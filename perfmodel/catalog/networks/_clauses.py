@@ -1,0 +1,230 @@
+"""Clauses of the words for a network: each describes one set of equal adapters, token by token."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perfmodel.catalog.networks._network import INFINIBAND_GBIT
+from perfmodel.catalog.networks._tokens import NUMBER_WORDS, PREFIX_GBIT, Token, tokens_of
+
+_QUANTUM: Final = {None: "HDR", "2": "NDR", "3": "XDR", "x800": "XDR"}
+_CONNECTX_GBIT: Final = {3: 56, 4: 100, 5: 100, 6: 200, 7: 400, 8: 800, 9: 1600}
+_CONNECTX_LX_GBIT: Final = 50
+_BLUEFIELD_GBIT: Final = {1: 100, 2: 200, 3: 400, 4: 800}
+"""Fastest port that NVIDIA's data sheets give each generation of adapters."""
+_SLINGSHOT_GBIT: Final = {"10": 100, "11": 200, "400": 400}
+_OMNI_PATH_GBIT: Final = 100
+_ARIES_GBIT: Final = 81.6
+"""10.2 GB/s (Cray XC series network white paper WP-Aries01, 2012)."""
+_FAMILY_OF_TOKEN: Final = {
+    "generation": "InfiniBand",
+    "infiniband": "InfiniBand",
+    "quantum": "InfiniBand",
+    "roce": "RoCE",
+    "efa": "AWS EFA",
+    "slingshot": "Slingshot",
+    "omni_path": "Omni-Path",
+    "aries": "Aries",
+    "tcpxo": "GPUDirect-TCPXO FasTrak",
+    "tcpx": "GPUDirect-TCPX",
+    "dcn": "DCN",
+    "ethernet": "Ethernet",
+    "bare": "Ethernet",
+    "rdma": "RDMA",
+}
+CARRIES: Final = {
+    "RoCE": ("Ethernet", "RDMA"),
+    "GPUDirect-TCPX": ("Ethernet",),
+    "GPUDirect-TCPXO FasTrak": ("Ethernet",),
+    "InfiniBand": ("RDMA", "Ethernet"),
+    "AWS EFA": ("RDMA", "Ethernet"),
+    "Slingshot": ("RDMA", "Ethernet"),
+    "DCN": ("Ethernet",),
+    "Omni-Path": ("RDMA",),
+    "Ethernet": ("RDMA",),
+}
+"""Names that may stand beside a family's in one clause and mean the same adapters, the more special name first."""
+_COMPUTE: Final = re.compile(r"\bcompute\b|\beast-?west\b|\bEW\b|\bback-?end\b|\bscale-?out\b|\bGPU network\b", re.I)
+_OTHERS: Final = re.compile(
+    r"\bmanage\w*\b|\bstorage\b|\bhost\b|\bin-?band\b|\bout-?of-?band\b|\boob\b|\bnorth-?south\b|\bNS\b|\bfront-?end\b"
+    r"|\bipmi\b|\bbmc\b|\bpcie?\b",
+    re.I,
+)
+_LABEL: Final = re.compile(r"^\s*([^:]{1,60}):(?!\d)\s*")
+
+
+@dataclass(frozen=True)
+class AdapterSet:
+    """One set of equal adapters: what a clause says of it."""
+
+    count: int | None = None
+    """None where the clause does not say it, as all that follows."""
+    gbit_per_s: float | None = None
+    """Rate as it is stated: of one adapter or of all together."""
+    link_gbit_per_s: float | None = None
+    """Rate that adapters of the name carry at most."""
+    family: str = ""
+    generation: str = ""
+    scope: str = ""
+    """What figures are stated per: `node`, `device`, `rack` or `adapter`; empty where no word says it."""
+    is_total: bool = False
+    """Whether the rate is that of all adapters together."""
+    only_management: bool = False
+    """Whether it is Ethernet of 1 Gbit/s, which carries no data."""
+    for_computing: bool = False
+    """Whether the clause says that collectives use it."""
+    for_others: bool = False
+    """Whether it says another purpose: storage, management, the host."""
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether it is less than a network: rate, count or name alone, to be joined with its neighbour."""
+        has_figures = self.count is not None or self.gbit_per_s is not None
+        return not (has_figures and self.family)
+
+    @property
+    def total_gbit_per_s(self) -> float:
+        """Rate of all adapters together in Gbit/s; -1 if it is not known."""
+        rate = self.gbit_per_s if self.gbit_per_s is not None else self.link_gbit_per_s
+        if rate is None:
+            return -1.0
+        return rate if self.is_total else rate * (self.count or 1)
+
+
+def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
+    """The set of adapters that a clause describes, and its words that are not understood."""
+    label = _LABEL.match(clause)
+    body, purpose = clause, clause
+    if label is not None:
+        # A label is a network's name with prose behind it (`InfiniBand: data bandwidth ...`), or what it is for.
+        named, _ = read_clause(label[1])
+        if named.family:
+            return named, []
+        body, purpose = clause[label.end() :], label[1]
+    for_computing = bool(_COMPUTE.search(purpose))
+    for_others = bool(_OTHERS.search(purpose)) and not for_computing
+    tokens = [(kind, match) for kind, match in tokens_of(body) if kind != "filler"]
+    # PCIe is the way from a device to its host, whatever else the clause says.
+    if any(kind == "host" for kind, _ in tokens):
+        for_others = True
+    adapters = AdapterSet(for_computing=for_computing, for_others=for_others)
+    unknown = []
+    for place, (kind, match) in enumerate(tokens):
+        if kind == "unknown":
+            if not _COMPUTE.fullmatch(match[0]) and not _OTHERS.fullmatch(match[0]):
+                unknown.append(match[0])
+        elif kind == "number":
+            before = adapters
+            # What a bare number means depends on the word behind it.
+            adapters = _with_bare_number(adapters, match[0], tokens[place + 1 :])
+            if adapters is before:
+                unknown.append(match[0])
+        else:
+            adapters = _with_token(adapters, kind, match)
+    return adapters, unknown
+
+
+def _with_bare_number(adapters: AdapterSet, number: str, rest: Sequence[Token]) -> AdapterSet:
+    """A number without unit: a count before a name or a noun (`8 NDR adapters`), else Gbit/s after a name
+    (`EFA v2 3200`)."""
+    # Servers have at most some tens of adapters, and no adapter is slower than
+    # 10 Gbit/s: the two readings hardly overlap.
+    value = float(number.replace(",", ""))
+    following = rest[0][0] if rest else ""
+    names_adapters = following in _FAMILY_OF_TOKEN or following in (
+        "adapter",
+        "noun",
+        "unknown",
+    )
+    if names_adapters and adapters.count is None and value == int(value) and 1 <= value < 100:
+        return replace(adapters, count=int(value))
+    if adapters.gbit_per_s is None and (adapters.family or names_adapters) and value >= 10:
+        return replace(adapters, gbit_per_s=value)
+    return adapters
+
+
+def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> AdapterSet:
+    """A set of adapters with what one more token says of it."""
+    if kind == "count":
+        groups = match.groupdict()
+        # Counts multiply: `2x dual-port` are four.
+        count = groups.get("count") or groups.get("times") or NUMBER_WORDS[str(groups.get("word")).lower()]
+        return replace(adapters, count=max(1, int(count)) * (adapters.count or 1))
+    if kind == "rate":
+        rate = _gbit_per_s(match)
+        if match["ethernet"] and not adapters.family:
+            adapters = replace(adapters, family="Ethernet")
+        # `10Gb/25Gb/100Gb`: what the adapter can be set to, of which the fastest counts
+        return replace(adapters, gbit_per_s=max(rate, adapters.gbit_per_s or 0.0))
+    if kind in ("per_node", "per_device", "per_adapter", "per_rack"):
+        return replace(adapters, scope=kind.removeprefix("per_"))
+    if kind == "total":
+        return replace(adapters, is_total=True)
+    # Makers add up both directions; every rate here is one way.
+    if kind == "both_ways" and adapters.gbit_per_s is not None:
+        return replace(adapters, gbit_per_s=adapters.gbit_per_s / 2)
+    if kind == "adapter":
+        return replace(adapters, link_gbit_per_s=_adapter_gbit_per_s(match))
+    # "Gigabit Ethernet" without a number is the network for administrators.
+    if kind == "bare":
+        adapters = replace(adapters, only_management=True)
+    family = _FAMILY_OF_TOKEN.get(kind)
+    if family is None:
+        return adapters
+    generation, link = _generation_and_rate(kind, match)
+    return replace(
+        adapters,
+        family=more_special(adapters.family, family),
+        generation=generation or adapters.generation,
+        link_gbit_per_s=link or adapters.link_gbit_per_s,
+    )
+
+
+def _gbit_per_s(match: re.Match[str]) -> float:
+    """A rate in Gbit/s."""
+    number = float(match["number"].replace(",", ""))
+    if match["ethernet"]:
+        return number
+    # "Gb" are bits and "GB" bytes; the case of the b is all that tells them apart.
+    unit = (match["bytes"] or match["bits"]).lower()
+    return number * PREFIX_GBIT[unit[0]] * (8 if match["bytes"] else 1)
+
+
+def _adapter_gbit_per_s(match: re.Match[str]) -> float | None:
+    """The fastest port of a generation of adapters, None for one that is not known."""
+    # Lx cards are the narrow ones of a generation.
+    if match["lx"]:
+        return _CONNECTX_LX_GBIT
+    if match["connectx"]:
+        return _CONNECTX_GBIT.get(int(match["connectx"]))
+    return _BLUEFIELD_GBIT.get(int(match["bluefield"]))
+
+
+def _generation_and_rate(kind: str, match: re.Match[str]) -> tuple[str, float | None]:
+    """The generation that a name tells, and the rate of one of its links."""
+    groups = match.groupdict()
+    # `NDR200` is a link of half the lanes: the number behind the generation is its rate.
+    if kind == "generation":
+        generation = groups["generation"].upper()
+        return generation, float(groups["lane"] or INFINIBAND_GBIT[generation])
+    if kind == "quantum":
+        generation = _QUANTUM[groups["quantum"] and groups["quantum"].lower()]
+        return generation, INFINIBAND_GBIT[generation]
+    if kind == "slingshot":
+        generation = groups["slingshot"] or ""
+        return generation, _SLINGSHOT_GBIT[generation or "11"]
+    if kind == "omni_path":
+        return "", _OMNI_PATH_GBIT
+    if kind == "aries":
+        return "", _ARIES_GBIT
+    if kind == "efa" and groups["efa"]:
+        return f"v{groups['efa']}", None
+    return "", None
+
+
+def more_special(family: str, candidate: str) -> str:
+    """The more special of two names for one network."""
+    if not family or family in CARRIES.get(candidate, ()):
+        return candidate
+    return family

@@ -1,0 +1,49 @@
+"""Times of collectives: the physics of a link, curves of measured series, and their fit.
+
+Beside this door are `links` (classes of links) and `expert_exchanges` (all-to-all of mixtures of experts).
+"""
+
+from typing import TYPE_CHECKING
+
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.cost.learn.collectives._effects import Effect, expected
+    from perfmodel.cost.learn.collectives._fabrics import Fabric, device_name
+    from perfmodel.cost.learn.collectives._fit import NO_SOURCES, Sources, fit_rows
+    from perfmodel.cost.learn.collectives._physics import (
+        ALGORITHMS,
+        KINDS,
+        LinkConstants,
+        collective_time,
+        least_volume,
+    )
+    from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
+    from perfmodel.cost.learn.collectives._price import (
+        LARGE,
+        CollectivePrices,
+        CollectiveRequest,
+        Groups,
+        Priced,
+        predict_collective_rows,
+    )
+    from perfmodel.cost.learn.collectives._rows import collective_rows, counted, set_aside
+    from perfmodel.cost.learn.collectives._studies import (
+        LeftOut,
+        Study,
+        at_most,
+        fabric_names,
+        ranks_fold,
+        shape_spread,
+        study_collectives,
+        usable,
+    )
+    from perfmodel.cost.learn.collectives._weights import (
+        FILE_NAME,
+        CollectiveWeights,
+        Scope,
+        collective_weights,
+        save_collective_weights,
+    )
+
+__getattr__, __dir__ = lazy_names(__name__)

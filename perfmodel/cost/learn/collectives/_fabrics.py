@@ -1,0 +1,204 @@
+"""Fabrics: a network as the collective model sees it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from perfmodel.catalog import device as catalog_device
+from perfmodel.catalog.networks import DEVICES_PER_NODE, NVL72_DEVICES
+from perfmodel.cost.learn.collectives.links import (
+    LinkClass,
+    in_node_of,
+    is_flat,
+    is_network,
+    is_rack,
+    link_class,
+    states_rate,
+)
+from perfmodel.errors import UnknownNameError
+from perfmodel.spec import Cluster
+
+_NODE_OF_FOUR: Final = re.compile(r"slingshot|gh200")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One tier of the network."""
+
+    link_class: LinkClass
+    """Generation of links that it is made of."""
+    bandwidth: float
+    """One-way bytes/s per device when all devices of the tier communicate."""
+    adapter: float
+    """One-way bytes/s that one rank alone can get."""
+    latency_s: float
+    """Stated latency of one message."""
+    slows_at_scale: bool = True
+    """Whether bandwidth falls with the nodes of a group."""
+
+    @property
+    def link(self) -> str:
+        """Name of the link class."""
+        return self.link_class.name
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A device and the levels of its network, innermost first."""
+
+    device: str
+    """Catalog name, or the name as given."""
+    node_size: int
+    """Devices of a node; 1 where every device is a node of its own."""
+    levels: tuple[Level, ...]
+
+    @property
+    def flat(self) -> bool:
+        """Whether every device is a node of its own (Piz Daint)."""
+        return self.node_size == 1
+
+    @property
+    def inside(self) -> Level:
+        return self.levels[0]
+
+    def key(self, between: bool, level: int = -1) -> str:
+        """What measurements of this fabric are filed under: links inside a node, or those and the network's."""
+        if not between:
+            return self.inside.link
+        return self.levels[level].link if self.flat else f"{self.inside.link}+{self.levels[level].link}"
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "Fabric":
+        """The fabric of a cluster."""
+        names = tuple((x.name, x.bandwidth_bytes_per_s, x.latency_s, x.slows_at_scale) for x in cluster.levels)
+        return _fabric(cluster.device.name, cluster.devices_per_node, names)
+
+    @classmethod
+    def of_row(
+        cls,
+        device: str,
+        interconnect: str,
+        ranks_per_node: float,
+        nics: float = np.nan,
+        nic_gbit: float = np.nan,
+        node_size: float = np.nan,
+    ) -> "Fabric":
+        """The fabric that a row of a measurement table tells of, at nominal rates where it states none.
+
+        Adapters (`nics` of `nic_gbit` each per node) count before the interconnect's name.
+        """
+        return _of_row(device, interconnect, ranks_per_node, nics, nic_gbit, node_size)
+
+    def share_between(self, level: int, ranks_per_node: float, concurrent: float) -> float:
+        """One-way bytes/s between nodes that each rank of a group has to itself.
+
+        A level's bandwidth is per device with all devices busy, so a node owns `node_size` times that, which
+        `concurrent` groups share. A rank alone gets at most one adapter (or the stated share, where that is
+        more): eight adapters serve eight ranks, not one. What crosses several levels gets the narrowest.
+        """
+        # levels beyond the node; the outermost where a group does not leave it
+        crossed = self.levels[0 if self.flat else 1 : level + 1] or self.levels[-1:]
+        per_device = min(x.bandwidth for x in crossed)
+        node = per_device * self.node_size
+        one_rank = max(per_device, min(self.levels[level].adapter, node))
+        return min(node / (concurrent * ranks_per_node), one_rank)
+
+    def carries_lines(self, level: int) -> bool:
+        """Whether groups that reach this level may use LL128: all their links carry it, from the devices' own on."""
+        return not self.flat and all(x.link_class.lines for x in self.levels[: level + 1])
+
+    def latency_shift_s(self, level: int, between: bool) -> float:
+        """Stated latency beyond the usual one, of the slowest level crossed."""
+        crossed = self.levels[0 if self.flat else 1 : level + 1] if between else self.levels[:1]
+        return max(x.latency_s - x.link_class.latency_s for x in crossed or self.levels[-1:])
+
+
+def device_name(name: str) -> str:
+    """Catalog name of a device, or the name itself."""
+    return _known_device(name)[0]
+
+
+@lru_cache(maxsize=512)
+def names_of_parts(device: str) -> tuple[str, ...]:
+    """Names that parts drive their links alike under, nearest first: those of the device's die with memory as fast
+    (which collectives read and write), then all of its die; its own name where it is a part of none."""
+    try:
+        part = catalog_device(device)
+    except UnknownNameError:
+        return (device,)
+    if not part.die:
+        return (part.name,)
+    return f"{part.die}@{part.memory_bandwidth_bytes_per_s / 1e9:g}GB/s", part.die
+
+
+@lru_cache(maxsize=512)
+def _known_device(name: str) -> tuple[str, float | None]:
+    """Name in the catalog and bytes/s of the device's own link; the name itself and None where it is not there."""
+    # tables may put a remark behind the name: `A100(PCIe)`
+    for candidate in (name, name.split("(")[0]):
+        try:
+            device = catalog_device(candidate)
+        except UnknownNameError:
+            continue
+        return device.name, device.link_bandwidth_bytes_per_s
+    return name, None
+
+
+@lru_cache(maxsize=1024)
+def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, float, bool]]) -> Fabric:
+    flat = is_flat([name for name, *_ in stated], device)
+    levels = []
+    for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
+        between_nodes = flat or index > 0
+        link = link_class(name, device, between_nodes)
+        if not between_nodes:
+            link = in_node_of(node_size, link, name.lower())
+        # the name says what one adapter has, the stated rate what a device gets of it with all devices busy
+        adapter = bandwidth if not link.known else link.bandwidth_bytes_per_s
+        levels.append(Level(link, bandwidth, adapter, latency_s, slows_at_scale))
+    return Fabric(device_name(device), 1 if flat else node_size, tuple(levels))
+
+
+@lru_cache(maxsize=4096)
+def _of_row(
+    device: str, interconnect: str, ranks_per_node: float, nics: float, nic_gbit: float, node_size: float
+) -> Fabric:
+    name = interconnect.lower()
+    size = int(node_size) if node_size >= 1 else _usual_node(name, device)
+    size = max(size, int(ranks_per_node))
+
+    # The network: what the row says of its adapters counts before the interconnect's name.
+    outer = link_class(interconnect, device, True)
+    adapter = outer.bandwidth_bytes_per_s
+    if nic_gbit > 0:
+        adapter = nic_gbit / 8 * 1e9
+    # beyond a whole number per device adapters serve storage
+    if nics > size:
+        nics -= nics % size
+    between = adapter * nics / size if nics > 0 else adapter
+    network = Level(outer, between, adapter, outer.latency_s)
+    one_device_per_node = is_network(interconnect, device) and ranks_per_node < 2
+    if one_device_per_node:
+        return Fabric(device_name(device), 1, (network,))
+
+    # Inside a node: the device's own link rate, unless the name states a rate or names a bridge or an unknown link.
+    inner = link_class(interconnect, device, False)
+    known, figure = _known_device(device)
+    by_name = states_rate(interconnect) or not inner.known or "bridge" in inner.name
+    bandwidth = figure if figure and not by_name else inner.bandwidth_bytes_per_s
+    # a device may have fewer lanes than its slot, or bridges beside it
+    if inner.name.startswith("PCIe"):
+        bandwidth = min(bandwidth, inner.bandwidth_bytes_per_s)
+    adapter = bandwidth if not inner.known else inner.bandwidth_bytes_per_s
+    return Fabric(known, size, (Level(inner, bandwidth, adapter, inner.latency_s), network))
+
+
+def _usual_node(name: str, device: str) -> int:
+    """Devices of a node of such a device and interconnect, where a row does not say."""
+    if is_rack(name, device):
+        return NVL72_DEVICES
+    return 4 if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()) else DEVICES_PER_NODE

@@ -1,0 +1,175 @@
+"""Curves of what was measured beside physics, and the joining of a site's fit with the shipped one.
+
+One curve per measured placement (ranks, ranks per node) of a key: a series with its software and element type, a
+series, a fabric on one device, or links inside a node on any device.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.cost.learn.collectives._curves import Curve, fit_curves, mean_curve
+from perfmodel.cost.learn.collectives._effects import Effect
+from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
+from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
+from perfmodel.cost.learn.collectives._weights import (
+    CollectiveWeights,
+    CurveKey,
+    EntryKey,
+    FabricKey,
+    LinksKey,
+    MeasuredPlace,
+)
+from perfmodel.ingest.tables import groups_of
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is known of the sources of tables, as in `training/collectives.toml`."""
+
+    reference: tuple[str, ...] = ()
+    """Sources timed on the device, best first, that a fabric's usual price stands on; by default all, largest first."""
+    unhealthy: tuple[tuple[str, ...], ...] = ()
+    """First parts of series whose network ran far below its rate: no guide to others."""
+    as_timed: tuple[tuple[str, ...], ...] = ()
+    """First parts of series (`""`: any) whose times hold more than the collective: no guide, inside a node or out."""
+    physics_only: tuple[str, ...] = ()
+    """Sources that state no licence: constants are fitted to them, their figures are not kept."""
+    keep_slow: bool = False
+    """Whether placements that ran far below their links are kept, as measured, for their own series alone."""
+    forced: bool = False
+    """Whether a series of a forced algorithm may stand for a fabric where nothing else was measured."""
+
+
+NO_SOURCES: Final = Sources()
+"""Nothing is known of them."""
+
+
+def fit_rows(
+    rows: CollectiveRows,
+    base: CollectiveWeights | None,
+    sources: Sources = NO_SOURCES,
+    start: Mapping[Effect, float] | None = None,
+) -> CollectiveWeights:
+    """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
+    # Physics is to hold for links in general, so it is fitted to what is no host or network at fault.
+    healthy = guides(rows, sources)
+    physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
+    weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
+
+    # sources without a licence leave their mark in the constants alone
+    licensed = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    if len(licensed):
+        curves = fit_all_curves(licensed, physics, sources)
+        weights = replace(weights, curves=curves, measured_on=_measured_on(licensed))
+    return _merged(weights, base) if base else weights
+
+
+def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
+    """Whether each row tells of links in general, bool[n]."""
+    on_unhealthy_network = rows.starting(sources.unhealthy) & rows.between
+    timed_with_more = rows.starting(sources.as_timed)
+    return ~on_unhealthy_network & ~timed_with_more & ~rows.slow
+
+
+def fit_all_curves(
+    rows: CollectiveRows, physics: Mapping[Effect, float], sources: Sources
+) -> dict[CurveKey, dict[tuple[float, float], Curve]]:
+    """Curves of series, of their software and element types, and of fabrics as usual."""
+    rows = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    # curves are what measurements add to physics: their logs are fitted and later multiplied in
+    residual = np.log(rows.time_s / np.maximum(physical_time(physics, rows), 1e-9))
+    place = (rows.ranks, rows.ranks_per_node, np.log2(rows.buffer_bytes), residual)
+    series = fit_curves(_by_series(rows, np.ones(len(rows), bool)), *place)
+    healthy = guides(rows, sources)
+    healthy_series = fit_curves(_by_series(rows, healthy), *place)
+    entries = groups_of(rows.series, rows.software, rows.dtype)
+
+    # a series run with one software and element type is its own entry
+    entries_of_series = Counter(code for (code, *_), _ in entries)
+    several = {code for code, count in entries_of_series.items() if count > 1}
+    of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
+    usual = _usual(rows.take(healthy), healthy_series, sources)
+    return {**series, **fit_curves(of_entries, *place), **usual}
+
+
+def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[SeriesKey, np.ndarray]]:
+    """Every series with the indices of its rows among some (bool[n])."""
+    chosen = np.flatnonzero(among)
+    return ((rows.keys[code], chosen[index]) for (code,), index in groups_of(rows.series[chosen]))
+
+
+def _usual(
+    rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
+) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
+    """A fabric's usual curves from rows that are guides: at each placement those of the best reference source that
+    measured it."""
+    order = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
+    candidates: dict[FabricKey | LinksKey, dict[tuple[float, float], dict[int, list[Curve]]]] = {}
+    for (code,), (at, *_) in groups_of(rows.series):
+        key = rows.keys[code]
+        if key.source not in order or (not rows.any_algorithm[at] and not sources.forced):
+            continue
+        fabric: Fabric = rows.fabric[at]  # pyright: ignore[reportAssignmentType]
+        # a forced algorithm counts where the library's own choice was not measured
+        rank = order.index(key.source) + (0 if rows.any_algorithm[at] else len(order))
+        for place, curve in series[key].items():
+            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), place[0] > place[1], -1):
+                candidates.setdefault(usual, {}).setdefault(place, {}).setdefault(rank, []).append(curve)
+
+    # the best source of every placement: by its rank, the lowest first
+    usual_curves: dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]] = {}
+    for usual, places in candidates.items():
+        usual_curves[usual] = {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
+    return usual_curves
+
+
+def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:
+    """What every series was measured on, inside nodes first."""
+    result: dict[SeriesKey, dict[MeasuredPlace, None]] = {}
+    columns = zip(rows.series.tolist(), rows.kind, rows.fabric, rows.between.tolist(), strict=True)
+    for code, kind, fabric, between in sorted(dict.fromkeys(columns), key=lambda x: (x[0], x[3])):
+        link = fabric.levels[-1].link if between else fabric.inside.link
+        result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between)] = None
+    return {key: tuple(places) for key, places in result.items()}
+
+
+def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
+    """`base` with the usual curves of its fabrics and kinds replaced where the site measured them.
+
+    Shipped series stay, to predict their own rows by; what is usual on links of other devices stays as well.
+    """
+    usual = {key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)}
+    measured: set[MeasuredPlace] = set()
+    for places in site.measured_on.values():
+        measured.update(places)
+
+    # which series lose their say about a place, for the report of the fit
+    replaced: dict[str, list[str]] = {}
+    for key, places in base.measured_on.items():
+        for place in measured & set(places):
+            replaced.setdefault(str(place), []).append(str(key))
+    series_left = sum(key not in site.curves for key in base.series) + len(base.moe.series)
+    links = {*base.most_ranks, *site.most_ranks}
+    return replace(
+        base,
+        curves={**base.curves, **usual},
+        measured_on={**base.measured_on, **site.measured_on},
+        most_ranks={link: max(base.most_ranks.get(link, 0), site.most_ranks.get(link, 0)) for link in links},
+        notes={**base.notes, "replaced": replaced, "kept": series_left, "own": len(site.series)},
+    )
+
+
+def _most_ranks(rows: CollectiveRows) -> dict[str, int]:
+    """Most ranks that were measured on every named link class: beyond twice as many a price counts as extrapolated."""
+    result: dict[str, int] = {}
+    for fabric, n, r in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
+        link = fabric.inside.link if n <= r else fabric.levels[-1].link
+        if not link.startswith("unknown"):
+            result[link] = max(result.get(link, 0), int(n))
+    return result

@@ -1,0 +1,366 @@
+"""Time of a collective from first principles: launch, hops and bytes over bandwidth, the best of the algorithms.
+
+`launch + min over algorithm and protocol of join(hops x latency, max(bytes / bandwidth inside, bytes / bandwidth
+between))`, as NCCL itself models it (`src/graph/tuning.cc`, `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
+
+Algorithms: ring, double binary tree (Sanders, Speck and Traeff, Parallel Computing 35, 2009), reduction in the
+switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols as NCCL's LL, LL128 and Simple: a
+share of the bandwidth at a fraction of the latency, nearly all of it at little more, and all of it at several times
+the latency. Every term grows with bytes, ranks and latency and falls with bandwidth, and so does their minimum.
+
+Functions take NumPy or JAX arrays alike and are differentiable in all real arguments.
+"""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, NamedTuple, get_args
+
+import numpy as np
+
+from perfmodel.ops import CollectiveKind
+
+Array = Any
+"""A NumPy or JAX array, or a Python number."""
+KINDS: Final = get_args(CollectiveKind)
+PAIRS: Final = ("send_recv", "all_to_all")
+"""Kinds that are messages between pairs."""
+
+REFERENCE_PEERS: Final = 7
+"""Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
+OVERLAP_INSIDE: Final = 3.0
+"""Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
+OVERLAP_BETWEEN: Final = 1.0
+"""Sharpness between nodes: the sum (Hockney's alpha and beta)."""
+OVERLAP_TREE: Final = 0.65
+"""Sharpness of a tree, where 1/2 is the optimally pipelined one, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
+section 2). Between it and the sum, since chunks have sizes of their own."""
+CHANNELS_UNTIL: Final = 4.0
+"""Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers than the library has
+channels to give them (`ncclTopoComputeP2pChannels`)."""
+POSTED: Final = 0.1
+"""Share of a hop that each further message costs which is posted at once, inside a node."""
+LINE_SHARE: Final = 0.92
+"""Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL `src/graph/tuning.cc`)."""
+LINE_START_S: Final = 7.4e-6
+"""What a collective in lines (LL128) takes longer to begin than one in low latency: 14 and 6.6 us (NCCL
+`src/graph/tuning.cc`)."""
+FULL_START_S: Final = 1.8e-6
+"""What a collective in full bandwidth (Simple) takes longer to begin than one in low latency: 8.4 and 6.6 us (NCCL
+`src/graph/tuning.cc`)."""
+SPREAD: Final = 0.5
+"""Share of a low-latency hop between nodes that a ring pays whose nodes have several ranks: its channels cross the
+network at different ranks (NCCL `src/graph/tuning.cc`: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per
+node pays all)."""
+ASKS: Final = 4
+"""Sharpness of the size from which messages ask before they are sent."""
+FULL_POSTS: Final = 3.0
+"""Posts to the network that a step of a ring takes in full bandwidth, where the other protocols take one (NCCL
+`src/graph/tuning.cc`, `netOverhead`)."""
+LEAST_HOP: Final = 0.25
+"""Share of the fitted hop that is software: it stays however low a stated latency."""
+IMPOSSIBLE_S: Final = 1e6
+"""Time of an algorithm that the fabric lacks."""
+
+
+@dataclass(frozen=True)
+class LinkConstants:
+    """Constants of a fabric that the curve of one kind needs; every field a number or arrays of one common shape."""
+
+    launch_s: Array
+    """Time that no message size and rank count changes: kernel launch, dispatch."""
+    hop_inside_s: Array
+    """Latency of one message inside a node in the low-latency protocol."""
+    hop_inside_full_s: Array
+    """Latency of one message inside a node in the bandwidth protocol."""
+    hop_inside_line_s: Array
+    """Latency of one message inside a node in the protocol of lines (LL128)."""
+    hop_switch_s: Array
+    """Latency of a node's switch that adds: a rank's way to it or back."""
+    hop_between_s: Array
+    """Latency of one message between nodes in the low-latency protocol."""
+    hop_between_full_s: Array
+    """Latency of one message between nodes in the bandwidth protocol."""
+    hop_between_line_s: Array
+    """Latency of one message between nodes in the protocol of lines (LL128)."""
+    shift_inside_s: Array
+    """Stated latency of a hop inside a node beyond the usual one: it adds to time as it is, whatever the size."""
+    shift_between_s: Array
+    """Stated latency of a hop between nodes beyond the usual one."""
+    usual_inside_s: Array
+    """Latency that clusters usually state of such links inside a node."""
+    usual_between_s: Array
+    """Latency that clusters usually state of such links between nodes."""
+    post_s: Array
+    """What a step of a ring over several nodes takes at least, inside a node too: the network is handed a message in
+    every step."""
+    peer_s: Array
+    """What each peer on another node costs one rank of an all-to-all."""
+    bandwidth_inside: Array
+    """Effective bytes/s of one rank inside its node in the bandwidth protocol: with `REFERENCE_PEERS` peers, where they
+    share a bridge with one."""
+    bandwidth_between: Array
+    """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
+    low_latency_share: Array
+    """Bandwidth of the low-latency protocol as a share of the full one."""
+    line_share: Array
+    """Bandwidth of the protocol of lines as a share of the full one; 0: the links do not carry it."""
+    peer_exponent: Array
+    """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a mesh of
+    direct links (each pair has its own), negative where ranks share a host bridge."""
+    node_exponent: Array
+    """Bandwidth between nodes falls as (nodes / 2) to the minus this."""
+    neighbour_share: Array
+    """Share of the bandwidth that a send to a neighbour keeps on many nodes."""
+    eager_bytes: Array
+    """Bytes on the wire from which a message between nodes asks before it is sent: twice the latency."""
+    tree_share: Array
+    """Bandwidth between nodes of a tree whose nodes add without a switch, relative to a ring's: half of its channels'
+    traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""
+    switch_share: Array
+    """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
+    network_share: Array
+    """Efficiency of reduction in the network's switches; 0: no such switches."""
+
+
+def namespace(*arrays: Array) -> ModuleType:
+    """`jax.numpy` if any argument is a JAX array (or tracer), else `numpy`; imports JAX for nobody else."""
+    jax = sys.modules.get("jax")
+    if jax is not None and any(isinstance(a, jax.Array) for a in arrays):
+        return jax.numpy
+    return np
+
+
+def larger(a: Array, b: Array, sharpness: float) -> Array:
+    """Smooth maximum of positive numbers: their `sharpness`-norm (1 gives the sum)."""
+    xp = namespace(a, b)
+    high, low = xp.maximum(a, b), xp.minimum(a, b)
+    ratio = low / xp.maximum(high, 1e-300)
+    return high * (1 + ratio**sharpness) ** (1 / sharpness)
+
+
+def smaller(a: Array, b: Array, sharpness: float = 16.0) -> Array:
+    """Smooth minimum of positive numbers."""
+    xp = namespace(a, b)
+    low, high = xp.minimum(a, b), xp.maximum(a, b)
+    ratio = low / xp.maximum(high, 1e-300)
+    return low * (1 + ratio**sharpness) ** (-1 / sharpness)
+
+
+ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet")
+"""Algorithms that a run may be held to."""
+
+SIMPLE_ONLY: Final = ("nvls", "nvls_tree", "collnet")
+"""Algorithms that reduce in switches, which have no low-latency protocol (NCCL `src/graph/tuning.cc`)."""
+
+
+class _Algorithm(NamedTuple):
+    """Work of the busiest rank: messages one after another, and bytes as multiples of the buffer."""
+
+    hops_inside: Array
+    hops_between: Array
+    volume_inside: Array
+    volume_between: Array
+    other_s: Array = 0.0
+    """Time beside both; of a fabric that lacks the algorithm `IMPOSSIBLE_S`."""
+
+
+class _Protocol(NamedTuple):
+    """How messages are sent: less latency for less of the bandwidth."""
+
+    hop_inside_s: Array
+    hop_between_s: Array
+    share: Array
+    """Share of the bandwidth that it reaches."""
+    start_s: Array
+    """What it takes longer to begin than in low latency."""
+
+
+def collective_time(
+    kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, c: LinkConstants, algorithm: str = ""
+) -> Array:
+    """Seconds of one kind on `ranks` ranks, `ranks_per_node` of them to a node; 0 for one rank.
+
+    Sizes as nccl-tests counts them (`perfmodel.ops.Collective`). Inside a node latency hides behind transfer
+    (a smooth maximum fits the tables best); between nodes it adds to it. `algorithm`: the one of `ALGORITHMS` that the
+    run is held to; by default, and where the kind has no such choice, the fastest.
+    """
+    xp = namespace(buffer_bytes, ranks, ranks_per_node, c.bandwidth_inside, c.bandwidth_between, c.hop_inside_s)
+    n, r = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
+    nodes = xp.maximum(n / r, 1.0)
+
+    # 1 from two nodes, and from two ranks of a node, on; in between differentiable
+    several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(r - 1.0, 1.0)
+    inside, between = _bandwidths(kind, xp, r, nodes, c)
+
+    # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as libraries choose by
+    # the same estimate (`ncclTopoGetAlgoTime`).
+    algorithms, best = _algorithms(kind, xp, n, r, nodes, c), None
+    for name, work in algorithms.items():
+        if algorithm in algorithms and algorithm != name:
+            continue
+        is_tree = name in ("tree", "nvls_tree")
+        asks = _asks(buffer_bytes if is_tree else buffer_bytes / n, c.eager_bytes) if name else 1.0
+        sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
+        for number, protocol in enumerate(_protocols(kind, name, xp, local, several, c)):
+            hops_near, hops_far = work.hops_inside, work.hops_between
+            is_low_latency = number == 1
+            if is_low_latency and kind == "broadcast":
+                # in low latency its ranks do not wait for one another
+                hops_near, hops_far = local, several
+
+            # Latency: hops one after another. What a cluster states beyond the usual latency is kept apart from it.
+            near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
+            latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
+            shift_s = hops_near * _shift(xp, near_s, c.shift_inside_s, c.usual_inside_s)
+            shift_s = shift_s + hops_far * _shift(xp, far_s, c.shift_between_s, c.usual_between_s)
+
+            # Transfer: both tiers carry the same data at the same time, so that the slower one sets the pace.
+            inside_s = work.volume_inside * buffer_bytes / (inside * protocol.share)
+            between_s = work.volume_between * buffer_bytes / (between * protocol.share)
+            transfer_s = larger(inside_s, between_s, 6.0)
+
+            # inside a node transfer hides what latency is stated, too
+            time_s = larger(latency_s + shift_s * (1 - several), transfer_s, sharpness) + shift_s * several
+            best = time_s if best is None else smaller(best, time_s)
+
+    # a group of one rank takes no time at all
+    return (c.launch_s + best) * xp.minimum(n - 1.0, 1.0)
+
+
+def peers_of(ranks: Array) -> Array:
+    """Peers of a rank inside its node, as far as they change its bandwidth."""
+    return namespace(ranks).clip(ranks - 1.0, 1.0, REFERENCE_PEERS)
+
+
+def _bandwidths(kind: str, xp: ModuleType, r: Array, nodes: Array, c: LinkConstants) -> tuple[Array, Array]:
+    """Bytes/s of one rank inside its node, by its peers there, and between nodes, by their number."""
+    # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with one.
+    peers = peers_of(r)
+    inside = c.bandwidth_inside * (peers / xp.where(c.peer_exponent < 0, 1, REFERENCE_PEERS)) ** c.peer_exponent
+    between = c.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -c.node_exponent
+    if kind == "send_recv":
+        channels_left = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
+        between = between * (c.neighbour_share + (1 - c.neighbour_share) * channels_left)
+    return inside, between
+
+
+def _protocols(
+    kind: str, name: str, xp: ModuleType, local: Array, several: Array, c: LinkConstants
+) -> tuple[_Protocol, ...]:
+    """Protocols that an algorithm may use: full bandwidth, then low latency and lines."""
+    # switches that reduce have the bandwidth protocol alone
+    if name in SIMPLE_ONLY:
+        return (_Protocol(c.hop_switch_s, c.hop_between_full_s, 1.0, FULL_START_S),)
+
+    # A ring over nodes of several ranks crosses the network at different ranks for each of its channels, which divides
+    # the latency; and every step of it waits for a message to be handed to the network.
+    ring = name == "ring"
+    spread = 1 - (1 - SPREAD) * local if ring else 1.0
+    post_s = c.post_s * several if ring and kind != "broadcast" else 0.0
+
+    # messages of pairs have one protocol between nodes
+    quick_s = c.hop_between_full_s if kind in PAIRS else c.hop_between_s
+    both = (
+        _Protocol(xp.maximum(c.hop_inside_full_s, FULL_POSTS * post_s), c.hop_between_full_s, 1.0, FULL_START_S),
+        _Protocol(xp.maximum(c.hop_inside_s, post_s), quick_s * spread, c.low_latency_share, 0.0),
+    )
+    if kind in PAIRS:
+        return both
+
+    # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
+    share, no_lines_s = xp.where(c.line_share > 0, c.line_share, 1.0), _absent_s(xp, c.line_share)
+    line_s = xp.maximum(c.hop_inside_line_s, post_s)
+    return (*both, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
+
+
+def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: LinkConstants) -> dict[str, _Algorithm]:
+    """Work of each algorithm of a kind on `n` ranks, `r` to a node."""
+    share, several = (n - 1) / n, xp.minimum(nodes - 1.0, 1.0)
+    # 0 where every rank of the group has a node to itself
+    local = xp.minimum(r - 1, 1.0)
+
+    # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the ranks of a node, or
+    # through a tree of them where that is shorter, and up the tree of nodes.
+    ring_in, ring_out = n - nodes, nodes * several
+    tree_in, tree_out = smaller(r - 1, 2 * xp.log2(r)), xp.log2(nodes)
+    if kind == "all_reduce":
+        # reduce, then distribute: every hop and every byte twice
+        # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
+        tree_volume = xp.minimum(nodes - 1, 2.0)
+        # a switch that reduces gets every rank's buffer once and sends the sum once
+        switched, no_switch_s = _reduced(xp, c.switch_share)
+        networked, no_network_s = _reduced(xp, c.network_share)
+        ring_volume, over, summed = 2 * share * several / r, 2 * share * local, switched * local
+        no_collnet_s = no_switch_s + no_network_s
+        return {
+            "ring": _Algorithm(2 * ring_in, 2 * ring_out, over, ring_volume),
+            "tree": _Algorithm(2 * tree_in, 2 * tree_out, over, tree_volume / r / c.tree_share),
+            "nvls": _Algorithm(2 * local, 2 * ring_out, summed, ring_volume, no_switch_s),
+            "nvls_tree": _Algorithm(2 * local, 2 * tree_out, summed, tree_volume / r, no_switch_s),
+            "collnet": _Algorithm(2 * local, 2 * several, summed, networked * several / r, no_collnet_s),
+        }
+    if kind in ("all_gather", "reduce_scatter"):
+        return {"ring": _Algorithm(ring_in, ring_out, share * local, share * several / r)}
+    if kind == "all_to_all":
+        # sends to all peers are posted at once; what stays in the node does not load its adapters
+        peers_s = (n - r) * c.peer_s
+        return {"": _Algorithm(local * (1 + POSTED * (r - 1)), several, (r - 1) / n, (n - r) / n, peers_s)}
+    if kind == "send_recv":
+        return {"": _Algorithm(local * (1 - several), several, local * (1 - several), several)}
+    return {
+        "ring": _Algorithm(ring_in, ring_out, local, several / r),
+        "tree": _Algorithm(tree_in, tree_out, local, several / r),
+    }
+
+
+def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Array:
+    """What a stated latency adds to a hop: as much as it is beyond the usual one, of hops that take less than that in
+    proportion, so that twice the latency is never more than twice the time. However low the stated latency, a hop keeps
+    `LEAST_HOP` of the fitted one: software."""
+    return xp.maximum(stated_s * xp.minimum(hop_s / usual_s, 1.0), (LEAST_HOP - 1) * hop_s)
+
+
+def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
+    """Volume in buffers of a reduction in switches of this efficiency, and what keeps those without from it [s]."""
+    return 1 / xp.where(share > 0, share, 1.0), _absent_s(xp, share)
+
+
+def _asks(message_bytes: Array, eager_bytes: Array) -> Array:
+    """Latencies of a message: 1 of one sent at once, 2 of one that asks first. On the wire half of what LL sends is
+    flags. No steeper than that more ranks, and smaller messages, still take longer."""
+    return 1 + 1 / (1 + (eager_bytes / (2 * message_bytes)) ** ASKS)
+
+
+def _absent_s(xp: ModuleType, share: Array) -> Array:
+    return xp.where(share > 0, 0.0, IMPOSSIBLE_S)
+
+
+def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduces: np.ndarray | bool) -> np.ndarray:
+    """Least share of the buffer (as nccl-tests counts it) that a rank moves one way over the group's outermost tier.
+
+    Whatever the algorithm: inside a node each of n ranks must receive the n - 1 shares that it lacks; for an all-reduce
+    twice (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69, 2009, section 3), or its whole
+    buffer once where switches add (`reduces`). Between N nodes the same holds of nodes, whose traffic r ranks share.
+    Copies inside one device are no traffic: 0 for one rank. float64[n].
+
+    >>> least_volume("all_reduce", np.array([8.0]), np.array([8.0]), False).tolist()
+    [1.75]
+    """
+    n = np.asarray(ranks, np.float64)
+    r = np.minimum(np.maximum(ranks_per_node, 1.0), n)
+    between = n > r
+    parties = np.where(between, np.ceil(n / r), n)
+    share = np.where(between, r, 1.0)
+    lacking = (parties - 1) / np.maximum(parties, 1.0)
+    if kind == "all_reduce":
+        volume = np.where(reduces, np.minimum(2 * lacking, 1.0), 2 * lacking) / share
+    elif kind in ("all_gather", "reduce_scatter"):
+        volume = lacking / share
+    elif kind == "all_to_all":
+        volume = np.where(between, n - r, n - 1) / n
+    elif kind == "send_recv":
+        volume = np.ones(len(n))
+    else:  # a broadcast: every party but the root receives the buffer
+        volume = 1 / share
+    return volume * (n > 1)

@@ -1,0 +1,185 @@
+"""Least squares for the effects of the physical curve, over all measured fabrics at once."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from math import log
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.cost.learn.collectives._effects import BETWEEN, Effect, constants, effects, expected
+from perfmodel.cost.learn.collectives._physics import LinkConstants, collective_time
+from perfmodel.cost.learn.collectives._rows import CollectiveRows
+from perfmodel.ingest.tables import groups_of
+
+NOISE: Final = 0.25
+"""Log error of one placement that the expected effects are weighed against: fabrics of one class differ by this."""
+KNEE: Final = 0.15
+"""Log error beyond which a point pulls no harder (soft L1): congested and misconfigured runs."""
+DISPATCH: Final = (log(3e-6), 1.5)
+"""Log of the dispatch cost [s] expected of a source, and its standard deviation."""
+POINTS: Final = 10
+"""Sizes per placement."""
+STEP: Final = 1e-6
+"""Step of forward differences."""
+_LOG: Final = logging.getLogger(__name__)
+_FIELDS: Final = tuple(f.name for f in fields(LinkConstants))
+
+
+def physical_time(values: Mapping[Effect, float], rows: CollectiveRows) -> np.ndarray:
+    """The physical curve [s] at every row, each alone on its fabric."""
+    return _Placements(rows).time(values)
+
+
+class _Placements:
+    """Rows beside the distinct sets of constants that they need, so that a fit works those out once per set."""
+
+    def __init__(self, rows: CollectiveRows) -> None:
+        self.rows = rows
+        keys: dict[tuple[Any, ...], int] = {}
+        columns = zip(rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True)
+        self.which = np.array([keys.setdefault(key, len(keys)) for key in columns], dtype=np.int64)
+        self.keys = list(keys)
+        self.of_kind = groups_of(rows.kind, rows.algorithm)
+
+    def table(self, values: Mapping[Effect, float]) -> np.ndarray:
+        """Constants of every set, float64[k, fields]."""
+        return np.array([self.constants(values, key) for key in self.keys]).reshape(-1, len(_FIELDS))
+
+    def time(self, values: Mapping[Effect, float]) -> np.ndarray:
+        """Seconds of every row."""
+        return self.of_table(self.table(values))
+
+    def of_table(self, table: np.ndarray) -> np.ndarray:
+        """Seconds of every row by constants of every set, float64[k, fields]."""
+        time_s = np.zeros(len(self.rows))
+        for (kind, algorithm), index in self.of_kind:
+            link = LinkConstants(*table[self.which[index]].T)
+            rows = self.rows
+            sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
+            time_s[index] = collective_time(kind, *sizes, link, algorithm)
+        return time_s
+
+    def derivative(self, values: Mapping[Effect, float], names: Sequence[Effect]) -> np.ndarray:
+        """Derivative of every row's seconds by every effect: that of the curve by its constants (forward differences)
+        times that of the constants by the few effects that each set has; float64[n, names]."""
+        table = self.table(values)
+        here, result = self.of_table(table), np.zeros((len(self.rows), len(names)))
+
+        # By the constants: all sets move at once, as no row depends on two of them.
+        by_field = np.zeros((len(_FIELDS), len(self.rows)))
+        steps = np.maximum(np.abs(table), 1e-12) * STEP
+        for f in range(len(_FIELDS)):
+            moved = table.copy()
+            moved[:, f] += steps[:, f]
+            by_field[f] = (self.of_table(moved) - here) / steps[self.which, f]
+
+        # by the effects that a set has, through its constants
+        column = {name: i for i, name in enumerate(names)}
+        for k, key in enumerate(self.keys):
+            rows = np.flatnonzero(self.which == k)
+            kind, fabric, *_, between = key
+            for name in effects(kind, fabric.inside.link, fabric.levels[-1 if between else 0].link):
+                if name not in column:
+                    continue
+                moved_values = {**values, name: values[name] + STEP}
+                change = (np.array(self.constants(moved_values, key)) - table[k]) / STEP
+                result[rows, column[name]] = change @ by_field[:, rows]
+        return result
+
+    @staticmethod
+    def constants(values: Mapping[Effect, float], key: tuple[Any, ...]) -> list[float]:
+        """Constants of one set, in the order of the fields."""
+        kind, fabric, per_node, algorithm, between = key
+        level = len(fabric.levels) - 1 if between else 0
+        c = constants(values, kind, fabric, level, per_node, 1.0, algorithm == "collnet", between)
+        return [getattr(c, name) for name in _FIELDS]
+
+
+def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
+    """Effects fitted to rows over several nodes alone; those inside a node as `known`."""
+    inside = {effect: value for effect, value in known.items() if effect.part not in BETWEEN}
+    return fit_physics(rows.take(rows.between), known, inside)
+
+
+def fit_physics(
+    rows: CollectiveRows, start: Mapping[Effect, float] | None = None, fixed: Mapping[Effect, float] | None = None
+) -> dict[Effect, float]:
+    """Effects of the physical curve by maximum a posteriori, robust to congested and misconfigured runs.
+
+    Every placement of every series counts alike. Tables timed from the host have a dispatch cost of their source,
+    which is fitted beside and left out of predictions. `start`: effects to begin the search at; `fixed`: effects that
+    stay as they are.
+    """
+    from scipy.optimize import least_squares
+
+    thin, weight = _thinned(rows)
+    fixed = fixed or {}
+    names = [name for name in _names(thin) if name not in fixed]
+
+    # One vector: effects, then a dispatch cost for each source. The search moves in units of their standard deviations
+    # from what is expected, so that the prior is the identity.
+    source, which = np.unique(thin.of_series("source").astype(str), return_inverse=True)
+    first = len(names)
+    middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(source)).T
+    places, observed = _Placements(thin), np.log(thin.time_s)
+
+    def at(move: np.ndarray) -> tuple[dict[Effect, float], np.ndarray]:
+        vector = middle + deviation * move
+        return {**fixed, **dict(zip(names, vector[:first].tolist(), strict=True))}, np.exp(vector[first:])[which]
+
+    def residual(move: np.ndarray) -> np.ndarray:
+        values, dispatch_s = at(move)
+        error = np.log(places.time(values) + dispatch_s) - observed
+        # soft L1: quadratic up to the knee, linear beyond
+        robust = np.sign(error) * KNEE * np.sqrt(2 * (np.sqrt(1 + (error / KNEE) ** 2) - 1))
+        return np.concatenate([weight * robust / NOISE, move])
+
+    def jacobian(move: np.ndarray) -> np.ndarray:
+        values, dispatch_s = at(move)
+        total_s = places.time(values) + dispatch_s
+        error = np.log(total_s) - observed
+        # d robust / d error, 1 at 0
+        root = np.sqrt(1 + (error / KNEE) ** 2)
+        slope = np.abs(error) / (root * KNEE * np.sqrt(2 * (root - 1)) + 1e-12)
+        slope = np.where(np.abs(error) < 1e-6, 1.0, slope)
+        by_dispatch = np.eye(len(source))[which] * dispatch_s[:, None]
+        derivative = np.concatenate([places.derivative(values, names), by_dispatch], axis=1) * deviation
+        return np.concatenate([(weight * slope / total_s / NOISE)[:, None] * derivative, np.eye(len(middle))])
+
+    begin = middle.copy()
+    begin[:first] = [(start or {}).get(name, value) for name, value in zip(names, middle, strict=False)]
+    first_move = (begin - middle) / deviation
+    solution = least_squares(residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4)  # type: ignore[arg-type]
+    vector = middle + deviation * solution.x
+    _LOG.info("%d effects of %d placements' points, cost %.1f", len(middle), len(thin), solution.cost)
+    return {**fixed, **{name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}}
+
+
+def _names(rows: CollectiveRows) -> list[Effect]:
+    """All effects that the rows say something of, sorted."""
+    names: dict[Effect, None] = {}
+    for kind, fabric, outside in set(zip(rows.kind, rows.fabric, rows.between, strict=True)):
+        for name in effects(kind, fabric.inside.link, fabric.levels[-1].link):
+            if outside or name.part not in BETWEEN:
+                names[name] = None
+    return sorted(names, key=str)
+
+
+def _thinned(rows: CollectiveRows) -> tuple[CollectiveRows, np.ndarray]:
+    """`POINTS` rows of median time per series and placement, even in the logarithm of the size, and their weights."""
+    keep, weight = [], []
+    for _, index in groups_of(rows.series, rows.ranks, rows.ranks_per_node):
+        size = np.log2(rows.buffer_bytes[index])
+        edges = np.linspace(size.min(), size.max() + 1e-9, POINTS + 1)
+        cell = np.searchsorted(edges, size, side="right")
+        chosen = []
+        for number in np.unique(cell):
+            part = index[cell == number]
+            # by time per byte, as sizes differ within a cell
+            ordered = part[np.argsort(rows.time_s[part] / rows.buffer_bytes[part], kind="stable")]
+            chosen.append(ordered[len(ordered) // 2])
+        keep += chosen
+        weight += [(1 / len(chosen)) ** 0.5] * len(chosen)
+    return rows.take(np.array(keep)), np.array(weight)

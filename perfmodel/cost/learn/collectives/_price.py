@@ -1,0 +1,430 @@
+"""Prices of collectives: physics times what was measured, made monotone in bytes and ranks.
+
+For one kind on one fabric the product of the physical curve and the measured correction is laid out on a grid of
+sizes and rank (or node) counts and projected onto what grows with both, with bytes in proportion to them at most
+(`rising`, which leaves alone what grows so already): twice the bytes can be sent as two messages. Between the points
+of the grid the logarithm of the time is interpolated. So a price never falls with bytes or ranks, and, as physics does
+not fall with latency nor rise with bandwidth at any point of the grid, neither does the price.
+
+In a mesh of direct links (NVLink 2, XGMI) more ranks of a node have more links: there, inside a node, each rank
+count stands for itself. So it does where a row of a table names a measured series, which is to be told as measured,
+with what made one count of its ranks, or one size, slower than the next.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.cost.learn.collectives._curves import (
+    GRID,
+    PER_OCTAVE,
+    CovarianceTerms,
+    Curve,
+    Placements,
+    between_of,
+    correction,
+    inside_of,
+)
+from perfmodel.cost.learn.collectives._effects import constants
+from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._physics import collective_time, least_volume, peers_of
+from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
+from perfmodel.cost.learn.collectives._weights import CollectiveWeights, CurveKey, EntryKey, LinksKey
+from perfmodel.ingest.tables import groups_of
+from perfmodel.session import Cache
+
+_STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 96)
+RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
+"""Rank counts inside a node at which prices are worked out."""
+NODES: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float)
+"""Node counts at which prices are worked out."""
+RING_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+"""Kinds whose rings run over all ranks of a group."""
+_MOST_TABLES: Final = 4096
+"""Tables that are kept, of a kind on a fabric at one placement each."""
+LARGE: Final = 20
+"""log2 of the bytes from which a message counts as large: 1 MiB."""
+
+
+@dataclass(frozen=True)
+class CollectiveRequest:
+    """What is priced together: one kind on one fabric, by what was measured under some names."""
+
+    kind: str
+    fabric: Fabric
+    keys: tuple[EntryKey | SeriesKey, ...] = ()
+    """A measured series to price by, most specific first; without one the fabric's usual price."""
+    algorithm: str = ""
+    """The one that it is held to; by default the fastest."""
+    any_algorithm: bool = True
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`n` collectives as columns, float64[n] (`level` int64)."""
+
+    buffer_bytes: np.ndarray
+    ranks: np.ndarray
+    ranks_per_node: np.ndarray
+    level: np.ndarray
+    """Outermost network level reached."""
+    concurrent: np.ndarray
+    """Groups that share each node's outgoing links."""
+    interleaved: np.ndarray
+    """Groups whose ranks lie in turn within one span of a node, which share its host bridge if it has one."""
+
+    @classmethod
+    def on(
+        cls,
+        fabric: Fabric,
+        buffer_bytes: np.ndarray,
+        ranks: np.ndarray,
+        ranks_per_node: np.ndarray,
+        level: np.ndarray,
+        concurrent: np.ndarray,
+        interleaved: np.ndarray | float = 1.0,
+    ) -> "Groups":
+        """Groups on one fabric: over at least its first network level where they leave a node."""
+        last = len(fabric.levels) - 1
+        level = np.clip(level.astype(np.int64), 0, last)
+        if fabric.flat:
+            ranks_per_node = np.ones(len(ranks))
+        else:
+            ranks_per_node = np.clip(ranks_per_node, 1, ranks)
+            level = np.where(ranks > ranks_per_node, np.maximum(level, min(1, last)), 0)
+        concurrent = np.maximum(concurrent, 1.0)
+
+        # Groups that leave a node share its bridge with all that leave it beside them. Behind a switch, or with links
+        # between pairs, groups do not slow one another.
+        bridged = fabric.inside.link_class.bridged
+        sharing_inside = interleaved if bridged else 1.0
+        sharing_between = concurrent if bridged else 1.0
+        sharing = np.where(ranks > ranks_per_node, sharing_between, sharing_inside)
+        return cls(buffer_bytes, ranks, ranks_per_node, level, concurrent, np.maximum(sharing, 1.0))
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Times with 90 % intervals."""
+
+    time_s: np.ndarray
+    half_width: np.ndarray
+    """Half-width of the interval in log time."""
+    provenance: np.ndarray
+    least_s: np.ndarray
+    """Shortest time that the links' full rates allow: no time, nor any end of an interval, is shorter."""
+
+    @classmethod
+    def unknown(cls, n: int) -> "Priced":
+        """Room for `n` prices."""
+        return cls(np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object), np.zeros(n))
+
+    def put(self, at: np.ndarray, prices: "Priced") -> None:
+        """Set the prices at positions."""
+        for name, column in vars(self).items():
+            column[at] = getattr(prices, name)
+
+
+@dataclass(frozen=True)
+class _LogPrices:
+    """Log times, half-widths and provenances of all groups of a request, filled in table by table."""
+
+    log_s: np.ndarray
+    half_width: np.ndarray
+    provenance: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Log time over counts and `GRID`, float64[c, g], and what it stands on."""
+
+    count: np.ndarray
+    log_s: np.ndarray
+    curves: dict[float, Curve]
+    """Curves measured at just these ranks per node, by count."""
+    source: CurveKey | None
+    """Key that they were found under."""
+
+
+class CollectivePrices:
+    """Times of collectives on fabrics, from fitted weights."""
+
+    def __init__(self, weights: CollectiveWeights) -> None:
+        self.weights = weights
+        # weights never change: what was worked out for equal questions stays right
+        self._tables = Cache(_MOST_TABLES)
+
+    def price(self, asked: CollectiveRequest, groups: Groups) -> Priced:
+        """Time, interval and provenance of every group; 0 for one rank."""
+        n = len(groups.ranks)
+        fabric = asked.fabric
+        prices = _LogPrices(np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object))
+        link_bytes_per_s = np.full(n, fabric.inside.bandwidth)
+        several = groups.ranks > 1
+
+        # Inside a node: one table over rank counts for each number of groups that share a host bridge.
+        inside = several & (groups.ranks <= groups.ranks_per_node)
+        for sharing in np.unique(groups.interleaved[inside]).tolist():
+            at = np.flatnonzero(inside & (groups.interleaved == sharing))
+            self._fill(prices, at, asked, self._inside(asked, sharing), groups, groups.ranks)
+
+        # Between nodes: one table over node counts for each placement.
+        between = np.flatnonzero(several & ~inside)
+        columns = [groups.ranks_per_node[between], groups.level[between], groups.concurrent[between]]
+        placements, placement_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        for i, (per_node, level, concurrent) in enumerate(placements.tolist()):
+            at = between[placement_of.ravel() == i]
+            question = (asked, per_node, int(level), concurrent)
+            table = self._tables.get_or_compute(question, lambda question=question: self._between_table(*question))
+            self._fill(prices, at, asked, table, groups, groups.ranks / groups.ranks_per_node)
+            link_bytes_per_s[at] = fabric.share_between(int(level), per_node, concurrent)
+
+        # No algorithm beats its least volume at the links' full rate.
+        reduces = np.array([level.link_class.reduces for level in fabric.levels])[groups.level]
+        limited = np.array([level.link_class.limited for level in fabric.levels])[groups.level]
+        volume = least_volume(asked.kind, groups.ranks, groups.ranks_per_node, reduces)
+        least_s = np.where(limited, volume * groups.buffer_bytes / link_bytes_per_s, 0.0)
+        time_s = np.maximum(np.exp(prices.log_s) * several, least_s)
+        return Priced(time_s, prices.half_width, prices.provenance, least_s)
+
+    def _fill(
+        self,
+        prices: _LogPrices,
+        at: np.ndarray,
+        asked: CollectiveRequest,
+        table: _Table,
+        groups: Groups,
+        count: np.ndarray,
+    ) -> None:
+        """Fill in the prices of the groups at positions, by a table over `count` (their ranks or nodes)."""
+        size, count = np.log2(np.maximum(groups.buffer_bytes[at], 1.0)), count[at]
+        prices.log_s[at] = _read(table, size, count)
+
+        # Measured: a size and a count that were, at these ranks per node, half an octave more or less.
+        measured = np.zeros(len(at), bool)
+        for known_count, curve in table.curves.items():
+            measured |= (count == known_count) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
+
+        # curves of links alone are those of other devices
+        measured &= not isinstance(table.source, LinksKey)
+        provenance = np.where(measured, "measured", self._unmeasured(asked, table, groups, at))
+        prices.provenance[at] = provenance
+
+        # Widths differ by provenance, and between messages that latency and that bandwidth bounds.
+        tier = "inside" if table.count is RANKS else "between"
+        for name in np.unique(provenance.astype(str)):
+            for large in (False, True):
+                alike = (provenance == name) & ((size >= LARGE) == large)
+                width = self.weights.half_width(name, asked.kind, tier, large, table.source)
+                prices.half_width[at[alike]] = width
+
+    def _unmeasured(self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
+        """Provenance of what was not itself measured."""
+        # on a fabric, or links, with measurements; else physics, which holds up to twice the ranks that it was fitted
+        # to
+        if table.source:
+            return np.full(len(index), "learned", dtype=object)
+        fabric, levels = asked.fabric, groups.level[index]
+        links = np.array([x.link for x in fabric.levels])[levels]
+        if table.count is RANKS:
+            links = np.full(len(index), fabric.inside.link)
+        most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
+        return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
+
+    def _inside(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        """Table of groups inside a node, of which so many share a host bridge; remembered."""
+        make = self._inside_table if sharing == 1 else self._bridge_table
+        return self._tables.get_or_compute((asked, sharing), lambda: make(asked, sharing))
+
+    def _bridge_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        """Table of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
+        # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
+        alone, shared = self._inside(asked, 1.0), self._inside_table(asked, sharing)
+        return _Table(RANKS, np.maximum(alone.log_s, shared.log_s), {}, alone.source)
+
+    def _inside_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
+        """Table of groups inside a node.
+
+        Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them crosses slower
+        hops. Groups whose ranks lie in turn cross the same hops as one group of all their ranks, so they get its
+        bandwidth; their latency is that of their own ranks.
+        """
+        fabric = asked.fabric
+        parts, source = self._measured_curves(asked, False, 0, 0.0)
+        in_network = asked.algorithm == "collnet"
+        link = constants(
+            self.weights.physics,
+            asked.kind,
+            fabric,
+            level=0,
+            ranks_per_node=1.0,
+            concurrent=1.0,
+            in_network=in_network,
+            spans_nodes=False,
+        )
+        size_bytes = np.exp2(GRID)[None, :]
+        ranks = RANKS[:, None]
+        if sharing > 1:
+            # of the largest messages, which take as long as bandwidth says
+            slower = correction(parts, RANKS * sharing)[:, -1:] - correction(parts, RANKS)[:, -1:]
+            loss = (peers_of(ranks * sharing) / peers_of(ranks)) ** min(0.0, float(link.peer_exponent))
+            link = replace(link, bandwidth_inside=link.bandwidth_inside * loss * np.exp(-slower))
+
+        # Physics, times what measurements add to it, made monotone in bytes and then in ranks.
+        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, link, asked.algorithm)
+        time_s = time_s * np.exp(correction(parts, RANKS))
+        log_s = _over_bytes(np.log(time_s), source)
+
+        # a series is told as measured, and in a mesh more ranks have more links
+        each_count_alone = isinstance(source, SeriesKey) or fabric.inside.link_class.mesh
+        if not each_count_alone:
+            log_s = rising(log_s, axis=0)
+        return _Table(RANKS, log_s, parts[0][1] if parts else {}, source)
+
+    def _between_table(self, asked: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
+        """Table of groups over several nodes, by their number; one node first, from the table inside it."""
+        fabric = asked.fabric
+        parts, source = self._measured_curves(asked, True, level, per_node)
+        told_as_measured = isinstance(source, SeriesKey)
+        in_network = asked.algorithm == "collnet"
+        link = constants(
+            self.weights.physics,
+            asked.kind,
+            fabric,
+            level=level,
+            ranks_per_node=per_node,
+            concurrent=concurrent,
+            in_network=in_network,
+            spans_nodes=True,
+        )
+        size_bytes = np.exp2(GRID)[None, :]
+        nodes = NODES[1:]
+        ranks = nodes[:, None] * per_node
+
+        # Physics, times what measurements add to it, made monotone in bytes and then in nodes.
+        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, link, asked.algorithm)
+        time_s = time_s * np.exp(correction(parts, nodes))
+        log_s = _over_bytes(np.log(time_s), source)
+        if not told_as_measured:
+            log_s = rising(log_s, axis=0)
+
+        # One node: the group inside it, than which no larger one is faster. Ranks that have a node each have no such
+        # group; the row stands only for what lies between one node and two.
+        one_node = log_s[0]
+        if per_node > 1:
+            bridged = fabric.inside.link_class.bridged
+            inside = self._inside(asked, concurrent if bridged else 1.0)
+            ranks_inside = np.full(len(GRID), per_node)
+            one_node = _read(inside, GRID, ranks_inside)
+            if not told_as_measured:
+                log_s = np.maximum(log_s, one_node)
+            if bridged and asked.kind in RING_KINDS and not told_as_measured:
+                # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
+                more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
+                in_ring = np.array([_read(inside, GRID + octaves, ranks_inside) for octaves in more_octaves])
+                log_s = np.maximum(log_s, in_ring)
+
+        measured: dict[float, Curve] = {}
+        for _, curves in parts:
+            for node_count, curve in curves.items():
+                if curve.ranks_per_node == per_node:
+                    measured[node_count] = curve
+        return _Table(NODES, np.concatenate([one_node[None], log_s]), measured, source)
+
+    def _measured_curves(
+        self, asked: CollectiveRequest, between: bool, level: int, per_node: float
+    ) -> tuple[CovarianceTerms, CurveKey | None]:
+        """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
+        known = self.weights.curves
+        candidates: list[tuple[CurveKey, Placements]] = []
+
+        # The series that is named; its own software and element type replace what all of it shows at a placement.
+        if asked.keys:
+            series: dict[tuple[float, float], Curve] = {}
+            for key in reversed(asked.keys):
+                series |= known.get(key, {})
+            candidates.append((asked.keys[-1], series))
+
+        # What is usual on such a fabric says nothing of an algorithm that a run is held to.
+        if asked.any_algorithm:
+            usual_keys = self.weights.priced_by(asked.fabric, asked.kind, between, level)
+            candidates += [(key, known.get(key, {})) for key in usual_keys]
+
+        for key, placements in candidates:
+            parts: CovarianceTerms = []
+            if between:
+                parts = between_of(placements, per_node)
+            elif inside := inside_of(placements):
+                parts = [(1.0, inside)]
+            if parts:
+                return parts, key
+        return [], None
+
+
+def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None) -> np.ndarray:
+    """Values that never fall along an axis: the mean of the running maximum from below and the running minimum from
+    above, which leaves alone what rises already.
+
+    Monotone in every value, and moved with all of them: what is never larger, or larger by so much at most, stays so,
+    along other axes too.
+
+    Args:
+        at_most: rises along the last axis, and the result by no more than it does.
+
+    >>> rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
+    [1.0, 2.5, 2.5, 4.0]
+    >>> rising(np.array([0.0, 0.0, 3.0]), at_most=np.array([0.0, 1.0, 2.0])).tolist()
+    [0.5, 1.0, 2.0]
+    """
+    # what rises no faster than a line is what falls short of it by more and more
+    if at_most is not None:
+        values = at_most - rising(at_most - values)
+    above = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
+    return 0.5 * (np.maximum.accumulate(values, axis) + above)
+
+
+def _over_bytes(log_s: np.ndarray, source: CurveKey | None) -> np.ndarray:
+    """Times on `GRID` that grow with bytes, and but for those of a measured series in proportion to them at most."""
+    if isinstance(source, SeriesKey):
+        return rising(log_s)
+    return rising(log_s, at_most=GRID * np.log(2.0))
+
+
+def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Log time at log2 sizes and counts: bilinear, beyond the largest size in proportion to it."""
+    # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the lower one.
+    place_of_size = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
+    below_size = np.minimum(place_of_size.astype(np.int64), len(GRID) - 2)
+    log_counts = np.log2(table.count)
+    place_of_count = np.interp(np.log2(count), log_counts, np.arange(len(log_counts)))
+    below_count = np.minimum(place_of_count.astype(np.int64), len(log_counts) - 2)
+    across, up = place_of_size - below_size, place_of_count - below_count
+
+    log_s = table.log_s
+    below = log_s[below_count, below_size] * (1 - across) + log_s[below_count, below_size + 1] * across
+    above = log_s[below_count + 1, below_size] * (1 - across) + log_s[below_count + 1, below_size + 1] * across
+    beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
+    return below * (1 - up) + above * up + beyond_grid
+
+
+def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
+    """Prices of rows of tables, each alone on its fabric, by its own series where that was measured."""
+    # Rows that ask the same table questions go together: they differ in sizes and counts alone.
+    columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
+    codes: dict[tuple[Any, ...], int] = {}
+    code_of_row = np.array([codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)], dtype=np.int64)
+    distinct = list(codes)
+
+    priced = Priced.unknown(len(rows))
+    for (code,), index in groups_of(code_of_row):
+        kind, fabric, series, software, dtype, algorithm, any_algorithm = distinct[code]
+        key = rows.keys[series]
+        keys = EntryKey(key, software, dtype), key
+        asked = CollectiveRequest(str(kind), fabric, keys, str(algorithm), bool(any_algorithm))
+        outermost, alone = np.full(len(index), len(fabric.levels) - 1), np.ones(len(index))
+        groups = Groups.on(
+            fabric, rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], outermost, alone
+        )
+        priced.put(index, prices.price(asked, groups))
+    return priced

@@ -1,0 +1,326 @@
+"""Measured collectives as typed columns, and which of them say nothing of a device's links.
+
+Rows of four kinds are set aside, each with the reason in words: rows that others disturbed, links that the table does
+not name (an efficiency would be relative to a guess), rates above the link (a wrong unit, size or link), and rates far
+below it (a host at fault, another job on the network).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from perfmodel.catalog.networks import DEVICES_PER_NODE, NVL72_DEVICES
+from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._physics import KINDS, least_volume
+from perfmodel.cost.learn.collectives.links import (
+    TRAY,
+    LinkClass,
+    is_known,
+    is_network,
+    is_rack,
+    link_classes,
+    states_rate,
+)
+from perfmodel.ingest import clean_collectives
+from perfmodel.ingest.tables import groups_of, number, text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class SeriesKey(NamedTuple):
+    """What identifies a measured series: one way of running one kind of collective, by one source."""
+
+    source: str
+    device: str
+    interconnect: str
+    kind: str
+    algorithm: str
+    way: str
+
+    def __str__(self) -> str:
+        return "|".join(self)
+
+    def starts(self, leading: Iterable[Sequence[str]]) -> bool:
+        """Whether the first parts are those of one of `leading`, where `""` stands for any."""
+        for parts in leading:
+            pairs = zip(self, parts, strict=False)
+            if all(part in ("", of_series) for of_series, part in pairs):
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class CollectiveRows:
+    """Rows of one or more tables, one array element per row."""
+
+    kind: np.ndarray
+    """Collective kind, str[n]."""
+    series: np.ndarray
+    """Index into `keys`, int64[n]."""
+    keys: tuple[SeriesKey, ...]
+    """All series, sorted."""
+    software: np.ndarray
+    """With its version, str[n]."""
+    dtype: np.ndarray
+    """Element type as the table has it, str[n]."""
+    fabric: np.ndarray
+    """`Fabric` of every row, object[n]; equal ones are one object."""
+    algorithm: np.ndarray
+    """The algorithm that the run was held to (`ALGORITHMS`), else `""`; str[n]."""
+    any_algorithm: np.ndarray
+    """Whether the library chose the algorithm, bool[n]."""
+    buffer_bytes: np.ndarray
+    """As nccl-tests counts them, float64[n]."""
+    ranks: np.ndarray
+    """Ranks of the group, float64[n]."""
+    ranks_per_node: np.ndarray
+    """Ranks of the group on each of its nodes, float64[n]."""
+    time_s: np.ndarray
+    """NaN where the table has none, float64[n]."""
+    doubtful: np.ndarray
+    """A second count of the same test (`in_place`) or marked by a `check`, bool[n]."""
+    disturbed: np.ndarray
+    """Marked by its collector: others used the machine while it was timed, bool[n]."""
+    slow: np.ndarray
+    """Whether it is known to run far below its links (`usable`): told as measured, but no guide to others; bool[n]."""
+    skipped: np.ndarray
+    """Why a row cannot be used, `""` for those that can; str[n]."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def between(self) -> np.ndarray:
+        """Whether a row's group spans several nodes, bool[n]."""
+        return self.ranks > self.ranks_per_node
+
+    def take(self, index: np.ndarray) -> "CollectiveRows":
+        """The rows at `index` (integers or a mask)."""
+        columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "keys"}
+        return replace(self, **columns)
+
+    def of_series(self, part: str) -> np.ndarray:
+        """One part of every row's series, such as `source` or `device`, str objects [n]."""
+        return np.array([getattr(key, part) for key in self.keys] or [""], object)[self.series]
+
+    def starting(self, leading: Sequence[Sequence[str]]) -> np.ndarray:
+        """Whether every row's series begins with the parts of one of `leading`, bool[n]."""
+        return np.array([key.starts(leading) for key in self.keys] or [False], bool)[self.series]
+
+    def anonymous(self) -> "CollectiveRows":
+        """The same rows as if nobody had said whose they are."""
+        return replace(self, series=np.zeros(len(self), np.int64), keys=(SeriesKey("", "", "", "", "auto", ""),))
+
+
+def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
+    """Canonical rows of a collective table (columns of the data README); never raises for a strange row.
+
+    Missing text columns count as empty, missing `ranks_per_node` as `num_ranks / num_nodes` or, if neither
+    is there, as up to eight ranks to a node.
+    """
+    table = clean_collectives(table)
+    kind, size, ranks = text(table, "collective"), number(table, "bytes"), number(table, "num_ranks")
+
+    # ranks per node: as stated, else by the number of nodes, else as nodes usually are
+    per_node = number(table, "ranks_per_node")
+    by_nodes = np.ceil(ranks / np.maximum(number(table, "num_nodes"), 1))
+    per_node = np.where(np.isfinite(per_node) & (per_node >= 1), per_node, by_nodes)
+    per_node = np.where(np.isfinite(per_node), per_node, DEVICES_PER_NODE)
+    table, per_node = _in_racks(table, ranks, per_node)
+
+    # neighbours exchange: inside a node a group of two, over nodes one rank of each
+    is_send = kind == "send_recv"
+    nodes = np.where(is_send & (ranks > per_node), np.ceil(ranks / np.maximum(per_node, 1)), 1)
+    group = np.where(is_send & (ranks >= 2), np.maximum(nodes, 2), ranks)
+    here = np.where(is_send & (nodes > 1), 1.0, np.minimum(np.maximum(per_node, 1), group))
+
+    series, keys = _series(table)
+    return CollectiveRows(
+        kind=kind,
+        series=series,
+        keys=keys,
+        software=text(table, "software"),
+        dtype=text(table, "dtype"),
+        fabric=_fabrics(table, per_node),
+        algorithm=text(table, "held_to"),
+        any_algorithm=table["library_chose"].to_numpy(bool),
+        buffer_bytes=size,
+        ranks=group,
+        ranks_per_node=here,
+        time_s=number(table, "time_us") * 1e-6,
+        doubtful=table["doubtful"].to_numpy(bool),
+        disturbed=table["disturbed"].to_numpy(bool),
+        slow=np.zeros(len(table), bool),
+        skipped=_reasons(kind, size, ranks),
+    )
+
+
+def _in_racks(table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray) -> "tuple[pd.DataFrame, np.ndarray]":
+    """The table and ranks per node, with the trays of a rack that NVLink joins as one node where no node is stated."""
+    # tables count the four devices of a tray as a node, but its links go through the rack's switches
+    names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
+    stated = number(table, "devices_per_node") > TRAY
+    trays = np.array([is_rack(*name) for name in names], bool) & (per_node <= TRAY) & (ranks > per_node) & ~stated
+    racks = np.ceil(ranks / NVL72_DEVICES)
+    nics = number(table, "nics_per_node") * np.where(trays, NVL72_DEVICES / TRAY, 1.0)
+    return table.assign(nics_per_node=nics), np.where(trays, np.ceil(ranks / np.maximum(racks, 1)), per_node)
+
+
+def _series(table: "pd.DataFrame") -> tuple[np.ndarray, tuple[SeriesKey, ...]]:
+    """Index of every row's series, and all series."""
+    columns = [text(table, name) for name in ("source", "device", "interconnect", "collective", "algorithm", "way")]
+    place: dict[SeriesKey, int] = {}
+    places = [place.setdefault(SeriesKey(*parts), len(place)) for parts in zip(*columns, strict=True)]
+
+    # sorted, so that the order of rows in a table changes nothing
+    keys = sorted(place, key=str)
+    rank = np.zeros(len(keys) or 1, np.int64)
+    rank[[place[key] for key in keys]] = np.arange(len(keys))
+    return rank[np.array(places, int)], tuple(keys)
+
+
+def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Why each row cannot be priced; `""` for those that can."""
+    reason = np.full(len(kind), "", dtype=object)
+    known = np.isin(kind, KINDS)
+    reason[~known] = np.array([f"no model of collective {k!r}" for k in kind[~known]], dtype=object)
+    for bad, why in ((~(size > 0), "no bytes"), (~(ranks >= 1), "no num_ranks")):
+        reason[known & bad & (reason == "")] = why
+    return reason
+
+
+def _fabrics(table: "pd.DataFrame", per_node: np.ndarray) -> np.ndarray:
+    """Fabric of every row, object[n]; each distinct one is made once, as reading names takes long."""
+    import pandas as pd
+
+    figures = [number(table, name) for name in ("nics_per_node", "nic_gbit_per_s", "devices_per_node")]
+    frame = pd.DataFrame(dict(enumerate([text(table, "device"), text(table, "interconnect"), per_node, *figures])))
+    fabrics = np.empty(len(frame), dtype=object)
+    for key, index in frame.groupby(list(frame.columns), dropna=False, sort=False).indices.items():
+        fabric = Fabric.of_row(*key)  # pyright: ignore[reportGeneralTypeIssues]
+        # one by one: NumPy would read a record as an array of its fields
+        for i in index:
+            fabrics[i] = fabric
+    return fabrics
+
+
+TOLERANCE: Final = 1.02
+"""How far a measurement may pass the nominal rate: rates and clocks are rounded (Slingshot's 25.2 GB/s pass as 25)."""
+FAR_BELOW: Final = 0.2
+"""Share of the nominal rate below which large messages are not the device's. Of the devices of the public tables, all
+but hosts at fault reach 0.23 of their slowest link; most reach 0.5 to 0.9."""
+LARGE_S: Final = 1e-3
+"""Messages that the nominal link carries in this time or more are large: latency is no excuse any more..."""
+HOPS: Final = 10.0
+"""...nor are this many hops per rank."""
+DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
+MESH_PEERS: Final = 7
+"""A node of eight without a switch has a link per peer: few ranks use a share of the links only."""
+
+
+def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> np.ndarray:
+    """Why each row says nothing of its links; `""` for those that do. str[n].
+
+    Args:
+        no_guide: first parts of series that are kept as they are between nodes, since nothing is learned from
+            them for other clusters.
+    """
+    return judged(rows, no_guide)[0]
+
+
+def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Why each row says nothing of its links (`set_aside`), and whether that is because it runs far below them.
+
+    Returns:
+        str[n] and bool[n].
+    """
+    reason, slow = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
+    reason[rows.disturbed] = DISTURBED
+
+    # Disturbed rows are judged by nothing else, and the rates of their series are those of the others.
+    undisturbed = np.flatnonzero(~rows.disturbed)
+    for (code, between), group in groups_of(rows.series[undisturbed], rows.between[undisturbed]):
+        index = undisturbed[group]
+        key = rows.keys[code]
+        if not (between and key.starts(no_guide)):
+            tier = between or is_network(key.interconnect, key.device)
+            reason[index], slow[index] = _of_tier(rows.take(index), key.kind, key.device, key.interconnect, tier)
+    return reason, slow
+
+
+def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
+    """Reason, with the device and kind -> rows."""
+    device = rows.of_series("device")
+    counts: Counter[str] = Counter()
+    for name, kind, why in zip(device, rows.kind, reason, strict=True):
+        if why:
+            counts[f"{name} {kind}: {why}"] += 1
+    return dict(counts.most_common())
+
+
+def _of_tier(
+    rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Why each row of one series and tier says nothing of its links, and whether it runs far below them."""
+    reason, below = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
+    place = "between nodes" if between else "inside a node"
+
+    # An efficiency would be relative to a guess where the links are not known.
+    if not is_known(interconnect, device, between):
+        reason[:] = f"interconnect {interconnect!r} names no known link {place}; name it, as 'NVLink3 + InfiniBand HDR'"
+        return reason, below
+    links = link_classes(interconnect, device, between)
+    if not all(link.limited for link in links):
+        return reason, below
+
+    # No algorithm moves less than its least volume: what is faster than the fastest link is a wrong unit, size or link.
+    fastest = max(links, key=lambda link: link.bandwidth_bytes_per_s)
+    volume = least_volume(kind, rows.ranks, rows.ranks_per_node, fastest.reduces)
+    rate = volume * rows.buffer_bytes / rows.time_s
+    above = rate > TOLERANCE * fastest.bandwidth_bytes_per_s
+    reason[above] = (
+        f"faster than {fastest.name}'s {fastest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}; check sizes and units, or "
+        f"state the rate, as '{fastest.name}@50GB/s'"
+    )
+
+    # Far below the slowest link: a host at fault, or another job. The rate of an Ethernet port is anybody's guess
+    # unless it is stated.
+    slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
+    if slowest.name != "Ethernet" or states_rate(interconnect):
+        below = _far_below(rows, kind, slowest, interconnect) & ~above
+        reason[below] = (
+            f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}: a host "
+            f"or network at fault, not the device; if it is so, state the rate, as '{slowest.name}@2GB/s'"
+        )
+    return reason, below
+
+
+def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: str) -> np.ndarray:
+    """Rows of placements and software whose large messages stay far below the link: their small ones with them.
+
+    Rates are nccl-tests' bus bandwidths, which do not count a node's ranks: one adapter per node is enough to pass.
+    """
+    import pandas as pd
+
+    bus = least_volume(kind, rows.ranks, rows.ranks, False) * rows.buffer_bytes
+    # in a mesh each pair has its own link, of which few ranks use few
+    nominal = np.full(len(rows), link.bandwidth_bytes_per_s)
+    if not link.between_nodes and _is_mesh(link, interconnect):
+        nominal *= np.minimum((rows.ranks - 1) / MESH_PEERS, 1.0)
+
+    # Small messages take their latency, which says nothing of the rate: the large ones of a placement judge for all.
+    large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
+    share = pd.Series(np.where(large, bus / rows.time_s / nominal, np.nan))
+    # the median of a placement under one software, so that a few slow runs do not condemn it
+    middle = share.groupby([rows.software.astype(str), rows.ranks, rows.ranks_per_node]).transform("median")
+    return np.asarray(middle, np.float64) < FAR_BELOW
+
+
+def _is_mesh(link: LinkClass, interconnect: str) -> bool:
+    """Whether devices may be joined by links of their own instead of a switch."""
+    name = interconnect.lower()
+    return link.name.startswith(("NVLink", "XGMI")) and "switch" not in name and "nvl72" not in name

@@ -1,0 +1,294 @@
+"""What a fit of collective tables leaves behind (effects of physics, measured curves, widths of intervals), and its
+file: safetensors with JSON metadata, loaded fail-closed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from perfmodel.cost.learn._weights import WeightFiles, parse_weights, sealed_weights, weight_files
+from perfmodel.cost.learn.collectives._curves import Curve, Placements, mean_curve, stacked, unstacked
+from perfmodel.cost.learn.collectives._effects import Effect
+from perfmodel.cost.learn.collectives._fabrics import Fabric, names_of_parts
+from perfmodel.cost.learn.collectives._rows import SeriesKey
+from perfmodel.errors import CalibrationError
+from perfmodel.files import parse_json, require_intact
+from perfmodel.ingest.tables import write_bytes
+
+SCHEMA: Final = "perfmodel-collectives/4"
+FILE_NAME: Final = "collectives.safetensors"
+HALF_WIDTH: Final = {"measured": 0.12, "learned": 0.3, "analytical": 0.6, "extrapolated": 0.8}
+"""Half-width of the 90 % interval in log time where a table was too small to leave anything out."""
+
+
+class EntryKey(NamedTuple):
+    """A series as one software ran it with one element type."""
+
+    series: SeriesKey
+    software: str
+    dtype: str
+
+
+class FabricKey(NamedTuple):
+    """The usual price of a kind of collective on a fabric of one device, or of all parts of a die."""
+
+    device: str
+    links: str
+    kind: str
+
+
+class LinksKey(NamedTuple):
+    """The usual price of a kind of collective on links inside a node, whatever the device."""
+
+    links: str
+    kind: str
+
+
+class ExchangeKey(NamedTuple):
+    """A measured series of mixture-of-experts exchanges."""
+
+    software: str
+    device: str
+    interconnect: str
+    kind: str
+    mode: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return "|".join(self)
+
+
+class ExchangePlace(NamedTuple):
+    """Key under which a correction of exchanges is filed; None where it holds for all."""
+
+    series: ExchangeKey
+    ranks: int
+    nodes: int
+    sms: int | None = None
+    hidden: int | None = None
+    topk: int | None = None
+    experts: int | None = None
+
+
+CurveKey = SeriesKey | EntryKey | FabricKey | LinksKey
+_CURVE_KEYS: Final = (SeriesKey, EntryKey, FabricKey, LinksKey)
+
+
+class MeasuredPlace(NamedTuple):
+    """What a series was measured on."""
+
+    kind: str
+    device: str
+    link: str
+    between: bool
+
+    def __str__(self) -> str:
+        place = "between nodes" if self.between else "inside a node"
+        return f"{self.kind} on {self.device}, {self.link} {place}"
+
+
+class Scope(NamedTuple):
+    """What the half-width of an interval holds for."""
+
+    what: str
+    """`measured`, `usual` (of a fabric), `links` (of other devices), or a provenance."""
+    large: bool
+    """Messages of 1 MiB and more (exchanges: of many tokens)."""
+    tier: str = ""
+    """`inside` a node or `between` nodes; empty for both."""
+    kind: str = ""
+    """Kind of collective; empty for all."""
+    series: SeriesKey | None = None
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """Mixture-of-experts exchanges."""
+
+    series: Mapping[ExchangeKey, Any] = field(default_factory=dict)
+    """Constants as `moe_curve` takes them, float64[4]."""
+    curves: Mapping[ExchangePlace, Placements] = field(default_factory=dict)
+    """Corrections over log2 tokens."""
+    spread: Mapping[Scope, float] = field(default_factory=dict)
+    """Half-widths of intervals."""
+
+
+@dataclass(frozen=True)
+class CollectiveWeights:
+    """A fitted model of collectives."""
+
+    physics: Mapping[Effect, float]
+    """Effects that measurements moved."""
+    curves: Mapping[CurveKey, Placements] = field(default_factory=dict)
+    """Measured corrections of series, of their software and element types, of fabrics and of links."""
+    measured_on: Mapping[SeriesKey, tuple[MeasuredPlace, ...]] = field(default_factory=dict)
+    spread: Mapping[Scope, float] = field(default_factory=dict)
+    """Half-widths of 90 % intervals in log time, from rows left out."""
+    most_ranks: Mapping[str, int] = field(default_factory=dict)
+    """Most ranks measured on each link class."""
+    moe: MoeWeights = field(default_factory=MoeWeights)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values: rows, what was replaced and set aside."""
+
+    @property
+    def series(self) -> tuple[SeriesKey, ...]:
+        """The measured series."""
+        return tuple(key for key in self.curves if isinstance(key, SeriesKey))
+
+    @staticmethod
+    def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
+        """Keys that a fabric's usual curves may be filed under, most specific first."""
+        links = fabric.key(between, level)
+        of_device = FabricKey(fabric.device, links, kind)
+        # between nodes a price follows from devices, too; links that nobody knows are not those of other devices
+        if between or fabric.inside.link.startswith("unknown"):
+            return (of_device,)
+        return of_device, LinksKey(links, kind)
+
+    @classmethod
+    def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
+        """Keys to price by, in this order: of the device, of like parts of its die, of its links."""
+        of_device, *of_links = cls.usual_keys(fabric, kind, between, level)
+        of_parts = (of_device._replace(device=name) for name in names_of_parts(fabric.device))
+        return tuple(dict.fromkeys((of_device, *of_parts, *of_links)))
+
+    def by_die(self) -> "CollectiveWeights":
+        """File the usual curves of devices under the names of their like parts (`names_of_parts`).
+
+        Parts share the mean of what all of them were measured with on such links. What a site fits to its own device
+        (`_merged`) stands before that.
+        """
+        alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
+        # sorted, as the last digits of a mean depend on the order of what is added
+        for key, places in _sorted(self.curves).items():
+            if isinstance(key, FabricKey):
+                for name in names_of_parts(key.device):
+                    of_parts = alike.setdefault(key._replace(device=name), {})
+                    for place, curve in places.items():
+                        of_parts.setdefault(place, []).append(curve)
+        shared: dict[CurveKey, Placements] = {}
+        for key, curves_by_place in alike.items():
+            shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
+        not_of_fabrics = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
+        return replace(self, curves={**not_of_fabrics, **shared})
+
+    def half_width(self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None) -> float:
+        """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
+        # what the price stands on says more than its provenance
+        what = provenance
+        if isinstance(source, LinksKey):
+            what = "links"
+        elif isinstance(source, FabricKey) and provenance == "measured":
+            what = "usual"
+
+        # From special to general: of the series, of the kind, of all kinds. Nothing was left out beyond what was
+        # measured, so what is extrapolated has the widths of what is analytical.
+        scopes = []
+        if what == "measured" and isinstance(source, SeriesKey):
+            scopes.append(Scope(what, large, series=source))
+        for known in (what, "analytical") if what == "extrapolated" else (what,):
+            scopes += [Scope(known, large, tier, kind), Scope(known, large, tier)]
+        for scope in scopes:
+            if scope in self.spread:
+                return self.spread[scope]
+        return HALF_WIDTH[provenance]
+
+
+def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
+    """Write `path` atomically."""
+    # everything sorted, so that the same weights are the same bytes
+    moe = weights.moe
+    curves, exchanges = _sorted(weights.curves), _sorted(moe.curves)
+    arrays = {f"curves/{name}": array for name, array in stacked(curves).items()}
+    arrays |= {f"moe/{name}": array for name, array in stacked(exchanges).items()}
+    constants = _sorted(moe.series)
+    arrays["moe/vector"] = np.array(list(constants.values()), np.float64).reshape(-1, 4)
+    meta = {
+        "schema": SCHEMA,
+        "physics": list(_sorted(weights.physics).items()),
+        "curves": [(_CURVE_KEYS.index(type(key)), key) for key in curves],
+        "measured_on": list(_sorted(weights.measured_on).items()),
+        "spread": list(_sorted(weights.spread).items()),
+        "most_ranks": dict(weights.most_ranks),
+        "moe_series": list(constants),
+        "moe_curves": list(exchanges),
+        "moe_spread": list(_sorted(moe.spread).items()),
+        "notes": dict(weights.notes),
+    }
+    # the format copies memory as it lies
+    contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    write_bytes(path, sealed_weights(contiguous, {"perfmodel": json.dumps(meta, sort_keys=True)}))
+
+
+def collective_weights(weights: WeightFiles) -> CollectiveWeights:
+    """The collectives of a calibration; the shipped ones where it has none.
+
+    Raises:
+        CalibrationError: if the file is truncated, incomplete, or of another schema version.
+    """
+    from safetensors import SafetensorError
+
+    # who fitted kernels alone is served by the shipped collectives
+    if FILE_NAME not in weights.names:
+        return collective_weights(weight_files(None))
+    path = weights.folder / FILE_NAME
+    try:
+        content = weights.read(FILE_NAME)
+        metadata, arrays = parse_weights(content)
+        meta = parse_json(metadata.get("perfmodel", "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
+    if meta.get("schema") != SCHEMA:
+        raise CalibrationError(f"{path}: schema {meta.get('schema')!r} is not {SCHEMA!r} of this version; fit it again")
+    require_intact(content, path)
+    try:
+        return _weights(meta, arrays)
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise CalibrationError(f"{path}: incomplete weights file ({error!r}); fit it again") from None
+
+
+def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:
+    """Weights of a file; where no site's fit stands in it, by die."""
+    # JSON knows no tuples: every key is built again from the list that it was written as
+    exchanges = [ExchangeKey(*key) for key in meta["moe_series"]]
+    places = [ExchangePlace(ExchangeKey(*series), *rest) for series, *rest in meta["moe_curves"]]
+    measured_on = {}
+    for key, measured_places in meta["measured_on"]:
+        measured_on[SeriesKey(*key)] = tuple(MeasuredPlace(*place) for place in measured_places)
+    weights = CollectiveWeights(
+        physics={Effect(*key): value for key, value in meta["physics"]},
+        curves=unstacked([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
+        measured_on=measured_on,
+        spread=_widths(meta["spread"]),
+        most_ranks=meta["most_ranks"],
+        moe=MoeWeights(
+            series=dict(zip(exchanges, arrays["moe/vector"], strict=True)),
+            curves=unstacked(places, arrays, "moe/"),
+            spread=_widths(meta["moe_spread"]),
+        ),
+        notes=meta["notes"],
+    )
+    fitted_by_site = weights.notes.get("own")
+    return weights if fitted_by_site else weights.by_die()
+
+
+def _curve_key(kind: int, parts: list[Any]) -> CurveKey:
+    if _CURVE_KEYS[kind] is EntryKey:
+        series, software, dtype = parts
+        return EntryKey(SeriesKey(*series), software, dtype)
+    return _CURVE_KEYS[kind](*parts)  # pyright: ignore[reportCallIssue]
+
+
+def _widths(pairs: list[Any]) -> dict[Scope, float]:
+    return {
+        Scope(what, large, tier, kind, SeriesKey(*series) if series else None): width
+        for (what, large, tier, kind, series), width in pairs
+    }
+
+
+def _sorted(by_key: Mapping[Any, Any]) -> dict[Any, Any]:
+    """In an order that does not depend on how it was made: by the name of the key's type, then its parts as text."""
+    return dict(sorted(by_key.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))

@@ -1,0 +1,251 @@
+"""Link classes: nominal figures by interconnect name.
+
+A name may state the rate of its links: `NVLink4 NVSwitch@450GB/s + AWS EFA@50GB/s` (one way per device, the tier
+inside a node first). Nominal figures are the scale that fitted efficiencies refer to.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from perfmodel.display import shorten_reprs
+
+
+@dataclass(frozen=True)
+class LinkClass:
+    """A generation of links; bandwidth and latency are nominal, one way, per device or adapter."""
+
+    name: str
+    """Name of the class: a family and its generation."""
+    pattern: str
+    """Regular expression over lower-case interconnect names."""
+    bandwidth_bytes_per_s: float
+    """Nominal rate of one device or adapter, one way."""
+    latency_s: float
+    """Latency as cluster descriptions usually state it; a cluster that states another moves the hop."""
+    hop_s: float
+    """Expected time of one small message of a collective, software included: the prior of fits."""
+    between_nodes: bool = False
+    """Whether it joins nodes rather than the devices of one."""
+    reduces: bool = False
+    """Whether its switches may add up data on the way (NVLS, SHARP): half the volume of an all-reduce."""
+    mesh: bool = False
+    """Direct links between pairs instead of a switch: a rank's bandwidth grows with the peers that take part."""
+    limited: bool = True
+    """Whether it is a link at all: ranks on one host exchange data through memory."""
+    lines: bool = False
+    """Whether NCCL sends lines of 128 bytes over it (LL128): NVLink since Volta, and networks whose adapters sit beside
+    the devices and keep a line's order (NCCL `src/graph/tuning.cc`). Slingshot's hang on the host processors, EFA kept
+    no order before Hopper's instances (aws-ofi-nccl), Ethernet goes through the host's memory."""
+    eager_bytes: float = 1e30
+    """Messages up to this size are sent without asking the receiver first."""
+
+    @property
+    def bridged(self) -> bool:
+        """Whether devices share a bridge of their host, instead of a switch or links between pairs."""
+        return self.name.startswith("PCIe")
+
+    @property
+    def known(self) -> bool:
+        """Whether a name, or a stated rate, told the links."""
+        return self.pattern != ""
+
+
+# The first class of a family that matches a name counts, so special names stand before general ones.
+LINK_CLASSES: Final = (
+    LinkClass("NVLink1", r"nvlink[- ]?1", 80e9, 2e-6, 1e-6, mesh=True),
+    LinkClass(
+        "NVLink2-switch",
+        r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100",
+        150e9,
+        2e-6,
+        1e-6,
+        lines=True,
+    ),
+    LinkClass("NVLink2", r"nvlink[- ]?2", 150e9, 2e-6, 1e-6, mesh=True, lines=True),
+    LinkClass("NVLink3", r"nvlink[- ]?3", 300e9, 2e-6, 1e-6, lines=True),
+    LinkClass("NVLink4-mesh", r"4xgh200", 450e9, 2e-6, 1e-6, mesh=True, lines=True),
+    LinkClass("NVLink4", r"nvlink[- ]?4", 450e9, 2e-6, 1e-6, reduces=True, lines=True),
+    LinkClass("NVLink5", r"nvlink[- ]?5|nvl72", 900e9, 2e-6, 1e-6, reduces=True, lines=True),
+    LinkClass("NVLink-bridge", r"bridge", 56e9, 2e-6, 1e-6),
+    LinkClass("XGMI", r"xgmi|infinity", 448e9, 2e-6, 2e-6, mesh=True),
+    LinkClass("ICI", r"\bici\b|tpu", 100e9, 1e-6, 1e-6),
+    LinkClass("PCIe3", r"pcie[- ]?(gen)?3", 16e9, 5e-6, 2e-6),
+    LinkClass("PCIe4", r"pcie[- ]?(gen)?4", 32e9, 5e-6, 2e-6),
+    LinkClass("PCIe5", r"pcie[- ]?(gen)?5", 64e9, 5e-6, 2e-6),
+    LinkClass("PCIe", r"pcie|upi|qpi", 16e9, 5e-6, 2e-6),
+    LinkClass("InfiniBand-FDR", r"fdr", 7e9, 5e-6, 6e-6, True, reduces=True),
+    LinkClass("InfiniBand-EDR", r"edr|infiniband.*100", 12.5e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("InfiniBand-NDR", r"ndr", 50e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("InfiniBand-XDR", r"xdr", 100e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("InfiniBand-HDR", r"hdr|infiniband|\bib\b", 25e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("OmniPath", r"omni", 12.5e9, 5e-6, 6e-6, True),
+    LinkClass("Aries", r"aries|cray", 10e9, 1.5e-6, 6e-6, True),
+    LinkClass("Slingshot", r"slingshot", 25e9, 5e-6, 6e-6, True, eager_bytes=4096),
+    LinkClass("RoCE", r"roce", 25e9, 6e-6, 10e-6, True, lines=True),
+    LinkClass("EFA", r"efa|elastic fabric", 12.5e9, 15e-6, 30e-6, True),
+    LinkClass("loopback", r"loopback", 5e9, 50e-6, 30e-6, limited=False),
+    LinkClass("emulated", r"gloo|emulated|veth", 12.5e9, 25e-6, 30e-6, True, limited=False),
+    LinkClass("Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, 25e-6, 30e-6, True),
+    LinkClass("NVLink", r"nvlink|nvswitch", 300e9, 2e-6, 1e-6, lines=True),
+)
+"""Sources: the vendors' data sheets (NVLink and all Infinity Fabric links of a GPU one way; PCIe x16; InfiniBand and
+Ethernet per port)."""
+
+UNKNOWN_INTRA: Final = LinkClass("unknown-intra", "", 25e9, 2e-6, 2e-6)
+UNNAMED: Final = LinkClass("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, 5e-6, 6e-6, True, lines=True)
+"""A network told by the rate of its adapters alone (`RDMA-400G`)."""
+UNKNOWN_INTER: Final = LinkClass("unknown-inter", "", 12.5e9, 10e-6, 20e-6, True, lines=True)
+
+_GENERATION: Final = (
+    (r"p100", "NVLink1"),
+    (r"v100", "NVLink2"),
+    (r"a100|a800", "NVLink3"),
+    (r"g?h[128]00|h20|h800", "NVLink4"),
+    (r"[bg]b?[23]00", "NVLink5"),
+)
+"""Link class of a device whose links are named without their generation."""
+_OF_DEVICE: Final = (
+    ("XGMI", r"mi2\d\d", 200e9),
+    ("XGMI", r"mi35\d", 537.6e9),
+    ("NVLink-bridge", r"a100|h100|h200", 300e9),
+    ("NVLink-bridge", r"a30\b", 100e9),
+    ("PCIe5", r"b60", 31.5e9),
+    ("EFA", r"h[12]00|[bg]b?[23]00", 50e9),
+)
+"""Links of one name whose rate depends on the device: class, device, bytes/s (data sheets: MI200 die to die, MI350
+seven links of 76.8 GB/s, bridges of A100 and H100 PCIe, B60 with eight PCIe lanes, EC2 p5)."""
+_ADAPTER: Final = ((r"b300", 100e9), (r"h[12]00|h20\b|h800|gh200|b200|mi3\d\d", 50e9), (r"a100|a800|mi2\d\d", 25e9))
+"""One-way bytes/s of the network adapter of each device in the vendors' own systems (DGX A100: HDR, DGX H100, B200 and
+GB200 NVL72: NDR, B300: XDR; MI300X platforms: 400 Gbit/s)."""
+_PAIRED: Final = 4
+"""Devices of a node of NVLink 4 that are joined pair by pair at most."""
+TRAY: Final = 4
+"""Devices of a tray, of which an NVL72 rack has eighteen."""
+_RATE: Final = re.compile(r"@\s*(\d+\.?\d*(?:e[-+]?\d+)?)\s*gb/s")
+"""A rate that a name states: `NVLink4@450GB/s`."""
+
+
+def link_class(interconnect: str, device: str, between_nodes: bool) -> LinkClass:
+    """The class of one tier of an interconnect name; mixed names (`NVLink4-intra+Slingshot11-inter`) hold both.
+
+    A bare `NVLink` or `NVSwitch` takes the generation of the device; a rate that the name states replaces the nominal
+    one, and makes any link a known one. A name that matches nothing gives `UNKNOWN_INTRA` or `UNKNOWN_INTER`.
+    """
+    return next(iter(link_classes(interconnect, device, between_nodes)))
+
+
+def link_classes(interconnect: str, device: str, between_nodes: bool) -> tuple[LinkClass, ...]:
+    """All classes of one tier that a name holds (`NVLink-bridge+PCIe`), one of each family, best known first."""
+    parts = [_NamePart(_RATE.sub("", part), _RATE.search(part)) for part in interconnect.lower().split("+")]
+    name = "+".join(part.name for part in parts)
+    links: dict[str, LinkClass] = {}
+    for link in LINK_CLASSES:
+        # one generation of each family of links: the first that matches, as the list goes from special to general
+        family = link.name.split("-")[0].rstrip("0123456789")
+        if family in links or link.between_nodes != between_nodes or not re.search(link.pattern, name):
+            continue
+        rates = [part.bytes_per_s for part in parts if part.rate and re.search(link.pattern, part.name)]
+        links[family] = _by_device(device.lower(), link, name)
+        if rates and rates[0] > 0:
+            links[family] = replace(links[family], bandwidth_bytes_per_s=rates[0])
+    return tuple(links.values()) or (_unnamed(parts, device.lower(), between_nodes),)
+
+
+class _NamePart(NamedTuple):
+    """One of the links that a name holds, in lower case."""
+
+    name: str
+    """Without its rate."""
+    rate: re.Match[str] | None
+    """The rate that it states, if any, in GB/s."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The stated rate; 0 where there is none."""
+        return float(self.rate[1]) * 1e9 if self.rate else 0.0
+
+
+def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkClass:
+    """The class of a tier whose links nobody knows by name, at the rate stated (inside a node first, then between) or,
+    of a network, at that of the adapters that such devices come with."""
+    unknown = UNKNOWN_INTRA
+    if between_nodes:
+        rates = (rate for pattern, rate in _ADAPTER if re.search(pattern, device))
+        unknown = replace(UNKNOWN_INTER, bandwidth_bytes_per_s=next(rates, UNKNOWN_INTER.bandwidth_bytes_per_s))
+
+    # a stated rate makes any link a known one, whatever it is called
+    for part in parts[1:] if between_nodes else parts[:1]:
+        if part.bytes_per_s > 0 and not any(re.search(link.pattern, part.name) for link in LINK_CLASSES):
+            return replace(unknown, bandwidth_bytes_per_s=part.bytes_per_s, pattern=re.escape(part.name))
+
+    # a network told by the rate of its adapters: `RDMA-400G`
+    full_name = "+".join(part.name for part in parts)
+    gbit = re.search(UNNAMED.pattern, full_name) if between_nodes else None
+    return replace(UNNAMED, bandwidth_bytes_per_s=float(gbit[1]) / 8 * 1e9) if gbit else unknown
+
+
+def link_named(name: str) -> LinkClass | None:
+    """The class of this name, if there is one."""
+    return next((link for link in LINK_CLASSES if link.name == name), UNNAMED if name == UNNAMED.name else None)
+
+
+def is_network(interconnect: str, device: str) -> bool:
+    """Whether a name is known only as a link between nodes: a machine with one device to a node."""
+    return is_known(interconnect, device, True) and not is_known(interconnect, device, False)
+
+
+def is_flat(levels: Sequence[str], device: str) -> bool:
+    """Whether every device of a cluster with levels of these names is a node of its own: there is one level, and it is
+    known only as a network. Of several the first joins the devices of a node, though by a network's ports (Gaudi)."""
+    return len(levels) == 1 and is_network(levels[0], device)
+
+
+def is_known(interconnect: str, device: str, between_nodes: bool) -> bool:
+    """Whether a name tells the links of that tier."""
+    return link_class(interconnect, device, between_nodes).known
+
+
+def is_rack(interconnect: str, device: str) -> bool:
+    """Whether NVLink joins a whole rack."""
+    return "nvl72" in f"{interconnect} {device}".lower()
+
+
+def states_rate(interconnect: str) -> bool:
+    """Whether a name states rates of its own."""
+    return _RATE.search(interconnect.lower()) is not None
+
+
+def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
+    """The class with what follows from the device: its generation, or the rate of links that share a name."""
+    if link.name == "NVLink":
+        generation = next((name for pattern, name in _GENERATION if re.search(pattern, device)), link.name)
+        link = _class_named(generation)
+    # four Grace Hoppers to a node
+    if link.name == "NVLink4" and "gh200" in device:
+        return in_node_of(4, link, interconnect)
+    for name, pattern, bandwidth in _OF_DEVICE:
+        if name == link.name and re.search(pattern, device):
+            # the EFA that Hopper came with keeps the order of lines
+            return replace(link, bandwidth_bytes_per_s=bandwidth, lines=link.lines or name == "EFA")
+    return link
+
+
+def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
+    """The link inside a node of so many devices: of NVLink 4, four are joined pair by pair (Grace Hoppers, HGX H100
+    4-GPU), more by switches, whichever part of the die they are."""
+    # four to a node under a name of their own are a mesh already
+    if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
+        return link
+    is_mesh = devices <= _PAIRED and "switch" not in interconnect
+    joined = _class_named("NVLink4-mesh" if is_mesh else "NVLink4")
+    return replace(joined, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)
+
+
+def _class_named(name: str) -> LinkClass:
+    """The listed class of this name, which must be there."""
+    return next(link for link in LINK_CLASSES if link.name == name)
+
+
+shorten_reprs(__name__)

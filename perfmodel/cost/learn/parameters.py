@@ -1,0 +1,201 @@
+"""The regressor as a pure function of arrays: base time times the exponential of a residual."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.ops import FAMILIES, Physics
+from perfmodel.ops.physics import Machine, common_features, compute_seconds, memory_seconds
+
+JOINT_POWER: Final = 3.0
+"""Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""
+FLOOR_POWER: Final = 8.0
+"""Power of the norm that joins a kernel with the host-side launch floor it hides behind."""
+FEATURE_CLIP: Final = 6.0
+"""Standard deviations beyond which a feature says no more."""
+
+
+LAYERED: Final = ("kernels", "biases", "tables")
+"""Fields of `Parameters` that are tuples of arrays."""
+
+
+class Parameters(NamedTuple):
+    """Everything fitted (a pytree). G groups (stack and kind), S stacks, F features, A axes."""
+
+    log_fixed_s: Float[Any, "G"]
+    """Log of the time of an empty kernel."""
+    log_compute: Float[Any, "G"]
+    """Log of the share of the peak rate reached."""
+    log_memory: Float[Any, "G"]
+    """Log of the share of the memory bandwidth reached."""
+    log_floor_s: Float[Any, "G"]
+    """Log of the host-side launch floor; tiny where kernels were timed without the host."""
+    mean: Float[Any, "F"]
+    """Mean of each feature in training."""
+    scale: Float[Any, "F"]
+    """Standard deviation of each feature in training; 1 where it never varied."""
+    low: Float[Any, "F"]
+    """Smallest value of each feature in training; inputs are clipped to it."""
+    high: Float[Any, "F"]
+    """Largest value of each feature in training."""
+    kernels: tuple[Float[Any, "*M in out"], ...]
+    """Weights of the networks of M members, or of one network without that axis."""
+    biases: tuple[Float[Any, "*M out"], ...]
+    """Biases of the networks, layer by layer."""
+    stack_embedding: Float[Any, "*M S E"]
+    """What the networks learned of every stack as a whole."""
+    tables: tuple[Float[Any, "*M S nodes R"], ...]
+    """One table per axis: what a stack learned at each node, interpolated between nodes."""
+    table_low: Float[Any, "S A"]
+    """Log2 of the smallest shapes that a stack was measured on; positions are clipped to the range."""
+    table_high: Float[Any, "S A"]
+    """Log2 of the largest shapes that a stack was measured on."""
+
+
+class Inputs(NamedTuple):
+    """`n` kernels as the regressor sees them."""
+
+    shape: dict[str, Any]
+    """Shape columns and flags by name, arrays [n]."""
+    machine: Machine
+    kind: Float[Any, "n K"]
+    """One-hot dtype class, op and pass."""
+    stack: Any
+    """Index of the stack (device and software), int [n]."""
+    group: Any
+    """Index of the stack-and-kind group whose base constants apply, int [n]."""
+
+
+def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, group: Any) -> Any:
+    """Roofline with fitted efficiencies: fixed + (compute^p + memory^p)^(1/p), seconds [n].
+
+    Compute time is the wave-quantised work over the reached share of the peak rate; memory time
+    the compulsory traffic over the reached share of the bandwidth (Williams et al., CACM 2009,
+    with Daydream-style fixed cost). Smooth in every figure except where a wave fills.
+    """
+    # efficiencies of the stack and kind: shares of the nominal rates
+    compute = compute_seconds(xp, physics, machine) / xp.exp(params.log_compute[group])
+    memory = memory_seconds(xp, physics, machine) / xp.exp(params.log_memory[group])
+    return xp.exp(params.log_fixed_s[group]) + power_join(xp, compute, memory, JOINT_POWER)
+
+
+def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
+    """(a^p + b^p)^(1/p) of positive times, without overflow."""
+    # only the ratio is raised to the power, which is at most 1
+    large, small = xp.maximum(a, b), xp.minimum(a, b)
+    return large * (1.0 + (small / large) ** power) ** (1.0 / power)
+
+
+def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, Any]:
+    """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
+    physics = FAMILIES[family].physics(xp, inputs.shape, inputs.machine)
+    columns = common_features(xp, physics, inputs.machine) + physics.features
+    n = inputs.kind.shape[0]
+    stacked = xp.stack([xp.broadcast_to(c, (n,)) for c in columns], axis=1)
+    positions = xp.stack([xp.broadcast_to(a, (n,)) for a in physics.axes], axis=1)
+    return physics, xp.concatenate([stacked, inputs.kind], axis=1), positions
+
+
+def standardise(xp: Any, params: Parameters, raw: Any) -> Any:
+    """Features clipped to the training range, centred and scaled."""
+    # beyond what it saw a network answers as at the edge: what grows there is the base time, by physics
+    clipped = xp.clip(raw, params.low, params.high)
+    return xp.clip((clipped - params.mean) / params.scale, -FEATURE_CLIP, FEATURE_CLIP)
+
+
+def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, stack: Any) -> Any:
+    """Log of true over base time [n]: an MLP on features, stack embedding and table read-outs; the mean of members.
+
+    Networks that differ in their random start alone agree where kernels were measured and scatter where
+    they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep ensembles).
+    """
+    inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
+    embedding = params.stack_embedding[..., stack, :]
+    parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
+
+    # What the stack learned at the two nodes on either side of the shape, axis by axis, linear between them. The upper
+    # end is cut a little so that a node lies above it.
+    for number, axis in enumerate(FAMILIES[family].axes):
+        place = (xp.clip(inside[:, number], axis.low, axis.high - 1e-3) - axis.low) * axis.nodes_per_doubling
+        node = xp.floor(place).astype(np.int32)
+        weight = (place - node).astype(z.dtype)[:, None]
+        table = params.tables[number]
+        parts.append(table[..., stack, node, :] * (1 - weight) + table[..., stack, node + 1, :] * weight)
+
+    hidden = xp.concatenate(parts, axis=-1)
+    for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
+        hidden = _each_by(xp, hidden, kernel) + bias[..., None, :]
+        hidden = hidden * (0.5 + 0.5 * xp.tanh(0.5 * hidden))  # SiLU, finite at both ends
+    out = (_each_by(xp, hidden, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
+    has_members = out.ndim == 2
+    return out.mean(axis=0) if has_members else out
+
+
+def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
+    """`rows @ matrix`; in NumPy row by row, so that no row's rounding depends on how many others there are.
+
+    A product of many rows takes other kernels, which add in another order, for other numbers of them: a time would
+    depend on what else was asked in the same call, and so on what was remembered from earlier ones.
+    """
+    return (rows[..., None, :] @ matrix[..., None, :, :])[..., 0, :] if xp is np else rows @ matrix
+
+
+class Elsewhere(NamedTuple):
+    """Where kernels run, if on another part of the same die than the one they are evaluated on."""
+
+    machine: Machine
+    log_memory: Float[Any, "G"]
+    """Log of the share of the memory bandwidth reached there."""
+    log_floor_s: Float[Any, "G"]
+    """Log of the host-side launch floor there."""
+
+
+def log_time_and_positions(
+    params: Parameters,
+    inputs: Inputs,
+    *,
+    family: str,
+    host_launch: bool = False,
+    xp: Any = np,
+    elsewhere: Elsewhere | None = None,
+) -> tuple[Any, Any]:
+    """Log seconds [n] of every kernel, and where the shapes lie on the family's axes [n, A].
+
+    With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the device figures in
+    `inputs` (and the parameters). With `host_launch` the software's launch floor is added, as eager measurements have
+    it. Elsewhere the same work takes the base time of the figures there, and what it takes beyond is as here: no more
+    of any rate makes a kernel slower.
+    """
+    physics, raw, positions = feature_matrix(xp, family, inputs)
+    dtype = params.kernels[0].dtype
+    z = standardise(xp, params, raw).astype(dtype)
+
+    # time = roofline with fitted efficiencies x exp(what the network learned beside it)
+    log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
+    correction = residual(xp, family, params, z, positions, inputs.stack)
+    log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
+
+    # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
+    trust = told_of_kernel(xp, log_kernel, log_floor)
+
+    # On another part of the die the correction stays: clocks and bandwidth change the base time alone.
+    if elsewhere is not None:
+        there = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
+        log_base = xp.log(base_time(xp, there, physics, elsewhere.machine, inputs.group))
+        log_kernel, log_floor = log_base + correction, there.log_floor_s[inputs.group]
+
+    # Eager measurements hold the host's launch, so errors on them are of the two together; a step has its own host.
+    if host_launch:
+        return join_floor(xp, log_kernel, log_floor), positions
+    return log_base + correction * trust, positions
+
+
+def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
+    """How far the measured log time moves with the kernel's (0 to 1): the derivative of `join_floor`."""
+    return 0.5 + 0.5 * xp.tanh(0.5 * FLOOR_POWER * (log_kernel - log_floor))
+
+
+def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
+    """Log time of a kernel behind its launch floor: a power norm in log space."""
+    return xp.logaddexp(FLOOR_POWER * log_kernel, FLOOR_POWER * log_floor) / FLOOR_POWER

@@ -1,0 +1,356 @@
+"""How a request is answered: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
+
+from perfmodel.cost.learn.rows import kind_distance
+from perfmodel.cost.learn.stack import FEW_ROWS, Figures, Stack, larger_part, similarity
+from perfmodel.display import shorten_reprs
+from perfmodel.ingest import OWN_ORDER
+from perfmodel.ops import ATTENTION_MASKS, KernelKind
+
+Mode = Literal["direct", "ratio", "sibling", "near", "far"]
+SERVED: Final = ("Google",)
+"""Vendors whose attention was timed in inference servers alone: paged forward, slower than a backward of a training
+kernel, of which it says nothing."""
+MAX_DONORS: Final = 6
+"""Devices that a time is averaged over at most."""
+NEAR_SIMILARITY: Final = 0.45
+"""From here on a related device counts as a near relative (same generation, like figures)."""
+_TRUST: Final = (1.0, 0.5, 0.05, 0.002)
+"""Factor on similarity for the software asked for, another version of it, another of the same source, any other.
+
+Steeper than similarity between generations: other software tells less than another device.
+"""
+_TOO_UNLIKE: Final = 4.0
+"""Distance of kinds (another dtype) from which their ratio says nothing."""
+_OTHER_CLOCK: Final = 0.1
+"""Factor on similarity between sources that do and do not time the host's launch."""
+
+
+class Term(NamedTuple):
+    """One evaluation of the regressor that enters the log time with a coefficient."""
+
+    coefficient: float
+    stack: int
+    kind: KernelKind
+    figures: Figures
+    """Device whose time it is (the asked one, or a donor's own within a ratio)."""
+    work: KernelKind | None = None
+    """Kind whose work it does, where `kind` stands in for one that was never measured."""
+    home: Figures | None = None
+    """Device whose kernels it runs where that is another part of the same die: its time moves from there by clocks and
+    bandwidth alone (`Elsewhere`), so that no part is slower for having more of either."""
+
+    @property
+    def at(self) -> Figures:
+        """Device on which the kernel is evaluated."""
+        return self.home or self.figures
+
+
+@dataclass(frozen=True)
+class Plan:
+    """log time = sum of coefficient x log time of every term."""
+
+    mode: Mode
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class KernelRequest:
+    """A kind of kernel on a device, perhaps of some source and software, and the stacks to answer it by."""
+
+    stacks: Sequence[Stack]
+    figures: Figures
+    kind: KernelKind
+    source: str | None = None
+    software: str | None = None
+
+    @cached_property
+    def order(self) -> tuple[tuple[int, bool, int, str], ...]:
+        """Sort key of every stack (`Stack.preference`)."""
+        return tuple(stack.preference(self.kind, self.source, self.software) for stack in self.stacks)
+
+    def likeness(self, stack: int) -> float:
+        """How far the device of a stack tells about the asked one."""
+        return similarity(self.figures, self.stacks[stack].figures, self.kind.dtype)
+
+    @property
+    def forward(self) -> "KernelRequest":
+        """The forward pass of the kind."""
+        return replace(self, kind=replace(self.kind, pass_="fwd"))
+
+
+def timed_for(plan: Plan, stacks: Sequence[Stack], figures: Figures, source: str | None) -> bool:
+    """Whether a plan rests on what the source that is asked has timed, or a user on this device."""
+    stack = stacks[plan.terms[0].stack]
+    return stack.source == source or (stack.order == OWN_ORDER and stack.figures.same_kernels(figures))
+
+
+def make_plan(
+    stacks: Sequence[Stack],
+    figures: Figures,
+    kind: KernelKind,
+    source: str | None,
+    software: str | None,
+    *,
+    direct: bool = True,
+) -> Plan | None:
+    """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
+
+    1. A stack of this device that has the kind: of the named software or at least source, or, where
+       none is named, the best stand-in for a training job.
+    2. A stack of this device (and source) that has a related kind, times the ratio between the two
+       kinds on the most similar device that has both (backward over forward, say). Where the related kind is
+       another op, its kind on siblings tells more (`training/kinds_left_out.py`): devices of the same
+       silicon with another memory, in the same software or where the ratio is not of one software either.
+    3. The stacks that tell most about it: log times averaged over devices by similarity, trust in
+       the software and number of rows, each under its own efficiencies and residual but with the
+       asked device's figures. Where nearer relatives were timed in forward alone, their forward, times the
+       ratio between the two passes on the most similar device that has both.
+
+    Backward of attention that was not timed on the device goes by its forward (`_by_own_forward`) before all of these.
+
+    Args:
+        direct: whether the device's own stack may answer, if it has the kind.
+
+    A source that nobody measured says nothing: its rows are answered as if none was named. A software named in
+    full, with its source, means both.
+
+    Devices of one die share their kernels: each is answered as the most measured one of them is, and its time moves
+    from there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or
+    it was measured by the user.
+    """
+    known_source, known_software = _known_names(stacks, source, software)
+    request = KernelRequest(stacks, figures, kind, known_source, known_software)
+    of_die = [i for i, stack in enumerate(stacks) if stack.figures.same_die(figures)]
+
+    # The device itself, if the user measured it or its source is the one that is asked: no other part of its die may
+    # speak for it then.
+    exact = [i for i in of_die if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
+    exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == request.source]
+    if exact and direct:
+        best = min(exact, key=request.order.__getitem__)
+        return Plan("direct", (Term(1.0, best, kind, figures, home=stacks[best].figures),))
+
+    # Any other part of a die is answered as its most measured part, and moved from there.
+    home = home_of(stacks, figures)
+    if home != figures:
+        plan_at_home = make_plan(stacks, home, kind, request.source, request.software, direct=direct)
+        return plan_at_home and _moved(plan_at_home, stacks, home, figures)
+
+    # 1. A stack of the device that has the kind.
+    eligible = [i for i in of_die if request.source is None or stacks[i].source == request.source]
+    if request.source is None:
+        # what was timed under load says how kernels compare, not how fast they are
+        eligible = [i for i in of_die if not stacks[i].under_load] or of_die
+    having = sorted((i for i in eligible if kind in stacks[i].kinds), key=request.order.__getitem__)
+    if having and direct:
+        return Plan("direct", _shared(request, having))
+
+    # 2. A related kind on the device times a ratio from elsewhere: for backward of attention its forward before all.
+    by_forward = _by_own_forward(request)
+    if by_forward is not None:
+        return by_forward
+    ratio = ratio_plan(request, eligible)
+    if ratio is not None:
+        return _sibling(request, ratio) or ratio
+
+    # 3. Related devices, by the kind itself or through its forward: by whichever nearer devices were timed in.
+    related, forward = _related(request), _through_forward(request)
+    if related is None or forward is None or _nearest(forward, request) <= _nearest(related, request):
+        return related
+    return forward
+
+
+def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
+    """The most measured part of a device's die; where none was measured the catalog's largest part of it, or the
+    device itself if none is larger: what others' kernels say of it stays as it is where its figures are changed."""
+    of_die = [s for s in stacks if s.figures.same_die(figures)]
+    if of_die:
+        return max(of_die, key=lambda s: sum(s.kinds.values())).figures
+    return larger_part(figures.name) or figures.nominal
+
+
+def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
+    """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
+    stacks, order = request.stacks, request.order
+    first = having[0]
+
+    # `having` is sorted, best first: read backwards, the best stack of every device is the one that stays
+    best_of_device = {stacks[i].figures.name: i for i in reversed(having)}
+
+    # as good: named alike by the request, and believed alike; and timed by the same clock, with or without the host
+    as_good = [i for i in best_of_device.values() if order[i][:2] == order[first][:2]]
+    alike = sorted(i for i in as_good if stacks[i].host_launch == stacks[first].host_launch)
+    share = 1 / len(alike)
+    return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in alike)
+
+
+def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
+    """The plan of one part of a die for another part of it."""
+    terms = [t._replace(figures=figures, home=t.at) if t.figures == home else t for t in plan.terms]
+    # provenance and interval are those of the first term: of the device's own, if it has one
+    terms.sort(key=lambda t: not stacks[t.stack].figures.same_kernels(figures))
+    measured = stacks[terms[0].stack].figures.same_kernels(figures)
+    mode = "sibling" if plan.mode == "direct" and not measured else plan.mode
+    return Plan(mode, tuple(terms))
+
+
+def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
+    """A plan for a kind that `known` stands in for: its constants, but the work of `kind`.
+
+    A pass or dtype that was not measured is not called so: the ratio of efficiencies between the two is taken as one.
+    """
+    if known == kind:
+        return plan
+    moved = (known.dtype, known.pass_) != (kind.dtype, kind.pass_)
+    mode = "ratio" if plan.mode == "direct" and moved else plan.mode
+    terms = [t._replace(work=kind) if t.kind == known else t for t in plan.terms]
+    return Plan(mode, tuple(terms))
+
+
+def _by_own_forward(request: KernelRequest) -> Plan | None:
+    """Backward of attention: forward, however it is known, times the ratio between the passes where both are believed.
+
+    Masked backward was timed on few shapes only; the ratio under the other mask says more, as both passes skip what
+    is masked.
+    """
+    kind, figures = request.kind, request.figures
+    if kind.op not in ATTENTION_MASKS or kind.pass_ == "fwd" or figures.vendor in SERVED:
+        return None
+    other_mask = replace(kind, op=next(mask for mask in ATTENTION_MASKS if mask != kind.op))
+    ratio = _pass_ratio(request) or _pass_ratio(replace(request, kind=other_mask))
+    if not ratio:
+        return None
+    forward = make_plan(request.stacks, figures, request.forward.kind, request.source, request.software)
+    if forward is None:
+        return None
+    mode = "ratio" if forward.mode == "direct" else forward.mode
+    return Plan(mode, (*forward.terms, *ratio))
+
+
+def _through_forward(request: KernelRequest) -> Plan | None:
+    """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
+    ratio = _pass_ratio(request)
+    if request.kind.pass_ == "fwd" or not ratio:
+        return None
+    base = _related(request.forward)
+    return base and Plan(base.mode, (*base.terms, *ratio))
+
+
+def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
+    """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
+    kind, forward, stacks = request.kind, request.forward.kind, request.stacks
+    donors = []
+    for i, stack in enumerate(stacks):
+        rows, rows_of_forward = stack.kinds.get(kind, 0), stack.kinds.get(forward, 0)
+        if min(rows, rows_of_forward) >= FEW_ROWS:
+            donors.append(i)
+    if not donors:
+        return ()
+    donor = max(donors, key=request.likeness)
+    # both on the donor's own device: a difference of log times is the log of their ratio
+    donor_figures = stacks[donor].figures
+    return Term(1.0, donor, kind, donor_figures), Term(-1.0, donor, forward, donor_figures)
+
+
+def _nearest(plan: Plan, request: KernelRequest) -> float:
+    """Mean similarity of the devices that a plan moves to the asked one."""
+    moved = [t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)]
+    return sum(
+        t.coefficient * similarity(t.figures, request.stacks[t.stack].figures, request.kind.dtype) for t in moved
+    )
+
+
+def _known_names(stacks: Sequence[Stack], source: str | None, software: str | None) -> tuple[str | None, str | None]:
+    """Source and software that a request names; no source where nobody measured it."""
+    if source is not None:
+        is_known = any(stack.source == source for stack in stacks)
+        return source if is_known else None, software
+    for stack in stacks:
+        if software == f"{stack.source}/{stack.software}":
+            return stack.source, stack.software
+    return None, software
+
+
+def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
+    """The nearest kind that one of some stacks has, times the ratio to it on the most similar device that has both."""
+    stacks, kind = request.stacks, request.kind
+    best_cost: tuple[float, tuple] | None = None
+    best_terms: tuple[Term, ...] | None = None
+    for base in among:
+        for reference, rows in stacks[base].kinds.items():
+            # a kind that was timed in few rows counts as one step further away
+            distance = kind_distance(kind, reference) + (rows < FEW_ROWS)
+            if distance >= _TOO_UNLIKE:
+                continue
+            for donor, stack in enumerate(stacks):
+                if kind not in stack.kinds or reference not in stack.kinds:
+                    continue
+                cost = distance - request.likeness(donor), request.order[base]
+                if best_cost is None or cost < best_cost:
+                    best_cost = cost
+                    best_terms = (
+                        Term(1.0, base, reference, request.figures),
+                        Term(1.0, donor, kind, stack.figures),
+                        Term(-1.0, donor, reference, stack.figures),
+                    )
+    return Plan("ratio", best_terms) if best_terms else None
+
+
+def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
+    """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
+    stacks, figures = request.stacks, request.figures
+    reference, donor = ratio.terms[:2]
+    if reference.kind.op == request.kind.op:
+        return None
+    alike = set()
+    for i, stack in enumerate(stacks):
+        if stack.figures.same_silicon(figures) and not stack.figures.same_kernels(figures):
+            alike.add(i)
+    siblings = _related(request, among=alike)
+    if siblings is None:
+        return None
+
+    # A ratio within one software beats a sibling in another one; a ratio between two of them beats nothing.
+    source = stacks[reference.stack].source
+    sibling_source = stacks[siblings.terms[0].stack].source
+    ratio_mixes_sources = stacks[donor.stack].source != source
+    if sibling_source == source or ratio_mixes_sources:
+        return Plan("sibling", siblings.terms)
+    return None
+
+
+def _related(request: KernelRequest, among: Collection[int] | None = None) -> Plan | None:
+    """The stacks that tell most of a kind: of every device that has it, or of those `among` some, the best."""
+    source, kind, order = request.source, request.kind, request.order
+
+    # Score of every device's best stack: similarity, times trust in its software, times how many rows it rests on.
+    scores: dict[str, tuple[float, int]] = {}
+    source_times_launch = any(s.host_launch for s in request.stacks if s.source == source)
+    for i, stack in enumerate(request.stacks):
+        if kind not in stack.kinds or (among is not None and i not in among):
+            continue
+        trust = 1.0 if source is None else _TRUST[order[i][0]]
+        if source is not None and stack.host_launch != source_times_launch:
+            trust *= _OTHER_CLOCK
+        support = stack.kinds[kind] / (stack.kinds[kind] + FEW_ROWS)
+        score = trust * support * request.likeness(i)
+        name = stack.figures.name
+        if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
+            scores[name] = (score, i)
+    if not scores:
+        return None
+
+    # The best few are averaged in log time, weighed by their scores.
+    top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
+    total = sum(score for score, _ in top)
+    terms = tuple(Term(score / total, i, kind, request.figures) for score, i in top)
+    mean_similarity = sum(t.coefficient * request.likeness(t.stack) for t in terms)
+    return Plan("near" if mean_similarity >= NEAR_SIMILARITY else "far", terms)
+
+
+shorten_reprs(__name__)

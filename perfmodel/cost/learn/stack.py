@@ -1,0 +1,250 @@
+"""Stacks: one device under one software, the unit that measurements belong to; the figures that tell devices apart."""
+
+import re
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from math import exp, log2
+from typing import Any, Final
+
+from perfmodel.catalog import device, devices
+from perfmodel.display import shorten_reprs
+from perfmodel.errors import TableError, UnknownNameError
+from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
+from perfmodel.ops import KernelKind
+from perfmodel.spec import Device
+
+PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The part of a `Device` that weights files keep for every device they were fitted on."""
+
+    name: str
+    vendor: str
+    architecture: str
+    bandwidth: float
+    """Bytes/s of the device's memory."""
+    units: float
+    """Multiprocessors."""
+    l2: float
+    """Bytes of the last-level cache."""
+    clock: float
+    """Boost clock in Hz."""
+    peaks: dict[str, float]
+    """FLOP/s by dtype class (`half` for fp16 and bf16)."""
+    die: str = ""
+    """Name of the die that the device is a part of (`Device.die`)."""
+    reached_share: float | None = None
+    """Share of its peak that the best of its products reaches, where no table times its kernels."""
+    exponentials_per_clock: int = 16
+    """Exponentials that the special function units of a multiprocessor take in a clock."""
+
+    def __hash__(self) -> int:
+        # `peaks` is a dict, which has no hash of its own
+        return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
+
+    @classmethod
+    def of(cls, device: Device) -> "Figures":
+        """Figures of a device."""
+        peaks = {name: device.flops_per_s(name) for name in PEAK_NAMES}
+        # fp16 and bf16 run alike: one class
+        peaks["half"] = peaks.pop("bf16")
+        return cls(
+            name=device.name,
+            vendor=device.vendor,
+            architecture=device.architecture,
+            bandwidth=device.memory_bandwidth_bytes_per_s,
+            units=float(device.compute_units),
+            l2=device.l2_bytes,
+            clock=device.clock_hz,
+            peaks=peaks,
+            die=device.die,
+            reached_share=device.reached_share,
+            exponentials_per_clock=device.exponentials_per_clock,
+        )
+
+    @property
+    def nominal(self) -> "Figures":
+        """Figures of the device of this name in the catalog; these where there is none."""
+        return in_catalog(self.name) or self
+
+    def same_kernels(self, figures: "Figures") -> bool:
+        """Whether kernels run alike: the same device, or one that differs in memory size only.
+
+        Of a device whose figures are changed, as of the one that the catalog has: what was measured on that stays so.
+        """
+        return self.name == figures.name or self.nominal._of_kernels == figures.nominal._of_kernels
+
+    @cached_property
+    def _of_kernels(self) -> tuple[Any, ...]:
+        return self.architecture, self.bandwidth, self.units, self.l2, self.peaks
+
+    def same_die(self, figures: "Figures") -> bool:
+        """Whether both have the same multiprocessors, if not as many: the same device, or parts of one die."""
+        return self.name == figures.name or (self.die != "" and self.die == figures.die)
+
+    def same_silicon(self, figures: "Figures") -> bool:
+        """Whether the multiprocessors are alike in kind and number; clocks, caches and memory may differ."""
+        return (self.architecture, self.units) == (figures.architecture, figures.units)
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a dtype class; fp32's where the class is not known."""
+        return self.peaks.get(dtype, self.peaks["fp32"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a weights file's metadata."""
+        return asdict(self)
+
+
+@lru_cache(maxsize=512)
+def in_catalog(name: str) -> Figures | None:
+    """Figures of a device by its name or an alias; None where the catalog has none."""
+    try:
+        return Figures.of(device(name))
+    except UnknownNameError:
+        return None
+
+
+@lru_cache(maxsize=512)
+def larger_part(name: str) -> Figures | None:
+    """Figures of the part with most multiprocessors of a device's die; None where no part has more than the device."""
+    figures = in_catalog(name)
+    if figures is None or not figures.die:
+        return None
+    names_of_die = [part for part in devices() if part != "cpu" and device(part).die == figures.die]
+    parts = [Figures.of(device(part)) for part in names_of_die]
+    largest = max(parts, key=lambda part: part.units)
+    return largest if largest.units > figures.units else None
+
+
+def figures_named(name: str) -> Figures:
+    """Figures of a device that a table names.
+
+    Raises:
+        TableError: for a device that the catalog does not have.
+    """
+    try:
+        return in_catalog(name) or Figures.of(device(name))
+    except UnknownNameError as error:
+        raise TableError(f"the table names a device that is not in the catalog: {error}") from None
+
+
+_GENERATION: Final = {
+    "Maxwell": 0,
+    "Pascal": 1,
+    "Volta": 2,
+    "Turing": 2.5,
+    "Ampere": 3,
+    "Ada": 3.5,
+    "Hopper": 4,
+    "Blackwell": 5,
+    "GCN5": 1,
+    "CDNA1": 2,
+    "CDNA2": 3,
+    "CDNA3": 4,
+    "CDNA4": 5,
+}
+"""Place of an architecture among its vendor's, so that a difference counts generations."""
+
+
+def similarity(a: Figures, b: Figures, dtype: str) -> float:
+    """How far a measurement on `b` tells about `a`: 1 for equal figures, towards 0 with distance.
+
+    The weights are those under which devices left out were predicted best.
+    """
+    # Doublings between what one multiprocessor computes and what memory gives it, between numbers of multiprocessors
+    # and between caches.
+    distance = 0.0
+    for weight, x, y in (
+        (1.0, a.peak(dtype) / a.units, b.peak(dtype) / b.units),
+        (1.0, a.bandwidth / a.units, b.bandwidth / b.units),
+        (0.5, a.units, b.units),
+        (0.25, a.l2, b.l2),
+    ):
+        distance += weight * abs(log2(x / y))
+
+    # steps between architectures, a long one between vendors
+    if a.vendor != b.vendor:
+        distance += 4.0
+    elif a.architecture != b.architecture:
+        steps = abs(_GENERATION.get(a.architecture, 3) - _GENERATION.get(b.architecture, 3))
+        distance += 0.3 + 0.3 * steps
+    return exp(-distance)
+
+
+def product(software: str) -> str:
+    """Name of a software without its version.
+
+    >>> product("torch2.1.0-cu121")
+    'torch'
+    """
+    # the version begins at the first digit, with the `v` or the dash before it
+    return re.split(r"[-_ ]?v?\d", software, maxsplit=1)[0]
+
+
+FEW_ROWS: Final = 30
+"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A device under a software, and the kinds that were measured on it."""
+
+    figures: Figures
+    source: str
+    software: str
+    kinds: dict[KernelKind, int]
+    """Rows of every kind that it was fitted on."""
+    host_launch: bool = False
+    """Whether its times include the host's launch."""
+    order: int = OWN_ORDER
+    """How closely it stands for a training job, the lowest first."""
+
+    @property
+    def under_load(self) -> bool:
+        """Whether its times are those of clocks that a power limit holds down."""
+        return held_under_load(self.source)
+
+    @property
+    def quantises(self) -> bool:
+        """Whether its products of 8 bits were timed with the quantising of their first operand."""
+        return quantises_operands(self.source, self.software)
+
+    @property
+    def fills_caches(self) -> bool:
+        """Whether its attention over causal prompts was timed with the copying of keys and values into a cache."""
+        return fills_caches(self.source)
+
+    @property
+    def key(self) -> str:
+        """Unique label."""
+        return f"{self.figures.name}|{self.source}|{self.software}"
+
+    def preference(self, kind: KernelKind, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+        """Sort key for a request: named software (by its name, its source or both), then named source, then rows of the
+        kind, then the best stand-in for a training job."""
+        # 0: the software that is named (`_TRUST` has a factor for each); 1: another version of it; 2: another of the
+        # same source, or the software of another source; 3: neither
+        named = 3
+        if software in (self.software, self.source, f"{self.source}/{self.software}"):
+            named = 0 if source is None or self.source == source else 2
+        elif source is not None and self.source == source:
+            named = 1 if software is not None and product(self.software) == product(software) else 2
+        return named, self.kinds.get(kind, 0) < FEW_ROWS, self.order, self.software
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a weights file's metadata."""
+        return asdict(replace(self, kinds={})) | {"kinds": {str(kind): n for kind, n in self.kinds.items()}}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Stack":
+        """Inverse of `to_dict`."""
+        # weights of earlier releases do not state the die
+        known = in_catalog(value["figures"]["name"])
+        figures = Figures(**{"die": known.die if known else "", **value["figures"]})
+        kinds = {KernelKind.parse(kind): n for kind, n in value["kinds"].items()}
+        return cls(**{**value, "figures": figures, "kinds": kinds})
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,153 @@
+"""Constants of the base time: fitted by robust least squares per stack and kind, with priors; and those of a kernel
+moved to a device that it was not timed on."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.cost.learn.parameters import FLOOR_POWER, JOINT_POWER, Parameters, power_join
+from perfmodel.cost.learn.plans import Term
+from perfmodel.cost.learn.stack import Figures, Stack
+from perfmodel.cost.learn.training._tables import Samples
+from perfmodel.ops import KernelKind
+from perfmodel.ops.physics import compute_seconds, memory_seconds
+
+NO_FLOOR: Final = float(np.log(1e-9))
+_TYPICAL_FLOOR: Final = float(np.log(35e-6))
+_PRIOR_WEIGHT: Final = 2.0
+"""Priors count as this many measurements per constant."""
+_SHOWS_FLOOR: Final = 500
+"""Rows of a kind from which its shortest times show the launch floor."""
+_MOST_ROWS: Final = 3000
+"""Rows that the constants of one group are fitted to, drawn at random where there are more."""
+
+
+class Base(NamedTuple):
+    """Log constants per group [G] and the group of every sample [n]."""
+
+    groups: tuple[tuple[int, KernelKind], ...]
+    """Stack index and kind of each group."""
+    index: np.ndarray
+    log_fixed_s: Float64[np.ndarray, "G"]
+    log_compute: Float64[np.ndarray, "G"]
+    log_memory: Float64[np.ndarray, "G"]
+    log_floor_s: Float64[np.ndarray, "G"]
+
+
+def fit_base(samples: Samples, seed: int = 0) -> Base:
+    """Constants of every (stack, kind) with at least one sample.
+
+    Each fit minimises soft-L1 log residuals over launch time, compute and memory efficiency (and,
+    for eager sources, the launch floor), drawn to typical values where data are few.
+    """
+    rng = np.random.default_rng(seed)
+    groups, index = groups_of_samples(samples)
+    rows = [np.flatnonzero(index == g) for g in range(len(groups))]
+    # four constants need no more rows than this, and least squares takes as long as there are rows
+    thinned = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
+    constants = np.zeros((len(groups), 4))
+    # large groups first: what they say about launch floors is the prior of small ones
+    floors: dict[tuple[str, KernelKind], list[float]] = {}
+    for g in sorted(range(len(groups)), key=lambda g: -len(rows[g])):
+        stack = samples.stacks[groups[g][0]]
+        known_floors = floors.setdefault((stack.source, groups[g][1]), [])
+        floor = float(np.median(known_floors)) if known_floors else _TYPICAL_FLOOR
+        constants[g] = _fit_group(samples.take(thinned[g]), stack.host_launch, floor)
+        if len(rows[g]) >= _SHOWS_FLOOR:
+            known_floors.append(constants[g, 3])
+    return Base(groups, index, *constants.T)
+
+
+def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, KernelKind], ...], np.ndarray]:
+    """Every pair of stack index and kind that was measured, and which of them each sample has [n]."""
+    kinds = sorted(samples.rows.kinds)
+    joint = samples.stack * len(kinds) + samples.rows.by_kind(kinds.index)
+    unique, index = np.unique(joint, return_inverse=True)
+    return tuple((int(u // len(kinds)), kinds[u % len(kinds)]) for u in unique), index
+
+
+def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
+    from scipy.optimize import least_squares
+
+    physics, machine = samples.physics()
+    compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
+    target = np.log(samples.time_s)
+    lowest = float(np.quantile(target, 0.02))
+    launch = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
+
+    # Priors: launch, shares of the peak rate and of the bandwidth that are typical, and the floor. The shortest times
+    # show the launch floor only if they are as short as launches are.
+    prior = np.array([launch, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
+    spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
+    free = 4 if host_launch else 3
+
+    def residuals(p: Sequence[float]) -> np.ndarray:
+        kernel = np.exp(p[0]) + power_join(np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER)
+        log_time = np.log(kernel)
+        # as `join_floor`: a kernel hides behind the host's launch
+        if host_launch:
+            log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * p[3]) / FLOOR_POWER
+        from_prior = (np.asarray(p) - prior[:free]) / spread[:free]
+        return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * from_prior])
+
+    fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
+    if not host_launch:
+        return np.append(fit.x, NO_FLOOR)
+    return np.append(fit.x[:3], min(fit.x[3], lowest))
+
+
+_BOUND: Final = 0.40
+"""Share of the bandwidth from which a kernel is taken to be limited by it."""
+_UNBOUND: Final = 0.15
+"""Share at which it is taken to be limited by what multiprocessors issue."""
+_FOLLOWS_ISSUE: Final = 0.75
+"""How far the slowest kernels follow the issue rate; the rest is bandwidth (log scale)."""
+
+
+def term_constants(
+    params: Parameters, stacks: Sequence[Stack], groups: Sequence[tuple[int, KernelKind]], terms: Sequence[Term]
+) -> Parameters:
+    """Replace the base constants of groups [G] by those of each term [T].
+
+    A term on its donor's own device keeps the donor's constants.
+    """
+    index = {group: i for i, group in enumerate(groups)}
+    groups_of_source: dict[tuple[str, KernelKind], list[int]] = {}
+    for (stack, kind), i in index.items():
+        groups_of_source.setdefault((stacks[stack].source, kind), []).append(i)
+    at = np.array([index[(term.stack, term.kind)] for term in terms])
+    log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
+    for i, term in enumerate(terms):
+        donor = stacks[term.stack]
+        if donor.figures == term.figures:
+            continue
+
+        # An op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it. A smaller share
+        # scales so that the time follows clock and multiprocessors instead, which can be compared between devices of
+        # one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
+        if "unfused" in term.kind.op and donor.figures.vendor == term.figures.vendor:
+            log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
+
+        # hosts set the launch floor, not devices: the mean of the source's floors for the kind
+        if donor.host_launch:
+            log_floor[i] = params.log_floor_s[groups_of_source[donor.source, term.kind]].mean()
+    return params._replace(
+        log_fixed_s=params.log_fixed_s[at],
+        log_compute=params.log_compute[at],
+        log_memory=log_memory,
+        log_floor_s=log_floor,
+    )
+
+
+def _unbound(log_share: float) -> float:
+    """How far a kernel that reaches this share of the bandwidth follows the issue rate instead; linear in between."""
+    place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
+    return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
+
+
+def _issue_over_bandwidth(donor: Figures, asked: Figures) -> float:
+    """Log growth of the issue rate over that of the bandwidth from one device to another."""
+    issue = asked.units * asked.clock / (donor.units * donor.clock)
+    return float(np.log(issue / (asked.bandwidth / donor.bandwidth)))

@@ -1,0 +1,333 @@
+"""Fitting from tables: kernels and collectives side by side in one calibration directory."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.cost.learn._regressor import Regressor, cell_hash
+from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
+from perfmodel.cost.learn.collectives import (
+    FILE_NAME,
+    NO_SOURCES,
+    CollectiveWeights,
+    Scope,
+    Sources,
+    collective_weights,
+    fit_rows,
+    save_collective_weights,
+    shape_spread,
+    usable,
+)
+from perfmodel.cost.learn.collectives import expert_exchanges as moe
+from perfmodel.cost.learn.parameters import Parameters
+from perfmodel.cost.learn.rows import KindCode
+from perfmodel.cost.learn.training._base import fit_base, groups_of_samples
+from perfmodel.cost.learn.training._recipe import Recipe, small_recipe
+from perfmodel.cost.learn.training._tables import Samples, gather, table_hashes
+from perfmodel.display import Report, frame_html, shows_progress
+from perfmodel.errors import CalibrationError, TableError
+from perfmodel.ingest import clean_kernels
+from perfmodel.ingest.tables import read_table, table_kind, text
+from perfmodel.ops import FAMILIES, KernelKind
+from perfmodel.units import require_seed
+
+if TYPE_CHECKING:
+    from perfmodel.cost.learn.training._evaluate import Evaluation
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def fit(
+    tables: Sequence[Path | str | pd.DataFrame],
+    out: Path | str,
+    *,
+    family: str | None = None,
+    recipes: Sequence[Recipe] | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    progress: Report | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Fit regressors to tables of kernel timings and write them to a calibration directory.
+
+    Each regressor is first trained with whole shapes kept out (errors and in-range intervals), with
+    large shapes kept out and with each device kept out in turn (out-of-range intervals), and at last
+    on all rows, which is what is saved as `<out>/<name>.safetensors`.
+
+    Args:
+        tables: files (csv, csv.gz, parquet) with the columns of the measurement schema, or frames that
+            `read_table` made.
+        family: only this op family; all that the tables have by default.
+        recipes: settings; sized to the number of rows by default.
+        resume: go on from checkpoints in `out`, and keep regressors there that were fitted from the
+            same files with the same recipe and seed.
+
+    Returns:
+        By regressor name: `rows`, how many were `kept_out` to tell errors by, `mean_ape`, `median_ape` and
+        `coverage_90` (fractions, None without any) on shapes kept out, and by reason the rows `set_aside`.
+
+    Raises:
+        TableError: for a malformed table, an unknown device, or no usable row.
+    """
+    out = Path(out)
+    frames = [table if isinstance(table, pd.DataFrame) else read_table(table) for table in tables]
+    rows = {name: _rows_of_family(frames, name) for name in FAMILIES}
+    wanted = [name for name in FAMILIES if rows[name] and family in (None, name)]
+    if not wanted:
+        raise TableError(f"the tables hold no row of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
+    chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in wanted]
+    # kept in the weights, so that a later run knows what they were fitted from
+    hashes = table_hashes(tables)
+    result = {}
+    for recipe in chosen:
+        if recipe.family not in wanted:
+            continue
+        record = _done(out, recipe, seed, hashes) if resume else None
+        if record is None:
+            record = _fit_one(frames, recipe, seed, hashes, out, resume, progress)
+        result[recipe.name] = _headline(record) | {"set_aside": _set_aside(frames, recipe.family)}
+    return result
+
+
+def _rows_of_family(frames: Sequence[pd.DataFrame], family: str) -> int:
+    """Rows that tables hold of an op family."""
+    return sum(int((text(frame, "op_family") == family).sum()) for frame in frames)
+
+
+def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
+    """Rows of a family that say nothing of their kernels, by reason."""
+    # `clean_kernels` names a flaw where a row says nothing of its kernel
+    counts: Counter[str] = Counter()
+    for frame in frames:
+        rows: Any = frame[text(frame, "op_family") == family]
+        counts.update(flaw for flaw in clean_kernels(rows)["flaw"] if flaw)
+    return dict(counts.most_common())
+
+
+def _fit_one(
+    frames: Sequence[pd.DataFrame],
+    recipe: Recipe,
+    seed: int,
+    hashes: dict[str, str],
+    out: Path,
+    resume: bool,
+    progress: Report | None,
+) -> dict[str, Any]:
+    """Fit one regressor, write it and return its record."""
+    if progress is not None:
+        progress(f"{recipe.name}: reading rows", 0, 1)
+    samples = gather(frames, recipe.family, recipe.dtypes)
+    regressor = fit_regressor(
+        samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress
+    )
+    save_regressor(regressor, out)
+    return regressor.record
+
+
+def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[str, Any] | None:
+    """Record of a regressor that was already fitted from the same inputs."""
+    try:
+        record = read_header(out / f"{recipe.name}.safetensors")["record"]
+    except CalibrationError:
+        return None
+    try:
+        # equal files, recipe and seed give equal weights: nothing to fit anew
+        same = Recipe.from_dict(record["recipe"]) == recipe
+    except (KeyError, TypeError):
+        # of a release with other settings
+        return None
+    return record if same and (record.get("seed"), record.get("tables")) == (seed, hashes) else None
+
+
+def _headline(record: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a record that a user is told: rows, and errors as fractions (None without rows kept out)."""
+    kept_out = record["in_range"]
+    errors = {}
+    for name in ("mean_ape", "median_ape"):
+        errors[name] = kept_out[name] / 100 if kept_out["n"] else None
+    rows = {"rows": sum(record["rows_by_source"].values()), "kept_out": kept_out["n"]}
+    return rows | errors | {"coverage_90": kept_out["coverage_90"]}
+
+
+def fit_regressor(
+    samples: Samples,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    hashes: dict[str, str] | None = None,
+    checkpoints: Path | None = None,
+    progress: Report | None = None,
+) -> Regressor:
+    """Measure a recipe's errors on kept-out data, then fit it to all `samples`."""
+    from perfmodel.cost.learn.training._evaluate import evaluate
+    from perfmodel.cost.learn.training._recipe import Stages
+    from perfmodel.cost.learn.training._train import train_members
+
+    # errors and intervals first, on what the fit did not see
+    code = KindCode.of(samples.rows.kinds)
+    stages = Stages(recipe.name, checkpoints, progress)
+    evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
+
+    # what is saved has seen every row; it goes on from the network that was judged, so that its errors are alike
+    base = fit_base(samples, seed)
+    params = train_members(
+        samples,
+        base,
+        code,
+        recipe,
+        fit_on=np.arange(len(samples)),
+        steps=recipe.refit_steps,
+        start=evaluation.params,
+        seed=seed,
+        report=stages.report("all rows"),
+        checkpoint=stages.checkpoint("all"),
+    )
+    regressor = assemble(samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {})
+    stages.clear()
+    return regressor
+
+
+def assemble(
+    samples: Samples,
+    recipe: Recipe,
+    code: KindCode,
+    groups: tuple[tuple[int, KernelKind], ...],
+    params: Parameters,
+    evaluation: "Evaluation",
+    *,
+    seed: int,
+    hashes: dict[str, str],
+) -> Regressor:
+    """Put fitted parameters, intervals and the record of their making together."""
+    # cells of the shape axes in which something was measured: what lies in one of them counts as measured, too
+    axes = samples.physics()[0].axes
+    positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
+    cells = np.unique(cell_hash(samples.stacks, *groups_of_samples(samples), positions))
+    sources = np.array([s.source for s in samples.stacks])[samples.stack]
+    rows = {str(k): int(v) for k, v in zip(*np.unique(sources, return_counts=True), strict=True)}
+    record = {"recipe": recipe.to_dict(), "seed": seed, "tables": hashes, "rows_by_source": rows, **evaluation.record}
+    return Regressor(
+        name=recipe.name,
+        family=recipe.family,
+        dtypes=recipe.dtypes,
+        params=params,
+        stacks=samples.stacks,
+        groups=groups,
+        code=code,
+        intervals=evaluation.intervals,
+        cells=cells,
+        record=record,
+    )
+
+
+class FitReport(dict[str, dict[str, Any]]):
+    """Figures by fitted file."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per fitted file: `family` and its figures."""
+        return pd.DataFrame([{"family": family, **figures} for family, figures in self.items()])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+@shows_progress("fit")
+def fit_calibration(
+    tables: Sequence[Path | str | pd.DataFrame] | Path | str | pd.DataFrame,
+    out: Path | str,
+    *,
+    family: str | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    progress: Report | None = None,
+) -> FitReport:
+    """Fit cost models to tables of kernels, collectives or both, and write a calibration directory.
+
+    `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; what it lacks, the shipped weights serve. Series of
+    collectives take the place of shipped ones of the same fabric (device and links) and kind only.
+
+    Args:
+        tables: files (csv, csv.gz, parquet), or frames that `read_table` made.
+        family: only this op family, or `collectives`.
+        resume: go on from checkpoints in `out`.
+
+    Returns:
+        By fitted file: `rows`, the errors on shapes kept out (fractions) and by reason the rows `set_aside`; of
+        collectives also the number of `series`, of shipped ones `kept` and by fabric the names of those `replaced`.
+
+    Raises:
+        TableError: for a malformed table, or if no table has a usable row of the wanted family.
+    """
+    require_seed(seed)
+    table_list = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
+    frames = [(table if isinstance(table, pd.DataFrame) else read_table(table)) for table in table_list]
+    kinds = [table_kind(frame) for frame in frames]
+    # kernels as they were given: the hashes of files tell a later run that nothing has changed
+    kernels = [table for table, kind in zip(table_list, kinds, strict=True) if kind == "compute"]
+    collectives = [frame for frame, kind in zip(frames, kinds, strict=True) if kind == "collective"]
+    summary = FitReport()
+    if kernels and family != "collectives":
+        summary.update(fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress))
+    if collectives and family in (None, "collectives"):
+        summary["collectives"] = _fit_beside_shipped(collectives, Path(out))
+    if not summary:
+        raise TableError(f"no table has rows of family {family!r}; found {', '.join(sorted(set(kinds)))} tables")
+    return summary
+
+
+def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
+    """Fit, join with the shipped weights, write; what became of rows and series."""
+    # at a site a series of a forced algorithm counts where nothing else was measured there
+    notes = fit_collectives(
+        tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
+    ).notes
+    facts = {name: notes[name] for name in ("kept", "replaced", "set_aside")}
+    return {"rows": sum(map(len, tables)), "series": notes["own"] + notes["own_exchanges"]} | facts
+
+
+def fit_collectives(
+    tables: Sequence[pd.DataFrame],
+    out: Path,
+    *,
+    base: CollectiveWeights | None = None,
+    sources: Sources = NO_SOURCES,
+    spread: Mapping[Scope, float] | None = None,
+) -> CollectiveWeights:
+    """Fit the collective model and write `out/collectives.safetensors`.
+
+    With `base`, its physics is kept and the tables' series replace those of the same fabrics and kinds; `notes`
+    tells what was replaced. Without, physics is fitted too.
+
+    Args:
+        tables: collective tables as `read_table` gives them; `moe_alltoall` rows may stand among them.
+        spread: widths of intervals from studies (`study_collectives`), beside those of the measured series.
+
+    Raises:
+        TableError: if no row of the tables can be used.
+    """
+    rows, exchanges, odd = usable(tables, sources)
+    if not len(rows) and not len(exchanges):
+        why = next(iter(odd), "bytes, num_ranks and time_us are needed in each")
+        raise TableError(f"no usable collective row: {why}")
+    for reason, count in odd.items():
+        _LOG.info("set aside %d rows: %s", count, reason)
+    # tables of exchanges alone leave the rest as it was
+    weights = fit_rows(rows, base, sources) if len(rows) else base or CollectiveWeights(physics={})
+    if len(rows):
+        measured = {**weights.spread, **(spread or {}), **shape_spread(rows, weights, sources)}
+        weights = replace(weights, spread=measured)
+    if len(exchanges):
+        weights = replace(weights, moe=moe.fit_moe(exchanges, weights.moe))
+
+    # the weights say themselves what they rest on
+    facts = {"rows": len(rows), "exchange_rows": len(exchanges), "set_aside": odd}
+    facts["own_exchanges"] = len(np.unique(exchanges.series))
+    notes = {"replaced": {}, "kept": 0, "own": 0, **weights.notes, **facts}
+    weights = replace(weights, notes=notes)
+    save_collective_weights(weights, Path(out) / FILE_NAME)
+    return weights

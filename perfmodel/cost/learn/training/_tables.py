@@ -1,0 +1,151 @@
+"""From measurement tables to what a regressor is fitted on: cleaned, merged, split."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from perfmodel.cost.learn.rows import Rows, kinds_of, physics_of, rows_from_table
+from perfmodel.cost.learn.stack import Stack, figures_named
+from perfmodel.errors import TableError
+from perfmodel.ingest import clean_kernels
+from perfmodel.ingest.tables import hashed, number, relabel, text
+from perfmodel.ops import KindColumns, Physics
+from perfmodel.ops.physics import Machine
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STACK: Final = ("device", "source", "software")
+"""Columns that tell stacks apart."""
+_OF_STACK: Final = ("host_launch", "order")
+"""Columns that are alike for all rows of a stack."""
+_NOT_SHAPE: Final = ("element_bytes", "trans_a", "trans_b", "accumulate")
+"""Columns of a kernel that do not make it another shape: splits keep whole shapes together."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measured rows of one family, repeats of a shape merged to their median."""
+
+    rows: Rows
+    stack: Int64[np.ndarray, "n"]
+    """Index into `stacks`."""
+    time_s: Float64[np.ndarray, "n"]
+    stacks: tuple[Stack, ...]
+    shape_key: np.ndarray
+    """uint64 [n], equal for equal shapes whatever the device, software or pass."""
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def take(self, index: np.ndarray) -> "Samples":
+        """The samples at `index`, with the same stacks."""
+        return Samples(self.rows.take(index), self.stack[index], self.time_s[index], self.stacks, self.shape_key[index])
+
+    @property
+    def dtypes(self) -> np.ndarray:
+        """Dtype class of every row (object dtype)."""
+        return self.rows.dtypes
+
+    def physics(self) -> tuple[Physics, Machine]:
+        """What every sample has to do, and the figures of its device."""
+        return physics_of([s.figures for s in self.stacks], self.stack, self.rows)
+
+
+def gather(tables: "Iterable[pd.DataFrame]", family: str, dtypes: tuple[str, ...]) -> Samples:
+    """Merge tables into the samples of one family (of some dtype classes, if any are named).
+
+    Raises:
+        TableError: if no usable row remains, or for a device that the catalog does not have.
+    """
+    import pandas as pd
+
+    parts = [_part(table, family, dtypes) for table in tables]
+    usable = [part for part in parts if part is not None]
+    if not usable:
+        raise TableError(f"no usable {family} row in the given tables")
+    return _merge(family, pd.concat(usable, ignore_index=True))
+
+
+def _part(table: "pd.DataFrame", family: str, dtypes: tuple[str, ...]) -> "pd.DataFrame | None":
+    """Usable rows of one table: shape columns, kind, and what identifies the stack."""
+    import pandas as pd
+
+    table = clean_kernels(table)
+    of_family: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
+    if not len(of_family):
+        return None
+    rows, complete = rows_from_table(of_family, family)
+    if dtypes:
+        complete &= np.isin(rows.dtypes, dtypes)
+    frame = pd.DataFrame(rows.shape)
+    for name, column in rows.columns._asdict().items():
+        frame[name] = column
+    frame["device"] = relabel(text(of_family, "device"), lambda name: figures_named(name).name)
+    for name in (*_STACK[1:], *_OF_STACK):
+        frame[name] = of_family[name].to_numpy()
+    frame["time_s"] = number(of_family, "time_us") * 1e-6
+    usable: Any = frame[complete]
+    return usable if len(usable) else None
+
+
+def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
+    """Rows of a clean table with a time that says something of its kernel and that its source does not contradict."""
+    return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
+
+
+def _merge(family: str, frame: "pd.DataFrame") -> Samples:
+    """Samples of a frame with a row per measurement."""
+    # Repeats of a kernel on a stack count once, by their median.
+    names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
+    merged: Any = frame.groupby([*_STACK, *KindColumns._fields, *names], sort=True, as_index=False)["time_s"].median()
+
+    # both sorted, as the merged rows are: the code of a row is the place of its stack
+    facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
+    codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)
+    kinds, kind = kinds_of(KindColumns(*(text(merged, name) for name in KindColumns._fields)))
+    stacks = []
+    names_and_facts = zip(facts.index, facts.to_numpy(object), strict=True)
+    for index, ((device, source, software), (host_launch, order)) in enumerate(names_and_facts):
+        counts = np.bincount(kind[codes == index], minlength=len(kinds))
+        rows_by_kind = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
+        stacks.append(Stack(figures_named(device), source, software, rows_by_kind, bool(host_launch), int(order)))
+    rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
+    shape_key = hashed([merged[name].to_numpy() for name in names if name not in _NOT_SHAPE])
+    return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
+
+
+def held_out(samples: Samples, share: float) -> np.ndarray:
+    """Bool mask of samples whose whole shape (on every device and software) is kept out."""
+    return samples.shape_key % np.uint64(10_000) < share * 10_000
+
+
+def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices to fit on, to stop early by, and to report on; a shape is in one of them only."""
+    # by the shape's hash, so that a shape is on the same side in every table and every run
+    test = held_out(samples, share)
+    check = ~test & ((samples.shape_key // np.uint64(10_000)) % np.uint64(100) < 4)
+    # too few to stop by: the training runs to its end
+    if check.sum() < 20:
+        check = np.zeros(len(samples), bool)
+    # shuffled, as a training looks at the first of them where there are many
+    order = np.random.default_rng(0).permutation(np.flatnonzero(check))
+    return np.flatnonzero(~test & ~check), order, np.flatnonzero(test)
+
+
+def table_hashes(tables: "Iterable[Path | str | pd.DataFrame]") -> dict[str, str]:
+    """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's record."""
+    import pandas as pd
+
+    hashes = {}
+    for index, table in enumerate(tables):
+        if isinstance(table, pd.DataFrame):
+            hashes[f"frame {index}"] = hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
+        else:
+            hashes["/".join(Path(table).parts[-2:])] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
+    return hashes

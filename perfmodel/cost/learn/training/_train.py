@@ -1,0 +1,285 @@
+"""Training one regressor: deterministic batches, cosine schedule, early stopping, checkpoints."""
+
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Float32, Float64
+
+from perfmodel.cost.learn.parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
+from perfmodel.cost.learn.rows import KindCode, machine_of, one_hot, shape_with_flags
+from perfmodel.cost.learn.training._base import Base
+from perfmodel.cost.learn.training._network import Residual, Run, load_run, member, save_run, stack_members
+from perfmodel.cost.learn.training._recipe import Recipe, StepReport
+from perfmodel.cost.learn.training._tables import Samples
+from perfmodel.ops import FAMILIES
+
+
+class Design(NamedTuple):
+    """All samples as arrays ready for gradient steps."""
+
+    z: Any
+    """Standardised features, float32 [n, F]."""
+    positions: Any
+    """Table positions, float32 [n, A]."""
+    stack: Any
+    """Index of every sample's stack, int32 [n]."""
+    log_base: Any
+    """Log base time, float32 [n]."""
+    log_floor: Any
+    """Log of the launch floor, float32 [n]."""
+    log_time: Any
+    """The measured target, float32 [n]."""
+
+
+def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarray) -> tuple[Design, Parameters]:
+    """Features of all samples, and parameters whose scaling and ranges come from `fit_on` only."""
+    family = samples.rows.family
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    inputs = Inputs(shape_with_flags(samples.rows), machine, one_hot(code, samples.rows), samples.stack, base.index)
+    physics, raw, positions = feature_matrix(np, family, inputs)
+
+    # Scaling and ranges from what is fitted on alone: the rows that are left out must look new.
+    seen = raw[fit_on]
+    scale = seen.std(axis=0)
+    low, high = _ranges(positions[fit_on], samples.stack[fit_on], len(samples.stacks))
+    frozen = Parameters(
+        log_fixed_s=base.log_fixed_s,
+        log_compute=base.log_compute,
+        log_memory=base.log_memory,
+        log_floor_s=base.log_floor_s,
+        mean=seen.mean(axis=0),
+        scale=np.where(scale > 1e-6, scale, 1.0),
+        low=seen.min(axis=0),
+        high=seen.max(axis=0),
+        kernels=(),
+        biases=(),
+        stack_embedding=np.zeros((0, 0)),
+        tables=tuple(np.zeros((0, 0, 0)) for _ in FAMILIES[family].axes),
+        table_low=low,
+        table_high=high,
+    )
+    log_base = np.log(base_time(np, frozen, physics, machine, base.index))
+    design = Design(
+        z=standardise(np, frozen, raw).astype(np.float32),
+        positions=positions.astype(np.float32),
+        stack=samples.stack.astype(np.int32),
+        log_base=log_base.astype(np.float32),
+        log_floor=base.log_floor_s[base.index].astype(np.float32),
+        log_time=np.log(samples.time_s).astype(np.float32),
+    )
+    return design, frozen
+
+
+def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Range of the positions in which every stack was measured; that of all for stacks without samples."""
+    low = np.tile(positions.min(axis=0), (stacks, 1))
+    high = np.tile(positions.max(axis=0), (stacks, 1))
+    for s in np.unique(stack):
+        of_stack = positions[stack == s]
+        low[s], high[s] = of_stack.min(axis=0), of_stack.max(axis=0)
+    return low, high
+
+
+def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) -> Float64[np.ndarray, "n"]:
+    """Probability of each of `rows` to be drawn: groups count as rows^0.75 so that small ones are heard."""
+    # probabilities of rows, so that a group's own is its rows to the power of 0.75: each row's to that of -0.25
+    group = base.index[rows]
+    per_group = np.bincount(group, minlength=len(base.groups)).astype(float)
+    per_stack = np.bincount(stack[rows]).astype(float)
+    weight = np.maximum(per_group, 1.0)[group] ** -0.25
+    # and no stack counts for more than `cap` rows, or one dense sweep would decide for all devices
+    weight *= (np.minimum(per_stack, cap) / np.maximum(per_stack, 1.0))[stack[rows]]
+    return weight / weight.sum()
+
+
+def train(
+    samples: Samples,
+    base: Base,
+    code: KindCode,
+    recipe: Recipe,
+    *,
+    fit_on: np.ndarray,
+    check_on: np.ndarray | None = None,
+    steps: int | None = None,
+    start: Parameters | None = None,
+    seed: int = 0,
+    report: StepReport | None = None,
+    checkpoint: Path | None = None,
+) -> Parameters:
+    """Fit the network on the samples `fit_on`; with `check_on`, keep the best weights and stop early.
+
+    Args:
+        steps: length of the learning-rate schedule; the recipe's by default.
+        start: weights to go on from, at a third of the learning rate.
+        checkpoint: a file that is written now and then and resumed from if it is of this very run.
+
+    Returns:
+        Parameters with NumPy arrays; equal inputs and seed give equal
+        results on one machine, resumed or not.
+    """
+    family = samples.rows.family
+    steps = steps or recipe.steps
+    design, frozen = build_design(samples, base, code, fit_on)
+    model = Residual(family, design.z.shape[1], len(samples.stacks), recipe, rngs=nnx.Rngs(seed))
+    if start is not None:
+        model.start_from(start)
+    graph, state = nnx.split(model)
+    form = family, graph, recipe.weight_decay
+
+    # a network that goes on from earlier weights learns at a third of the rate
+    rates = learning_rates(recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0), steps)
+    device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
+    moments = _optimiser(recipe.weight_decay).init(state)
+    probability = sampling_weights(base, fit_on, samples.stack, recipe.rows_per_stack)
+    batch_size = min(recipe.batch, max(8, len(fit_on)))
+    every = max(1, steps // 40)
+    checked = None if check_on is None or not len(check_on) else _rows(design, check_on[:16384])
+
+    # A run is known by all that it follows from, so that a checkpoint of another one is never resumed.
+    run = Run(zlib.crc32(design.log_time.tobytes() + repr((recipe, seed, steps, len(fit_on))).encode()))
+    best = state
+    saved = load_run(checkpoint, run.identity, (state, moments, best)) if checkpoint is not None else None
+    if saved is not None:
+        run, (state, moments, best) = saved
+
+    for now in range(run.done, steps):
+        # Batches are drawn for all steps up to the next check, by the check's own seed: a resumed run draws the same.
+        if now % every == 0 or now == run.done:
+            chunk = np.random.default_rng([seed, now - now % every])
+            order = chunk.choice(fit_on, every * batch_size, p=probability)
+        at = (now % every) * batch_size
+        batch = _rows(design, order[at : at + batch_size])
+        state, moments = _step(form, device_frozen, rates[now], state, moments, batch)
+
+        # A check: keep the weights that did best on what is not fitted, stop once none did for long.
+        if (now + 1) % every == 0 or now + 1 == steps:
+            error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
+            gained = checked is None or error < run.best_error
+            run = run.after(now + 1, error, gained)
+            best = state if gained else best
+            if report is not None:
+                report(now + 1, steps, error)
+            if checkpoint is not None:
+                save_run(checkpoint, run, (state, moments, best))
+            if run.waited >= recipe.patience:
+                break
+    return jax.tree.map(np.asarray, nnx.merge(graph, best).arrays(frozen))
+
+
+def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
+    """Learning rate of every step: rising over the first fortieth, then falling by half a cosine to 1e-5 (SGDR, arXiv
+    1608.03983, equation 5, without restarts)."""
+    step, rising = np.arange(steps), max(1, steps // 40)
+    falling = 0.5 * (1 + np.cos(np.pi * np.clip((step - rising) / max(1, steps - rising), 0, 1)))
+    return np.where(step < rising, peak * step / rising, 1e-5 + (peak - 1e-5) * falling).astype(np.float32)
+
+
+StaticArgs = tuple[str, Any, float]
+"""Family, graph of the network and weight decay: with the arrays' shapes all that a compiled step depends on, so that
+all trainings of a regressor share one."""
+
+
+def _optimiser(weight_decay: float) -> optax.GradientTransformation:
+    """AdamW without its learning rate, on clipped gradients."""
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(weight_decay),
+    )
+
+
+def _log_times(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
+    """Log times as they are measured: with the launch floor where the host's launch was timed, too."""
+    family, graph, _ = form
+    kernel = batch.log_base + nnx.merge(graph, state)(family, frozen, batch.z, batch.positions, batch.stack)
+    return join_floor(jnp, kernel, batch.log_floor)
+
+
+@partial(jax.jit, static_argnums=0)
+def _step(form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
+    """Weights and moments after one more batch."""
+
+    def loss(state: Any) -> Any:
+        return jnp.mean(percentage_loss(_log_times(form, frozen, state, batch) - batch.log_time))
+
+    # the optimiser's step has no rate of its own: the rate changes from step to step, the compiled program does not
+    updates, moments = _optimiser(form[2]).update(jax.grad(loss)(state), moments, state)
+    return optax.apply_updates(state, jax.tree.map(lambda u: -rate * u, updates)), moments
+
+
+@partial(jax.jit, static_argnums=0)
+def _error(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
+    """Mean absolute error of log times."""
+    return jnp.mean(jnp.abs(_log_times(form, frozen, state, batch) - batch.log_time))
+
+
+def train_members(
+    samples: Samples,
+    base: Base,
+    code: KindCode,
+    recipe: Recipe,
+    *,
+    fit_on: np.ndarray,
+    check_on: np.ndarray | None = None,
+    steps: int | None = None,
+    start: Parameters | None = None,
+    seed: int = 0,
+    report: StepReport | None = None,
+    checkpoint: Path | None = None,
+) -> Parameters:
+    """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
+    # one after the other by different seeds: they differ in their random start and in the order of their batches
+    trained = []
+    for i in range(recipe.members):
+        params = train(
+            samples,
+            base,
+            code,
+            recipe,
+            fit_on=fit_on,
+            check_on=check_on,
+            steps=steps,
+            start=None if start is None else member(start, i),
+            seed=seed + i,
+            report=_in_turn(report, i, recipe.members),
+            checkpoint=_of_member(checkpoint, i),
+        )
+        trained.append(params)
+    return trained[0] if len(trained) == 1 else stack_members(trained)
+
+
+def _in_turn(report: StepReport | None, index: int, members: int) -> StepReport | None:
+    """Progress of one member as part of that of all."""
+    if report is None:
+        return None
+    return lambda now, steps, error: report(index * steps + now, members * steps, error)
+
+
+def _of_member(checkpoint: Path | None, index: int) -> Path | None:
+    """Checkpoint file of one member; the first has the name that a single network has."""
+    if checkpoint is None or index == 0:
+        return checkpoint
+    return checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt.npz')}.{index}.ckpt.npz")
+
+
+def percentage_loss(error: Any) -> Any:
+    """Smooth |predicted / true - 1| of log errors: what is reported is what is minimised.
+
+    Linear beyond a factor e either way, so that a bad start does not blow up.
+    """
+    inner = jnp.expm1(jnp.clip(error, -1.0, 1.0))
+    outer = jnp.maximum(jnp.abs(error) - 1.0, 0.0)
+    # smooth at 0, where the absolute value has a kink
+    return jnp.sqrt(inner * inner + 1e-4) + outer
+
+
+def _rows(design: Design, index: np.ndarray) -> Design:
+    """The samples at `index`."""
+    return Design(*(column[index] for column in design))

@@ -1,0 +1,204 @@
+"""Orders of a rank's process, descriptions of its calls, and the what-if conditions.
+
+Orders travel from the launching process to the rank. Conditions add delays, late emulated ranks or a rank that dies
+(NeuronaBox's what-if analysis, section 3.3).
+"""
+
+import json
+import math
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import NormalDist
+from typing import Any, Final, Self
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+
+VARIABLE: Final = "PERFMODEL_EMULATION"
+KINDS: Final = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather"),
+    *("scatter", "send", "recv", "barrier"),
+)
+
+_SIDES: Final = ("send", "recv")
+DELAYED: Final = (*(kind for kind in KINDS if kind not in _SIDES), "send_recv")
+"""Kinds that may take longer; a message does as a whole, on both of its sides."""
+
+_NORMAL: Final = NormalDist()
+_LEAST: Final = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """Orders of one real rank; they travel as JSON in an environment variable."""
+
+    address: str
+    """Address of the socket at which the emulated environment answers; empty: only record, on a real network."""
+    wire: str = ""
+    """`HOST:PORT` at which the process answers that stands for the other ranks on the wire; empty: none."""
+    wire_key: str = ""
+    """Secret of this run, without which that process answers nobody."""
+    rank: int
+    world_size: int
+    real_ranks: tuple[int, ...]
+    out: str
+    """Folder for what the rank recorded."""
+    apart: bool = False
+    """Real ranks exchange no data either: their calls begin when the last of them has come, and take what the prices
+    say for all ranks."""
+    pinned: bool = False
+    """The rank keeps to one core: threads that serve collectives run first on it, so that a message that comes while
+    the script computes does not wait for the scheduler's next tick, 4 ms that it takes at random."""
+    delays_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds added to every collective of a kind."""
+    swept: str = ""
+    """Kind of collective whose added delay changes with the iteration."""
+    sweep_s: tuple[float, ...] = ()
+    """Delays of the sweep, one after another and again from the first."""
+    sweep_every: int = 1
+    """Iterations for which each of them stays."""
+    straggler: float = 1.0
+    """Factor by which emulated ranks compute longer than this one."""
+    copies_per_s: float = 0.0
+    """Speed of a core where the processor times of collectives were measured, see `_clock.Core`; 0: not known."""
+    jitter: float = 0.0
+    """Standard deviation of the log of each emulated rank's compute time."""
+    fail_rank: int = -1
+    """Emulated rank that dies."""
+    fail_call: int = 0
+    """The collective of the world group at which the rank fails, counted from 1."""
+    seed: int = 0
+    stop_after: int = 0
+    """Iterations after which the script ends; 0: when it does so itself."""
+
+    def __post_init__(self) -> None:
+        # Checked where orders are given, since in the rank's process an error would look like the script's.
+        for kind, delay_s in (*self.delays_s.items(), *((self.swept, delay_s) for delay_s in self.sweep_s)):
+            check_delay(kind, delay_s)
+        if self.swept and (not self.sweep_s or self.sweep_every < 1):
+            raise PerfModelError(
+                f"emulation: a sweep of {self.swept} takes one delay or more, each for 1 iteration or more; "
+                f"got {len(self.sweep_s)}, each for {self.sweep_every}"
+            )
+        if not (math.isfinite(self.straggler) and self.straggler > 0):
+            raise PerfModelError(f"emulation: the straggler's factor must be positive and finite, got {self.straggler}")
+        if not 0 <= self.jitter < 2:
+            raise PerfModelError(f"emulation: the jitter must be at least 0 and below 2, got {self.jitter}")
+
+    def without_what_if(self) -> Self:
+        """The cluster as it is: no delays, slow ranks or failures."""
+        return replace(self, delays_s={}, swept="", sweep_s=(), straggler=1.0, jitter=0.0, fail_rank=-1)
+
+    @property
+    def exchanging(self) -> tuple[int, ...]:
+        """Ranks whose data this one gets, itself among them."""
+        return (self.rank,) if self.apart else self.real_ranks
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        return cls.from_fields(json.loads(os.environ[VARIABLE]))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read orders as `to_json` wrote them."""
+        listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a collective, as the ranks that take part in it must agree on it."""
+
+    kind: str
+    """One of `KINDS`."""
+    nbytes: int
+    """Sized as nccl-tests does, see `perfmodel.ops.Collective`; for a barrier one element."""
+    dtype: str
+    detail: str = ""
+    """Reduction, root, peer or split sizes."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind} of {self.nbytes} bytes of {self.dtype}"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+def delayed_as(kind: str) -> str:
+    """The kind under which a call's delay is known, one of `DELAYED`."""
+    return "send_recv" if kind in _SIDES else kind
+
+
+def check_delay(kind: str, delay_s: float) -> None:
+    """Refuse what cannot be added to a collective.
+
+    Raises:
+        UnknownNameError: no kind of collective, or one side of a message.
+        PerfModelError: a delay that is negative or no number.
+    """
+    if kind not in DELAYED:
+        raise UnknownNameError("collective", kind, DELAYED)
+    if not 0 <= delay_s < float("inf"):
+        raise PerfModelError(f"emulation: the delay of {kind} must be finite and at least 0 s, got {delay_s!r}")
+
+
+class EmulationError(PerfModelError, RuntimeError):
+    """Raised for what the emulated cluster cannot do; names the rank, the call and its number."""
+
+
+class Conditions:
+    """What-if conditions of one rank, and the state that they need."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._random = random.Random(orders.seed)
+        self._together_s = 0.0
+        self._factors: dict[int, float] = {}
+        self._calls = 0
+
+    def extra_s(self, kind: str, iteration: int) -> float:
+        """Seconds by which the network takes longer for a call of a kind."""
+        # A sweep changes the delay with the iteration while the script runs, so that one run gives a whole curve.
+        orders, kind = self._orders, delayed_as(kind)
+        delay_s = orders.delays_s.get(kind, 0.0)
+        if kind == orders.swept:
+            delay_s += orders.sweep_s[iteration // orders.sweep_every % len(orders.sweep_s)]
+        return delay_s
+
+    def late_s(self, issued_s: float, emulated: int) -> float:
+        """Seconds by which the last of the emulated members comes after this rank.
+
+        They have computed the same since all were last together, `straggler` times as long and each with a log-normal
+        factor of its own: the largest of n of these is where the n-th power of the distribution function is uniform.
+        """
+        # Before the first common moment nobody can be late.
+        if emulated == 0 or self._together_s == 0:
+            return 0.0
+        if emulated not in self._factors:
+            factor = self._orders.straggler
+            if self._orders.jitter:
+                # One draw instead of n: if U is uniform, U^(1/n) is distributed as the largest of n uniforms. The
+                # quantile function turns it into the largest of n normal deviates; clipping keeps that finite.
+                level = min(max(self._random.random() ** (1 / emulated), _LEAST), 1 - _LEAST)
+                factor *= math.exp(self._orders.jitter * _NORMAL.inv_cdf(level))
+            self._factors[emulated] = factor
+        return max(0.0, (self._factors[emulated] - 1) * (issued_s - self._together_s))
+
+    def together(self, end_s: float) -> None:
+        """Note that this rank has waited for a collective: all ranks are at one point, and compute anew."""
+        # Each stretch between common moments draws new factors.
+        if end_s > self._together_s:
+            self._together_s = end_s
+            self._factors.clear()
+
+    def check_alive(self, members: tuple[int, ...], what: str) -> None:
+        """Raises `EmulationError` for a collective with an emulated rank that has died by then."""
+        orders = self._orders
+        if orders.fail_rank < 0:
+            return
+        # Calls are counted on the world group, which all ranks share, so `fail_call` means the same everywhere.
+        self._calls += len(members) == orders.world_size
+        if self._calls >= orders.fail_call and orders.fail_rank in members:
+            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} has failed, as requested")

@@ -1,0 +1,109 @@
+"""One real rank: its orders, its notes, and what emulating a call takes by itself."""
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from perfmodel.emulate.environment import Call, Conditions, EnvironmentClient, Orders
+from perfmodel.emulate.runs import Record
+
+_TRIALS: Final = 25
+_TRIAL_S: Final = 1e-3
+_TRIAL_CORE_S: Final = 5e-4
+_COLD_FLOATS: Final = 1 << 22
+_COLD_PRODUCTS: Final = 8
+"""Work before each trial: what a script does between calls drives a call's code and data out of the core's caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When a collective may start and what it then takes."""
+
+    start_s: float
+    """When the last real rank came, on the host's monotonic clock."""
+    delay_s: float
+    core_s: float
+    """Processor time that the collective library takes on this rank."""
+    over_s: float = 0.0
+    """Seconds of emulating the call itself, to be taken off; a call that queues behind another does not show them."""
+    over_core_s: float = 0.0
+
+
+class Rank:
+    """State that the groups of a process share; made when the script joins its world."""
+
+    def __init__(self, orders: Orders, torch: Any) -> None:
+        self.orders = orders
+        self.environment = EnvironmentClient(orders.address, orders.rank)
+        self.conditions = Conditions(orders)
+        self.record = Record(orders)
+        # At the optimizer all gradients have been reduced: all ranks are at one point.
+        self.record.on_optimizer = self.conditions.together
+        self.record.watch_training(torch)
+        self._overhead, self._trial = {False: (0.0, 0.0), True: (0.0, 0.0)}, False
+        self.at_end: list[Callable[[], None]] = []
+        self._torch, self._process = torch, os.getpid()
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        # A child that was forked from the process inherits this function, but has nothing to record.
+        if os.getpid() == self._process:
+            self.record.write()
+            for end in self.at_end:
+                end()
+
+    def measure_overhead(self, call: Callable[[bool], Any]) -> None:
+        """Find what a call takes beyond what it is planned to take, which is taken off from now on.
+
+        Before each call the caches are filled with something else, as computing does. Nothing is delayed, late or
+        dead meanwhile: what a what-if adds is not what emulating takes, and would be taken off from all later calls.
+
+        Args:
+            call: makes one that is answered at once, or else one to wait for.
+        """
+        # A call in a warm loop takes less than one in a script, so caches are filled before each.
+        memory, matrix = self._torch.ones(_COLD_FLOATS), self._torch.ones(256, 256)
+        asked, self.conditions = self.conditions, Conditions(self.orders.without_what_if())
+        self._trial = True
+        for at_once in (False, True):
+            times_s, cores_s = [], []
+            for _ in range(_TRIALS):
+                memory.add_(1.0)
+                for _ in range(_COLD_PRODUCTS):
+                    self._torch.mm(matrix, matrix)
+                start_s, core_s = time.perf_counter(), time.process_time()
+                work = call(at_once)
+                if not at_once:
+                    work.wait()
+                times_s.append(time.perf_counter() - start_s - _TRIAL_S)
+                cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
+            # The median is what scripts meet; by quiet trials alone calls would come out 0.1 ms too long.
+            self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
+        self._trial, self.conditions = False, asked
+        self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())
+        # Trials are no calls of the script.
+        self.record.collectives.clear()
+        self.record.tell("joining its world")
+
+    @property
+    def copies_per_s(self) -> float:
+        """Speed of the core at which processor times are stated.
+
+        0 while the overhead is measured: that is in this core's own time.
+        """
+        return 0.0 if self._trial else self.orders.copies_per_s
+
+    def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
+        """Seconds of a call and of its core, and what of both emulating it takes by itself."""
+        if self._trial:
+            return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
+        return *self.environment.price(group, call), *self._overhead[at_once]
+
+    def fail(self, error: Exception) -> None:
+        """Tell the environment, which ends the other ranks too."""
+        text = str(error)
+        self.environment.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")

@@ -1,0 +1,275 @@
+"""The script's own thread in one iteration: what it does between its collectives, what it waits for, and what
+these leave it of their common core."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from perfmodel.emulate.runs._run import EmulatedRun, RankRun
+from perfmodel.ingest import MeasuredTrace
+from perfmodel.ingest.profiles import Activity, ActivityKind, trace_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Phase = Literal["forward", "backward", "optimizer"]
+_PHASE_AFTER: Final[Mapping[str, Phase]] = {"backward": "backward", "backward_end": "optimizer"}
+"""Phase that begins at a mark."""
+_BEHIND_S: Final = 1e-3
+"""A pass that ends this soon after the last collective under way has waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The thread at work; times from the start of the iteration."""
+
+    start_s: float
+    end_s: float
+    phase: Phase
+    after: tuple[int, ...]
+    """Calls of the iteration, by position, that it had to wait for before."""
+    issues: int
+    """Call that it makes at its end, -1 for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """One iteration of one rank."""
+
+    number: int
+    time_s: float
+    spans: tuple[Span, ...]
+    calls: "pd.DataFrame"
+    """Its collectives in the order of their calls; times from the start of the iteration."""
+
+
+def iteration(rank: RankRun, number: int) -> Iteration:
+    """Cut iteration `number` (from 1) of a rank at its calls and waits.
+
+    A wait that the script does not make itself is the one of DistributedDataParallel: at the end of backward, for all
+    that backward has called. It begins where the thread has had its processor time.
+    """
+    # Iteration n lies between the ends of steps n - 1 and n; all times count from its start.
+    first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
+    begin_s, time_s = float(first.wall_s), float(last.wall_s - first.wall_s)
+    calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
+    for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
+        calls[name] = calls[name] - begin_s
+    marks: Any = rank.marks[(rank.marks.wall_s > first.wall_s) & (rank.marks.wall_s <= last.wall_s)]
+    # Calls, waits and marks in the order of time cut the iteration into spans.
+    cutter = _Cutter(calls, float(first.thread_s))
+    moments: list[tuple[float, Callable[[], None]]] = []
+    for mark in marks.itertuples():
+        mark_s = float(mark.wall_s) - begin_s
+        moments.append((mark_s, partial(cutter.mark, mark_s, str(mark.name), float(mark.thread_s))))
+    for place, call in enumerate(calls.itertuples()):
+        moments.append((float(call.issued_s), partial(cutter.call, float(call.issued_s), place)))
+        if call.wait_end_s > 0:
+            moments.append((float(call.wait_start_s), partial(cutter.wait, float(call.wait_start_s), place)))
+    for _, cut in sorted(moments, key=lambda moment: moment[0]):
+        cut()
+    return Iteration(number, time_s, cutter.end(time_s), calls)
+
+
+class _Cutter:
+    """Cuts an iteration into spans of its thread, moment by moment."""
+
+    def __init__(self, calls: Any, thread_s: float) -> None:
+        """
+        Args:
+            calls: collectives of the iteration.
+            thread_s: processor time of the thread at its start.
+        """
+        self._calls, self._users = calls, users_of(calls)
+        self._spans: list[Span] = []
+        self._waited = set(np.flatnonzero(calls.wait_end_s > 0).tolist())
+        """Calls that the script waits for itself, or is known to have waited for."""
+        self._phase: Phase = "forward"
+        # Start of the span under way, and the calls that it comes after.
+        self._start_s, self._after = 0.0, ()
+        # A moment at which the processor time of the thread is known.
+        self._known_s, self._known_thread_s = 0.0, thread_s
+
+    def call(self, moment_s: float, place: int) -> None:
+        """Cut where the thread issues a collective: a span ends with that."""
+        self._close(moment_s, issues=place)
+        self._start_s, self._after = max(self._start_s, moment_s), ()
+        self._known_s, self._known_thread_s = moment_s, float(self._calls.thread_s[place])
+
+    def wait(self, moment_s: float, place: int) -> None:
+        """Cut where the thread waits for a collective: the next span comes after that one."""
+        self._close(moment_s)
+        self._start_s, self._after = max(self._start_s, float(self._calls.wait_end_s[place])), (place,)
+        # The thread does not work while it waits.
+        self._known_thread_s += max(0.0, moment_s - self._known_s)
+        self._known_s = self._start_s
+
+    def mark(self, moment_s: float, name: str, thread_s: float) -> None:
+        """Cut at a mark, where the phase may change."""
+        # DistributedDataParallel waits inside backward, where no call of the script shows it: whatever is pending at
+        # the end of backward was waited for.
+        pending = self._pending(moment_s) if name == "backward_end" else []
+        if pending:
+            self._backward_end(moment_s, thread_s, pending)
+        else:
+            if moment_s > self._start_s or self._after:
+                self._close(moment_s)
+            self._start_s, self._after = moment_s, ()
+        if name in _PHASE_AFTER:
+            self._phase = _PHASE_AFTER[name]
+
+    def end(self, time_s: float) -> tuple[Span, ...]:
+        """Close the last span at the end of the iteration; return all spans."""
+        if self._after or time_s > self._start_s:
+            self._spans.append(Span(self._start_s, time_s, self._phase, self._after, -1))
+        return tuple(self._spans)
+
+    def _backward_end(self, moment_s: float, thread_s: float, pending: list[int]) -> None:
+        """Cut at the end of a backward pass that has waited for calls."""
+        done_s = float(self._calls.end_s[pending].max())
+        end_s = moment_s
+        # Where backward ends right behind the last collective, it has waited for that: its work was done when the
+        # thread had had its processor time.
+        if moment_s - done_s < _BEHIND_S:
+            worked_s = thread_s - self._known_thread_s
+            end_s = min(done_s, max(self._start_s, done_at_s(self._known_s, worked_s, self._users)))
+        self._waited.update(pending)
+        if end_s > self._start_s or self._after:
+            self._close(end_s)
+        # What the thread does when the last is done stays with the next span.
+        self._start_s, self._after = max(self._start_s, min(moment_s, done_s)), tuple(pending)
+        if moment_s - self._start_s >= _BEHIND_S:
+            self._start_s = moment_s
+
+    def _pending(self, moment_s: float) -> list[int]:
+        """Return calls made by a moment that nobody has waited for."""
+        made = np.flatnonzero(self._calls.issued_s <= moment_s).tolist()
+        return [place for place in made if place not in self._waited]
+
+    def _close(self, moment_s: float, issues: int = -1) -> None:
+        """End the span under way."""
+        end_s = max(self._start_s, moment_s)
+        self._spans.append(Span(self._start_s, end_s, self._phase, self._after, issues))
+
+
+def typical(rank: RankRun, numbers: np.ndarray) -> Iteration:
+    """The iteration of median length among `numbers`."""
+    ends_s = rank.ends.wall_s.to_numpy()
+    spans_s = np.diff(ends_s)[numbers - 1]
+    return iteration(rank, int(numbers[np.argsort(spans_s)[(len(numbers) - 1) // 2]]))
+
+
+class User(NamedTuple):
+    """A collective under way."""
+
+    start_s: float
+    end_s: float
+    core_s: float
+    """Its processor time, spread over its duration."""
+
+
+def users_of(calls: "pd.DataFrame") -> list[User]:
+    """Collectives as they were recorded."""
+    rows: Any = calls.itertuples()
+    return [User(max(row.start_s, row.issued_s), row.end_s, row.core_s) for row in rows]
+
+
+def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
+    """Seconds of the core that the users leave in an interval; the inverse of `done_at_s`."""
+    return sum((high - low) * _left(low, users) for low, high in pairwise(_moments_s(start_s, end_s, users)))
+
+
+def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
+    """Return when work that begins at `start_s` is done, given what the users leave of the core."""
+    # The share of the core is constant between two moments, so work is done piece by piece.
+    *moments_s, _ = _moments_s(start_s, float("inf"), users)
+    for low_s, high_s in pairwise(moments_s):
+        share = _left(low_s, users)
+        if share > 0 and (high_s - low_s) * share >= work_s:
+            return low_s + work_s / share
+        work_s -= (high_s - low_s) * share
+    # After the last moment nobody else uses the core.
+    return moments_s[-1] + work_s
+
+
+def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float]:
+    """The limits, and when the share of the core changes between them."""
+    moments_s = {low_s, high_s}
+    for start_s, end_s, _ in users:
+        moments_s.update(moment_s for moment_s in (start_s, end_s) if low_s < moment_s < high_s)
+    return sorted(moments_s)
+
+
+def _left(moment_s: float, users: Sequence[User]) -> float:
+    # Several collectives may want more than the whole core; the thread then gets nothing.
+    taken = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
+    return max(0.0, 1.0 - taken)
+
+
+_GATHERS: Final = {"forward": "param_gather", "backward": "param_gather_backward"}
+
+
+def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
+    """The last iterations of every real rank: stream 0 is the script's thread, others are communicators.
+
+    Args:
+        run: what was recorded.
+        steps: iterations, at most.
+
+    Raises:
+        TableError: no iteration was recorded.
+    """
+    activities = []
+    for device, rank in enumerate(run.ranks):
+        ends_s = rank.ends.wall_s.to_numpy()
+        lanes: dict[tuple[str, str], int] = {}
+        for number in range(max(1, len(ends_s) - steps), len(ends_s)):
+            recorded, begin_s = iteration(rank, number), float(ends_s[number - 1])
+            for span in recorded.spans:
+                if span.end_s > span.start_s:
+                    activities.append(
+                        Activity(
+                            device,
+                            0,
+                            begin_s + span.start_s,
+                            begin_s + span.end_s,
+                            span.phase,
+                            ActivityKind.COMPUTE,
+                            span.phase,
+                            0,
+                            step=number,
+                        )
+                    )
+            # A collective belongs to the phase in which it was issued.
+            phase_of = {span.issues: span.phase for span in recorded.spans}
+            rows: Any = recorded.calls.itertuples()
+            for place, call in enumerate(rows):
+                stream = lanes.setdefault((call.group, call.lane), 1 + len(lanes))
+                name = f"{call.kind} {call.bytes} bytes, {call.ranks} ranks, group {call.group} #{call.sequence}"
+                activities.append(
+                    Activity(
+                        device,
+                        stream,
+                        begin_s + call.start_s,
+                        begin_s + max(call.start_s, call.end_s),
+                        name,
+                        ActivityKind.COMMUNICATION,
+                        _phase(call.kind, phase_of.get(place, "forward")),
+                        0,
+                        step=number,
+                    )
+                )
+    return trace_of(activities, "emulation")
+
+
+def _phase(kind: str, phase: str) -> str:
+    # Names of the timeline's kinds, so that measured and predicted traces are drawn alike.
+    if kind in ("send", "recv"):
+        return "send_backward" if phase == "backward" else "send_forward"
+    if kind in ("all_reduce", "reduce_scatter") and phase == "backward":
+        return "grad_reduce"
+    return _GATHERS.get(phase, "") if kind == "all_gather" else ""

@@ -1,0 +1,245 @@
+"""One collective as the emulated ranks take part in it: which of its messages have come, and which may go when.
+
+Of an operation's graph of messages only those between real and emulated ranks are on the wire (NeuronaBox, section
+2.2). All ranks run one program and begin it together, so that the emulated ranks' place in it is the real rank's own:
+when that is ready for its k-th message of a ring, a halving-doubling exchange, a barrier or an all-to-all, the other
+side has just come to send it. A tree and a scatter are not alike for all: what has to happen first among emulated
+ranks is counted in steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from perfmodel.emulate.wire._gloo_messages import DATA, RECV_READY, SEND_READY, Connection, kind_of
+
+NEVER_S: Final = float("inf")
+KEPT_BYTES: Final = 1 << 22
+"""Bytes of a message's data that are remembered, at most; of longer ones nothing is, and zeros are sent."""
+_AWAITED_BYTES: Final = 1 << 16
+_OF_ITS_OWN: Final = ("all_gather", "all_to_all")
+"""Kinds in which the real rank finds copies of its own data, so that sizes that scripts exchange fit."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Latency and bandwidth between any two ranks, on top of what this machine's own wire takes."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = float("inf")
+
+
+class Predecessors(NamedTuple):
+    """Messages that must pass among emulated ranks before one is sent to the real rank."""
+
+    steps: int
+    """Messages one after another: as many as for the last of the ranks that are reached in the same step."""
+    queued: int
+    """Messages that leave the same sender first."""
+
+
+def predecessors(kind: str, size: int, place: int, peer: int) -> Predecessors:
+    """Return what precedes a message from `peer` to the real rank at `place` of a group of `size`.
+
+    A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves ranks in order.
+    """
+    # Ring, exchange, barrier and all-to-all are alike for all ranks: nothing has to happen first among emulated ones.
+    ahead = (place - peer) % size
+    if kind == "broadcast":
+        return Predecessors(ahead.bit_length() - 1, 0)
+    if kind == "scatter":
+        return Predecessors(0, place - (peer < place))
+    return Predecessors(0, 0)
+
+
+class Message(NamedTuple):
+    """A message as the real rank announced it."""
+
+    nbytes: int
+    announced_s: float
+
+
+@dataclass(slots=True)
+class Pair:
+    """Messages of one operation between the real rank and one emulated rank; bit k of a map is the k-th message."""
+
+    connection: Connection
+    asked: list[Message] = field(default_factory=list)
+    """Messages that the real rank is ready to receive."""
+    offered: list[Message] = field(default_factory=list)
+    """Messages that it will send."""
+    sent: int = 0
+    granted: int = 0
+    arrived: int = 0
+    in_turn: bool = False
+    """Whether it is in line to be looked at."""
+
+
+@dataclass(slots=True)
+class Links:
+    """Links of one real rank, which all of its operations share: until when each direction is taken."""
+
+    in_s: float = 0.0
+    out_s: float = 0.0
+
+
+# NeuronaBox's bitmaps (section 2.2) as Python integers, which have as many bits as needed.
+def first_clear(bits: int) -> int:
+    """Place of the lowest bit that is not set."""
+    return (~bits & (bits + 1)).bit_length() - 1
+
+
+_MOST_CALLS: Final = 1024
+"""Calls of a group that are remembered, at most; by then all real ranks have made the older ones."""
+
+
+class Calls:
+    """Kinds of the collectives that real ranks have begun, by group and number."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, dict[int, tuple[int, str]]] = {}
+
+    def disagreement(self, group: str, rank: int, number: int, kind: str) -> str:
+        """Note a call of a real rank; returns in words if another real rank made another one, else nothing.
+
+        Ranks that disagree wait for each other's messages for as long as the library has patience.
+        """
+        if kind == "send_recv":  # whose number is a tag
+            return ""
+        # The first rank to make a call sets what the others are held against.
+        calls = self._by_group.setdefault(group, {})
+        first_rank, first_kind = calls.setdefault(number, (rank, kind))
+        if len(calls) > _MOST_CALLS:
+            del calls[next(iter(calls))]
+        if kind == first_kind:
+            return ""
+        return f"call #{number} of group {group} is {kind} on rank {rank}, but {first_kind} on rank {first_rank}"
+
+
+Zeros = Callable[[int], memoryview]
+"""A view of as many zero bytes as asked for."""
+
+
+class Operation:
+    """One collective of one group, or the messages of one tag."""
+
+    def __init__(self, slot: int, size: int, place: int, begin_s: float, network: Network, links: Links) -> None:
+        """
+        Args:
+            slot: its messages'.
+            size: ranks of the group.
+            place: of the real rank in it.
+            begin_s: when the emulated ranks come to it.
+            network: to them.
+            links: of the real rank.
+        """
+        self.slot, self.kind, self.size, self.place, self.begin_s = slot, kind_of(slot), size, place, begin_s
+        self._network, self._links = network, links
+        self.pairs: dict[int, Pair] = {}
+        self._kept: dict[tuple[int, int], memoryview] = {}
+        self.first_s = self.last_s = 0.0
+        self.in_bytes = self.out_bytes = self.messages = 0
+
+    def pair(self, peer: int, connection: Connection) -> Pair:
+        """The pair with one emulated rank, begun with its first message."""
+        pair = self.pairs.get(peer)
+        if pair is None:
+            pair = self.pairs[peer] = Pair(connection)
+        return pair
+
+    def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> memoryview:
+        """Return the buffer for the data of the message that is coming from the real rank."""
+        # What is longer than that only needs somewhere to go.
+        if nbytes > KEPT_BYTES:
+            return scrap
+        key = (self._part(peer, first_clear(self.pairs[peer].arrived)), nbytes)
+        if key not in self._kept:
+            self._kept[key] = memoryview(bytearray(nbytes))
+        return self._kept[key]
+
+    def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
+        """Note a message's data; returns what is wrong with it, or nothing."""
+        pair = self.pairs[peer]
+        # Try Receive of NeuronaBox: a message counts if it is the one that was expected, else an error is reported.
+        number = first_clear(pair.arrived)
+        if not (pair.granted >> number & 1) or pair.offered[number].nbytes != nbytes:
+            return f"{self.kind}: message {number} to place {peer}, of {nbytes} bytes, was not expected"
+        pair.arrived |= 1 << number
+        self.in_bytes += nbytes
+        self.messages += 1
+        self.last_s = now_s
+        return ""
+
+    def try_send(self, peer: int, pair: Pair, now_s: float, zeros: Zeros) -> float:
+        """Send the next message whose predecessors are there.
+
+        Returns:
+            When to look again: now, if a message was sent; `NEVER_S` if there is nothing until more arrives.
+        """
+        # Try Send of NeuronaBox: the next unsent message goes once its predecessors have been sent or received.
+        number = first_clear(pair.sent)
+        if number >= len(pair.asked):
+            return NEVER_S
+        nbytes, asked_s = pair.asked[number]
+        data = self._data(peer, number, nbytes, zeros)
+        if data is None:
+            return NEVER_S
+        ahead, network, links = predecessors(self.kind, self.size, self.place, peer), self._network, self._links
+        takes_s = nbytes / network.bytes_per_s
+        # All receivers have said by then that they are ready, which takes one latency to the first sender.
+        there_s = self.begin_s + (ahead.steps + bool(ahead.steps)) * network.latency_s
+        there_s += (ahead.steps + ahead.queued) * takes_s
+        # The data come a latency after both the sender has them and the receiver's readiness has reached it.
+        due_s = max(max(there_s, asked_s + network.latency_s) + network.latency_s, links.in_s) + takes_s
+        if due_s > now_s:
+            return due_s
+        # The real rank's link carries one message at a time.
+        links.in_s = due_s
+        pair.sent |= 1 << number
+        self.out_bytes += nbytes
+        self.messages += 1
+        self.last_s = now_s
+        # gloo wants an announcement before data.
+        pair.connection.send(SEND_READY, self.slot, nbytes)
+        pair.connection.send(DATA, self.slot, nbytes, data)
+        return now_s
+
+    def try_receive(self, pair: Pair, now_s: float) -> float:
+        """Let the real rank send its next message; returns as `try_send`."""
+        # The receiver's readiness, which lets the real rank's library send, takes a latency to reach it.
+        number = first_clear(pair.granted)
+        if number >= len(pair.offered):
+            return NEVER_S
+        nbytes, offered_s = pair.offered[number]
+        network, links = self._network, self._links
+        due_s = max(max(offered_s, self.begin_s) + network.latency_s, links.out_s)
+        if due_s > now_s:
+            return due_s
+        links.out_s = due_s + nbytes / network.bytes_per_s
+        pair.granted |= 1 << number
+        pair.connection.send(RECV_READY, self.slot, nbytes)
+        return now_s
+
+    def _part(self, peer: int, number: int) -> int:
+        """Which data of the real rank a message answers: of an all-gather its halves, of an all-to-all the peer's."""
+        if self.kind == "all_gather":
+            return number % 2
+        return peer if self.kind == "all_to_all" else 0
+
+    def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | None:
+        """Return data that the real rank has sent itself, of the right size, so that magnitudes are those of training.
+
+        None while small data that must be its own have not come.
+        """
+        data = self._kept.get((self._part(peer, number), nbytes))
+        if self.kind not in _OF_ITS_OWN or nbytes > _AWAITED_BYTES:
+            return zeros(nbytes) if data is None else data
+        if self.kind == "all_gather":
+            has_come = any(pair.arrived >> number % 2 & 1 for pair in self.pairs.values())
+        else:
+            # gloo exchanges one message each way with every rank, an empty one too (alltoallv.cc). Half of the time
+            # it asks before it offers its own, so an offer that has not come says nothing.
+            has_come = bool(self.pairs[peer].arrived)
+        if not has_come:
+            return None
+        return zeros(nbytes) if data is None else data

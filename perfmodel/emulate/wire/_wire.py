@@ -1,0 +1,308 @@
+"""The other ranks of a world as a process on the wire: started and ended here, joined by the real ranks' own gloo."""
+
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from perfmodel.emulate.environment import EmulationError, Orders
+from perfmodel.emulate.wire._gloo_messages import ABOVE_LOOPBACK, connects_to, rank_info
+from perfmodel.emulate.wire._operations import Network
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.measure.ranks import Host
+
+PEER: Final = "peer.json"
+"""File in which the process of the emulated ranks leaves its notes."""
+OPERATION_COLUMNS: Final = (
+    *("rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages"),
+    *("first_s", "begin_s", "last_s"),
+)
+TIMEOUT: Final = timedelta(minutes=30)
+"""Timeout of groups that a script gives none, as torch has it."""
+_END_S: Final = 20.0
+JOIN, CLOCK = "join", "clock"
+"""Requests to the process of the emulated ranks."""
+_CLOCK_ROUNDS: Final = 20
+_TIMES: Final = ("first_s", "begin_s", "last_s")
+
+
+def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]]) -> type:
+    """torch's gloo process group, which finds the emulated ranks' addresses where those of real ones would be.
+
+    All else is the library's own: it connects to them and sends them its messages. Tensors on a GPU it stages through
+    the host itself; a script that asks for NCCL, whose messages nobody but NCCL answers, gets gloo too.
+
+    Args:
+        c10d: `torch.distributed.distributed_c10d`.
+        orders: of this rank.
+        members: of the group that is being made.
+    """
+    library: Any = c10d.ProcessGroupGloo
+
+    class OnTheWire(library):
+        def __init__(self, store: Any, place: int, size: int, timeout: timedelta | None = None) -> None:
+            # The library asks the store where its peers listen. For emulated ranks the answer is written there
+            # beforehand: they all listen at the peer process, told apart by number.
+            ranks = members()
+            joined = join(orders, ranks)
+            store = c10d.PrefixStore("wire", store)
+            for peer, rank in enumerate(ranks):
+                if rank not in orders.real_ranks:
+                    # the key that gloo gives a rank of its first device
+                    first = joined.base + peer * size
+                    store.set(f"0/{peer}", rank_info(joined.peer_host, joined.port, range(first, first + size)))
+            # A device with an address that gloo takes for the higher one, so that it connects instead of waiting
+            # (`ABOVE_LOOPBACK`).
+            options = library._Options()
+            options._devices = [library.create_device(hostname=joined.host)]
+            options._timeout = timeout or TIMEOUT
+            super().__init__(store, place, size, options)
+
+    return OnTheWire
+
+
+def check_first_ranks(dist: Any, orders: Orders) -> None:
+    """Refuse DDP among ranks of which the first is emulated: it takes parameters and the order of buckets from there.
+
+    Args:
+        dist: `torch.distributed`.
+        orders: of this rank.
+    """
+    # DDP calls this first, with the process group.
+    check = dist._verify_params_across_processes
+
+    def checked(group: Any, *rest: Any) -> None:
+        first = dist.get_process_group_ranks(group)[0]
+        if first not in orders.real_ranks:
+            raise EmulationError(
+                f"rank {orders.rank}: DistributedDataParallel goes by rank {first}, the first of its group, which is "
+                f"on the wire only and has no model; make it real: --real-ranks {first}"
+            )
+        check(group, *rest)
+
+    dist._verify_params_across_processes = checked
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Addresses at which a real rank finds the emulated ranks of a group."""
+
+    host: str
+    """This rank's address, from which its library connects."""
+    peer_host: str
+    port: int
+    base: int
+    """First of the numbers by which ranks of the group call them."""
+
+
+def join(orders: Orders, members: tuple[int, ...]) -> Joined:
+    """Tell the emulated ranks of a group that is being made.
+
+    Raises:
+        EmulationError: they are gone, or gloo would wait for them to connect.
+    """
+    # A group goes by its members' ranks, which every rank spells alike.
+    name = ",".join(map(str, members))
+    peer_host, _, port = orders.wire.rpartition(":")
+    try:
+        with socket.create_connection((peer_host, int(port))) as connected:
+            # The address by which this host reaches the peer is the one that the library will use too.
+            host = connected.getsockname()[0]
+            with connected.makefile("rw") as line:
+                line.write(json.dumps([orders.wire_key, JOIN, orders.rank, name, members]) + "\n")
+                line.flush()
+                data_port, base = json.loads(line.readline())
+    except (OSError, ValueError) as error:
+        raise EmulationError(f"rank {orders.rank}: the emulated ranks are gone ({error})") from None
+    if is_loopback(peer_host):
+        host = ABOVE_LOOPBACK
+    if not connects_to(host, peer_host):
+        raise EmulationError(
+            f"rank {orders.rank}: gloo connects to the lower of two addresses, and the emulated ranks' {peer_host} is "
+            f"above this host's {host}; start the run on the other host, or give that one a second, lower address"
+        )
+    return Joined(host, peer_host, data_port, base)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IPv4 address is of this host alone."""
+    return address.startswith("127.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerPlace:
+    """Place where the process of the emulated ranks runs."""
+
+    address: str = "127.0.0.1"
+    """IPv4 address at which real ranks reach it."""
+    command: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("_peer.py")))
+    """Starts it; what stands before it may lead to another host."""
+    name: str = ""
+    """Host as the user named it; empty: this one."""
+    other_clock: bool = False
+    """Whether times there are of another clock than this host's."""
+    compiled: bool = True
+    """Whether messages may be answered in C, where that can be built there."""
+
+    @classmethod
+    def named(cls, host: str) -> Self:
+        """On the host of a name or address, `USER@HOST` too: this one, else by ssh.
+
+        Raises:
+            PerfModelError: a host that is not known.
+        """
+        try:
+            addresses = socket.getaddrinfo(host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:
+            raise PerfModelError(
+                f"emulation: --peer {host}: {error.strerror or error}; name a host or an address"
+            ) from None
+        address = str(addresses[0][4][0])
+        # Another host is reached by ssh without a terminal; its clock is not this one's.
+        if is_loopback(address):
+            return cls(address=address, name=host)
+        shell = ("ssh", "-o", "BatchMode=yes", host, "python3", "-m", "perfmodel.emulate.wire._peer")
+        return cls(address=address, command=shell, name=host, other_clock=True)
+
+    @classmethod
+    def on_host(cls, host: "Host") -> Self:
+        """On an emulated host."""
+        start = (sys.executable, "-m", "perfmodel.emulate._on_host", host.namespace, host.address)
+        return cls(address=host.address, command=(*start, *cls().command), name=host.address)
+
+
+@dataclass(eq=False)
+class PeerProcess:
+    """The process that stands for all emulated ranks."""
+
+    process: "subprocess.Popen[str]"
+    orders: Orders
+    """Orders of real ranks, with the address at which it answers."""
+    ahead_s: float
+    """Seconds by which its clock is ahead of this host's."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        """Let it leave what it noted in the orders' folder: `PEER`."""
+        # Closing its standard input is the sign to end; it then prints what it noted.
+        text, _ = self.process.communicate(timeout=_END_S)
+        noted = json.loads(text)
+        for operation in noted["operations"]:
+            operation |= {name: operation[name] - self.ahead_s for name in _TIMES}
+        (Path(self.orders.out) / PEER).write_text(json.dumps(noted))
+
+    @property
+    def failure(self) -> str:
+        """Why it ended."""
+        text = self.process.stdout.read() if self.process.stdout is not None else ""
+        try:
+            return json.loads(text)["failure"]
+        except (ValueError, KeyError):
+            return "their process ended"
+
+
+def clock_ahead_s(orders: Orders) -> float:
+    """Seconds by which the peer's clock is ahead of this one, by the fastest of several round trips.
+
+    A round's error is at most half of what it took (Cristian's algorithm).
+
+    Raises:
+        EmulationError: the peer cannot be reached.
+    """
+    peer_host, _, port = orders.wire.rpartition(":")
+    fastest_s, ahead_s = float("inf"), 0.0
+    for _ in range(_CLOCK_ROUNDS):
+        try:
+            with (
+                socket.create_connection((peer_host, int(port)), _END_S) as connected,
+                connected.makefile("rw") as line,
+            ):
+                sent_s = time.perf_counter()
+                line.write(json.dumps([orders.wire_key, CLOCK]) + "\n")
+                line.flush()
+                there_s = float(json.loads(line.readline()))
+                back_s = time.perf_counter()
+        except (OSError, ValueError) as error:
+            raise EmulationError(
+                f"emulation: the emulated ranks started, but {orders.wire} cannot be reached ({error}); is a firewall "
+                "between the hosts?"
+            ) from None
+        # The clock was read somewhere between sending and the answer: in the middle, with an error of at most half
+        # the round.
+        if back_s - sent_s < fastest_s:
+            fastest_s, ahead_s = back_s - sent_s, there_s - (sent_s + back_s) / 2
+    return ahead_s
+
+
+def _started(place: PeerPlace) -> "subprocess.Popen[str]":
+    """Start the process of the emulated ranks, its standard input and output joined to this one."""
+    try:
+        return subprocess.Popen(
+            place.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EmulationError(
+            f"emulation: the process of the emulated ranks cannot be started ({error}); {place.command[0]} must be "
+            "installed here"
+        ) from None
+
+
+def _reply(process: "subprocess.Popen[str]", line: str) -> str:
+    """Send the process a line; return the one that it answers, empty if it has ended."""
+    if process.stdin is None or process.stdout is None:
+        raise EmulationError("emulation: no pipes to the process of the emulated ranks; start it by `peers`")
+    # A process that has ended already shows by its empty answer.
+    with suppress(BrokenPipeError):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    return process.stdout.readline()
+
+
+@contextmanager
+def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerProcess]:
+    """The emulated ranks, from their start until what they noted is read.
+
+    Raises:
+        EmulationError: their process does not start.
+    """
+    # A secret per run, since the port is open to whoever reaches the host.
+    orders = replace(orders, wire=f"{place.address}:0", wire_key=secrets.token_hex(16))
+    fields: Mapping[str, Any] = {
+        **json.loads(orders.to_json()),
+        "network": asdict(network),
+        "compiled": place.compiled,
+    }
+    process = _started(place)
+    try:
+        ready, _, port = _reply(process, json.dumps(fields)).partition(" ")
+        if ready != "ready":
+            at_host = f" on {place.name}" if place.name else ""
+            raise EmulationError(
+                f"emulation: the process of the emulated ranks did not start{at_host}; its last words are on standard "
+                "error. Another host takes ssh without a password, and perfmodel where its python3 finds it"
+            )
+        orders = replace(orders, wire=f"{place.address}:{int(port)}")
+        yield PeerProcess(process, orders, clock_ahead_s(orders) if place.other_clock else 0.0)
+    finally:
+        process.kill()
+        process.wait()
+        for stream in filter(None, (process.stdin, process.stdout)):
+            stream.close()

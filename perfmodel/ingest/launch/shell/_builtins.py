@@ -1,0 +1,236 @@
+"""Commands that are a part of the shell: assignments, conditions, arguments and the files that a script names."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch.shell import _tree as tree
+from perfmodel.ingest.launch.shell._expansion import (
+    Expander,
+    State,
+    Value,
+    Word,
+    next_index,
+    unset_as_empty,
+    with_braces,
+)
+from perfmodel.ingest.launch.shell._values import Condition, calculate, unknown
+
+LONGEST_VALUE: Final = 500_000
+"""Characters of a variable, beyond which a script is none (`A=$A$A` doubles it)."""
+
+
+class Builtins(Expander):
+    """Commands that the shell runs itself; a method takes a command and its expanded words, and returns its status."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.captured_output: list[str] | None = None
+        """Texts that commands have written so far inside `$(...)`; None outside."""
+        self.folder = "."
+        """Folder in which a command inside `$(...)` runs."""
+        self.locals: list[dict[str, Value | None]] = []
+        """For every function that runs, the values that its local variables have outside."""
+
+    @contextmanager
+    def restoring(self, names: Sequence[str]) -> Iterator[None]:
+        before = {name: self.state.variables.get(name) for name in names}
+        try:
+            yield
+        finally:
+            self.restore(before)
+
+    def restore(self, before: Mapping[str, Value | None]) -> None:
+        for name, value in before.items():
+            if value is None:
+                self.state.variables.pop(name, None)
+            else:
+                self.state.variables[name] = value
+
+    def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
+        # The outer value of a local variable is kept from the first declaration, to be put back when the function ends.
+        if self.locals and argv and argv[0].text == "local":
+            for assignment in node.assignments:
+                self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
+        self.assign(node.assignments)
+        for word in argv[1:]:
+            # `export $VARIABLES` may hold whole assignments.
+            name, sign, value = word.text.partition("=")
+            if sign and name.isidentifier():
+                self.state.variables[name] = {"0": Word(value, word.line)}
+        return True
+
+    def assign(self, assignments: Sequence[tree.Assignment]) -> None:
+        """Set variables: plain ones, elements of arrays, or whole arrays, anew or appended to."""
+        for assignment in assignments:
+            name = assignment.name
+            before = self.state.variables.get(name, {})
+            if assignment.elements is not None:
+                value = dict(before) if assignment.appends else {}
+                for index, raw in assignment.elements:
+                    elements = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
+                    first = self.index(index) if index is not None else next_index(value)
+                    for i, word in enumerate(elements):
+                        value[first if i == 0 else str(int(first) + i)] = word
+            else:
+                word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
+                # What a script adds to a variable that it has not set is added to nothing.
+                word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
+                position = "0" if assignment.index is None else self.index(assignment.index)
+                if assignment.appends and position in before:
+                    word = Word(before[position].text + word.text, before[position].line)
+                value = {position: word} if assignment.index is None else {**before, position: word}
+            if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
+                raise broken(
+                    self.state.place, assignment.line, f"{name} grows beyond measure; this is no launch script"
+                )
+            self.state.variables[name] = value
+
+    def old_test(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        texts: list[str] = []
+        for raw in node.raw_words[1:]:
+            texts += self.condition_texts(raw)
+        if texts and texts[-1] == "]":
+            texts.pop()
+        return Condition(texts, double=False, exists=self.exists).value()
+
+    def condition_of(self, node: tree.Test) -> bool | None:
+        texts = []
+        is_pattern = False
+        for raw in node.raw_words:
+            texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
+            # What stands right of a comparison is a pattern.
+            is_pattern = bool(raw.parts) and raw.parts[0].text in ("==", "=", "!=")
+        return Condition(texts, double=True, exists=self.exists).value()
+
+    def condition_texts(self, raw: tree.RawWord) -> list[str]:
+        """Words of a condition, where a variable that nobody set is empty."""
+        return [unset_as_empty(word.text) for word in self.expand(raw)]
+
+    def condition_text(self, raw: tree.RawWord) -> str:
+        return unset_as_empty(self.joined(raw).text)
+
+    def pattern(self, raw: tree.RawWord) -> str:
+        """A pattern, in which quoted characters stand for themselves."""
+        text = ""
+        for part in raw.parts:
+            piece = self.joined(tree.RawWord((part,), raw.line)).text
+            text += re.sub(r"([*?\[])", r"[\1]", piece) if part.quoted else piece
+        return unset_as_empty(text)
+
+    def exists(self, name: str) -> bool | None:
+        """Whether a file is there: known only of those beside the script, and of those that it writes."""
+        if unknown(name) or not name:
+            return None
+        beside = self.beside(name)
+        return True if Path(name).name in self.state.files or (beside is not None and beside.exists()) else None
+
+    def set_arguments(self, node: tree.Simple, argv: list[Word]) -> bool:
+        # `set -- a b` replaces the arguments; `set -euo pipefail` sets options of the shell.
+        texts = [word.text for word in argv]
+        if "--" in texts:
+            self.state.arguments = argv[texts.index("--") + 1 :]
+        elif len(argv) > 1 and not texts[1].startswith(("-", "+")):
+            self.state.arguments = argv[1:]
+        return True
+
+    def shift(self, node: tree.Simple, argv: list[Word]) -> bool:
+        number = calculate(argv[1].text) if len(argv) > 1 else 1
+        if number is None or not 0 <= number <= len(self.state.arguments):
+            return False
+        del self.state.arguments[:number]
+        return True
+
+    def unset(self, node: tree.Simple, argv: list[Word]) -> bool:
+        for word in argv[1:]:
+            # A copy: the same elements may still be the value that a subshell puts back.
+            element = re.fullmatch(r"(\w+)\[(.+)\]", word.text)
+            if element and element[1] in self.state.variables:
+                value = dict(self.state.variables[element[1]])
+                value.pop(self.index(element[2]), None)
+                self.state.variables[element[1]] = value
+            else:
+                self.state.variables.pop(word.text, None)
+        return True
+
+    def let(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        values = [self.arithmetic(word.text, node.line) for word in argv[1:]]
+        return None if None in values else bool(values and values[-1])
+
+    def read(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        names = [word.text for word in argv[1:] if word.text.isidentifier()]
+        # Only text that the script itself holds can be read; standard input is nobody's.
+        if node.here is None or not names:
+            return None
+        text = self.text_of(node.here).strip("\n")
+        if any(word.text.startswith("-") and "a" in word.text for word in argv[1:]):
+            separator = self.state.variables.get("IFS", {}).get("0", Word("", 0)).text.strip() or None
+            pieces = text.split(separator)
+            self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(pieces)}
+            return True
+        values = text.split(None, len(names) - 1) if len(names) > 1 else [text]
+        for name, value in zip(names, values, strict=False):
+            self.state.variables[name] = {"0": Word(value, node.here.line)}
+        return True
+
+    def getopts(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        """One option of the script's own arguments, as in `while getopts "n:g:" option`."""
+        if len(argv) < 3:
+            return None
+        # The position of the next option is a variable of the script, OPTIND,
+        # so that the loop around needs no state here.
+        options, name, arguments = argv[1].text, argv[2].text, self.state.arguments
+        position = int(self.value_of("OPTIND", "1"))
+        if position > len(arguments) or not re.match(r"-\w", arguments[position - 1].text):
+            return False
+        letter, attached = arguments[position - 1].text[1], arguments[position - 1].text[2:]
+        takes_value = f"{letter}:" in options
+        argument = attached
+        if takes_value and not attached and position < len(arguments):
+            argument, position = arguments[position].text, position + 1
+        for variable, value in ((name, letter), ("OPTARG", argument), ("OPTIND", str(position + 1))):
+            self.state.variables[variable] = {"0": Word(value, node.line)}
+        return True
+
+    def value_of(self, name: str, default: str) -> str:
+        value = self.state.variables.get(name)
+        return value["0"].text if value and "0" in value and value["0"].text.isdecimal() else default
+
+    def change_folder(self, node: tree.Simple, argv: list[Word]) -> bool:
+        if self.captured_output is not None:
+            # Options (`cd -P`) and the `--` that ends them are no folder.
+            folders = [word.text for word in argv[1:] if not re.fullmatch(r"--|-[LPe]+", word.text)]
+            self.folder = str(PurePosixPath(self.folder, folders[0])) if folders else "~"
+        return True
+
+    def beside(self, name: str) -> Path | None:
+        """The file of this name in the script's folder, in that above it, or below; None for those elsewhere."""
+        if not name or self.state.place in ("", "-"):
+            return None
+        # A stranger's script must not make this program read files elsewhere on the machine.
+        folder = Path(self.state.place).parent
+        outermost = folder.resolve().parent
+        # A part that is not known may be the folder itself, as in `$(git rev-parse --show-toplevel)/sizes.sh`.
+        known = re.sub(r"^.*[})]/", "", name) if unknown(name) else name
+        try:
+            for candidate in (Path(known), folder / known):
+                inside = outermost in candidate.resolve().parents
+                if inside and candidate.is_file():
+                    return candidate
+        except (OSError, ValueError, RuntimeError):
+            return None
+        return None
+
+    def script_beside(self, name: str) -> str | None:
+        """The text of a script that this one writes, or that lies beside it."""
+        written = self.state.files.get(Path(name).name)
+        if written is not None:
+            return written
+        path = self.beside(name)
+        try:
+            return None if path is None or path.stat().st_size > LONGEST_VALUE else path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None

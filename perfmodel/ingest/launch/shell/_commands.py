@@ -1,0 +1,296 @@
+"""Simple commands of a launch script: functions, parts of the shell, other scripts, and the programs that it launches.
+
+A program is not run: it is collected with its arguments. Inner shells and scripts beside this one are followed.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch.shell import _syntax as syntax
+from perfmodel.ingest.launch.shell import _tree as tree
+from perfmodel.ingest.launch.shell._builtins import Builtins
+from perfmodel.ingest.launch.shell._expansion import LAUNCH_VARIABLES, Command, State, Word, pieces, shown
+from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
+
+SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
+PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "say", "tee")
+"""Commands whose arguments are texts to show."""
+MOST_SCRIPTS: Final = 8
+"""Scripts that start one another."""
+MOST_BEFORE_SCRIPT: Final = 30
+"""Words of a command before the name of the script that it starts."""
+_SYSTEM_FILES: Final = ("/etc/", "/usr/", "/opt/", "/root/", "~", "/home/")
+"""Beginnings of paths of files that set up a machine, and say nothing of a job."""
+
+
+class Stop(Exception):
+    """`exit`, and `return`, `break` and `continue` by their names."""
+
+    def __init__(self, kind: str, line: int) -> None:
+        super().__init__(kind)
+        self.kind, self.line = kind, line
+
+
+class Commands(Builtins):
+    """Runs simple commands; the blocks and lists around them are `_script`'s.
+
+    Statuses are True (success), False, or None where the script does not say.
+    """
+
+    def __init__(self, state: State, obeys_exit: bool = True, prefix: tuple[Word, ...] = ()) -> None:
+        super().__init__(state)
+        self.obeys_exit = obeys_exit
+        self.prefix = prefix
+        """Words of the command that started this shell: `srun --nodes 4` of `srun --nodes 4 bash -c '...'`."""
+        self.certain = True
+
+    def sequence(self, node: tree.Sequence) -> bool | None:
+        """Run commands one after the other; the status is that of the last."""
+        raise NotImplementedError
+
+    def run(self, node: tree.Node) -> bool | None:
+        """Run one command or block."""
+        raise NotImplementedError
+
+    @contextmanager
+    def subshell(self) -> Iterator[None]:
+        """A block that changes no variables outside; an `exit` ends only this."""
+        # Copies are shallow: values are replaced when they change and never changed in place.
+        variables, arguments, name = dict(self.state.variables), list(self.state.arguments), self.state.name
+        try:
+            yield
+        except Stop as stop:
+            if stop.kind != "exit":
+                raise
+        finally:
+            self.state.variables, self.state.arguments, self.state.name = variables, arguments, name
+
+    def simple(self, node: tree.Simple) -> bool | None:
+        argv = self.expanded(node.raw_words)
+        head = argv[0].text if argv else ""
+        if not argv or head in tree.DECLARING:
+            return self.declare(node, argv)
+        if node.assignments:
+            # `NAME=value command` sets it for this command alone.
+            with self.restoring([assignment.name for assignment in node.assignments]):
+                self.assign(node.assignments)
+                return self.command(node, argv)
+        return self.command(node, argv)
+
+    def command(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        """Run a command: it changes the script's state if it is a part of the shell, else it is collected."""
+        head = argv[0].text
+        builtin = self.builtin(head)
+        if builtin is not None:
+            return builtin(node, argv)
+        if head in self.state.functions:
+            return self.call(head, argv)
+        if head in PRINTING and node.here is not None and node.output is not None:
+            # `cat > inner.sh <<EOF` writes a script, which may be run later.
+            name = self.joined(node.output).text
+            self.state.files[Path(name).name] = self.text_of(node.here)
+            return True
+        # Some scripts print the command that users shall run (`echo "torchrun ..."`): it counts if no other trains.
+        if head in PRINTING:
+            self.collect(argv, certain=False)
+            return True
+        self.launch(node, argv)
+        return None
+
+    def builtin(self, head: str) -> "Callable[[tree.Simple, list[Word]], bool | None] | None":
+        # Commands that change the script's own state, or whose status follows from it. All others are programs.
+        tables: dict[str, Callable[[tree.Simple, list[Word]], bool | None]] = {
+            "[": self.old_test,
+            "test": self.old_test,
+            "true": lambda node, words: True,
+            ":": lambda node, words: True,
+            "false": lambda node, words: False,
+            "set": self.set_arguments,
+            "shift": self.shift,
+            "unset": self.unset,
+            "eval": self.evaluate,
+            "source": self.source,
+            ".": self.source,
+            "let": self.let,
+            "read": self.read,
+            "getopts": self.getopts,
+            "exit": self.stop,
+            "return": self.stop,
+            "break": self.stop,
+            "continue": self.stop,
+            "command": self.prefixed,
+            "exec": self.prefixed,
+            "builtin": self.prefixed,
+            "cd": self.change_folder,
+        }
+        return tables.get(head)
+
+    def evaluate(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        return self.in_this_shell(" ".join(word.text for word in argv[1:]), node.line)
+
+    def stop(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        if argv[0].text == "exit" and not self.obeys_exit:
+            return True
+        raise Stop(argv[0].text, node.line)
+
+    def prefixed(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        rest = argv[1:]
+        while rest and rest[0].text.startswith("-"):
+            if "v" in rest[0].text:  # `command -v nvcc` asks whether there is one
+                return None
+            del rest[0]
+        return self.command(node, rest) if rest else True
+
+    def call(self, name: str, argv: Sequence[Word]) -> bool | None:
+        """Run a function; what it declares local is forgotten after."""
+        self.depth += 1
+        if self.depth > syntax.DEEPEST:
+            raise broken(self.state.place, 0, f"the function {name} calls itself without an end; fix the script")
+        # Variables of shell are dynamic: a function sees and sets those of its caller, but for its own `local` ones.
+        self.state.called.add(name)
+        arguments, self.state.arguments = self.state.arguments, list(argv[1:])
+        self.locals.append({})
+        try:
+            return self.run(self.state.functions[name])
+        except Stop as stop:
+            if stop.kind != "return":
+                raise
+            return True
+        finally:
+            self.restore(self.locals.pop())
+            self.state.arguments = arguments
+            self.depth -= 1
+
+    # Other scripts, and inner shells.
+
+    def in_this_shell(self, text: str, line: int, *, counts: bool = True) -> bool | None:
+        """Run a text in this very shell."""
+        self.depth += 1
+        if self.depth > syntax.DEEPEST:
+            raise broken(self.state.place, line, "the script runs itself without an end; fix it")
+        try:
+            return self.sequence(syntax.parse(text, self.state.place, line, counts=counts))
+        finally:
+            self.depth -= 1
+
+    def in_inner_shell(
+        self, text: str, line: int, prefix: Sequence[Word], arguments: Sequence[Word], *, counts: bool = True
+    ) -> None:
+        """Run a text in a shell of its own, which knows this one's variables; its commands stand behind `prefix`."""
+        outer, self.prefix = self.prefix, (*self.prefix, *prefix)
+        with self.subshell():
+            self.state.arguments = list(arguments)
+            try:
+                self.in_this_shell(text, line, counts=counts)
+            finally:
+                self.prefix = outer
+
+    def source(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        # A file that is sourced runs in this very shell: its variables stay, and its `return` ends it alone.
+        name = argv[1].text if len(argv) > 1 else ""
+        text = self.script_beside(name)
+        if text is None:
+            if not name.startswith(_SYSTEM_FILES) and not name.endswith("activate"):
+                message = (
+                    f"{Path(name).name or 'a file'} (line {node.line}) was not found beside the "
+                    "script; its settings are missing here"
+                )
+                self.state.notes.append(message)
+                self.state.absent.append(f"{Path(name).name or 'a file'} (line {node.line})")
+            return None
+        arguments = self.state.arguments
+        self.state.arguments = argv[2:] or arguments
+        try:
+            return self.in_this_shell(text, node.line, counts=False)
+        except Stop as stop:
+            if stop.kind != "return":
+                raise
+            return True
+        finally:
+            self.state.arguments = arguments
+
+    def launch(self, node: tree.Simple, argv: list[Word]) -> None:
+        """A program: an inner shell is followed, everything else is collected with its arguments."""
+        # From the plainest to the least likely: an inner shell, a job submitted as a here-document, a script beside
+        # this one, a whole command in one word; else a program.
+        names = [Path(word.text).name for word in argv]
+        shell_at = next((i for i, name in enumerate(names) if name in SHELLS), None)
+        if shell_at is not None and self.shell(node, argv, shell_at):
+            return
+        if names[0] in ("sbatch", "ssh", "salloc") and node.here is not None:
+            self.submit(argv, self.text_of(node.here), node.here.line, (), counts=True)
+            return
+        for i, word in enumerate(argv):
+            # What stands behind a Python program are its arguments, and a script among them is not run.
+            if word.text.endswith(".py") or i > MOST_BEFORE_SCRIPT:
+                break
+            is_script = word.text.endswith((".sh", ".slurm", ".sbatch")) and not word.text.startswith("-")
+            text = self.script_beside(word.text) if is_script else None
+            if text is not None and self.depth < MOST_SCRIPTS:
+                self.submit(argv[:i], text, node.line, argv[i + 1 :], counts=False)
+                return
+            if is_script and text is None:
+                self.state.absent.append(f"{Path(word.text).name} (line {node.line})")
+        for i, word in enumerate(argv):
+            # `ssh host "cd there && torchrun ..."`: a whole command in one word.
+            if i and re.match(r"[^-\s]\S*\s(.*\s)?-", word.text, re.DOTALL) and ".py" in word.text:
+                self.in_inner_shell(word.text, word.line, argv[:i], ())
+                return
+        self.collect(argv)
+
+    def submit(self, argv: Sequence[Word], text: str, line: int, arguments: Sequence[Word], *, counts: bool) -> None:
+        """Run a script that a program starts; `sbatch` reads its `#SBATCH` lines, which options of its own replace."""
+        prefix = list(argv)
+        if prefix and Path(prefix[0].text).name == "sbatch":
+            prefix[1:1] = [Word(option, line) for option in directives(text)]
+        numbers = slurm_numbers([word.text for word in prefix])
+        with self.subshell():
+            for name, value in slurm_variables(numbers).items():
+                self.state.variables[name] = {"0": Word(value, line)}
+            self.in_inner_shell(text, line, prefix, arguments, counts=counts)
+
+    def shell(self, node: tree.Simple, argv: list[Word], at: int) -> bool:
+        """Follow `bash -c text`, `bash file` or `bash <<EOF`; False where there is nothing to follow."""
+        rest = argv[at + 1 :]
+        while rest and rest[0].text.startswith(("-", "+")):
+            option = rest.pop(0).text
+            # `bash -lc 'text' name arg ...`: the word behind the text is `$0`.
+            if re.fullmatch(r"-[a-z]*c[a-z]*", option) and rest:
+                with self.subshell():
+                    self.state.name = rest[1].text if len(rest) > 1 else self.state.name
+                    self.in_inner_shell(rest[0].text, rest[0].line, argv[:at], rest[2:])
+                return True
+            # Options with a value, which is not the script's name.
+            if option in ("-o", "+o", "-O", "--rcfile") and rest:
+                rest.pop(0)
+        text = self.script_beside(rest[0].text) if rest else None
+        if text is not None and self.depth < MOST_SCRIPTS:
+            self.submit(argv[:at], text, node.line, rest[1:], counts=False)
+            return True
+        if node.here is not None:
+            self.in_inner_shell(self.text_of(node.here), node.here.line, argv[:at], ())
+            return True
+        return False
+
+    def collect(self, argv: Sequence[Word], *, certain: bool = True) -> None:
+        spread: list[Word] = []
+        for word in argv:
+            # Whole arguments in one word are taken apart, though a shell would not.
+            spread += pieces(word) if re.search(r"\s--", word.text) else [word]
+        spread = [Word(shown(word.text), word.line) for word in spread]
+        # Launchers read some settings from variables (torchtitan's run_train.sh: NGPU, CONFIG_FILE), which may change
+        # later in the script: a command keeps those of its moment.
+        variables = {}
+        for name in LAUNCH_VARIABLES:
+            value = self.state.variables.get(name, {}).get("0")
+            if value is not None:
+                variables[name] = value.text
+        self.state.commands.append(Command((*self.prefix, *spread), certain and self.certain, variables))
+
+
+def has_options(command: Command) -> bool:
+    return any(word.text.startswith("--") for word in command.argv)

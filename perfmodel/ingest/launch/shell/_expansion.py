@@ -1,0 +1,409 @@
+"""Expansion of the words of a launch script: variables, arithmetic and the output of a few commands."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch.shell import _syntax as syntax
+from perfmodel.ingest.launch.shell import _tree as tree
+from perfmodel.ingest.launch.shell._values import calculate, replaced, trimmed, unknown
+from perfmodel.ingest.launch.shell._words import parse_word
+
+MOST_EXPANDED: Final = 2_000_000
+"""Characters of all words of a script with their variables replaced."""
+_WORD_CHARS: Final = 10
+"""Characters that every word counts for beside its own, so that empty words are bounded too."""
+_LONGEST_INDEX: Final = 18
+MOST_TURNS: Final = 2_000
+"""Turns of one loop that are followed."""
+_PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_COUNTED_FIRST: Final = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
+_ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command after expansion; what could not be expanded is in it as it was written."""
+
+    text: str
+    line: int
+
+
+LAUNCH_VARIABLES: Final = (
+    "NPROC_PER_NODE",
+    "NNODES",
+    "CUDA_VISIBLE_DEVICES",
+    "NGPU",
+    "CONFIG_FILE",
+    "MODULE",
+    "CONFIG",
+)
+"""Variables by which programs are told how many processes they start, and by which recipe."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program that a script runs, with its arguments."""
+
+    argv: tuple[Word, ...]
+    """The program, or what starts it, and the arguments."""
+    certain: bool = True
+    """Not behind a condition that cannot be judged, and not only printed."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of `LAUNCH_VARIABLES` that are set when it runs."""
+
+
+Value = dict[str, Word]
+"""A variable: the elements of an array by index; a plain one has the index 0 alone."""
+
+
+@dataclass
+class State:
+    """Variables, functions and commands of a script up to where it has been followed."""
+
+    place: str
+    environment: Mapping[str, str]
+    name: str
+    """`$0`."""
+    arguments: list[Word]
+    """`$1` and those after it."""
+    variables: dict[str, Value] = field(default_factory=dict)
+    functions: dict[str, tree.Node] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts of files that the script itself writes."""
+    commands: list[Command] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    """Scripts that are run or sourced and do not lie beside this one."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """Variables of the environment that were used."""
+    steps: int = 0
+    expanded_chars: int = 0
+    """Characters that variables have been replaced by so far."""
+    stopped_at: int = 0
+    """Line of the `exit` that ended the script; 0 for none."""
+
+
+class Expander:
+    """Expands the words of a script with what it has set so far."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.depth = 0
+        """Levels of functions, scripts and expressions that are open."""
+
+    def joined(self, raw: tree.RawWord) -> Word:
+        """A word that is not divided at blanks: the value of an assignment."""
+        texts = []
+        for part in raw.parts:
+            values = self.values(part)
+            texts.append(part.written if values is None else " ".join(word.text for word in values))
+        return Word("".join(texts), raw.line)
+
+    def expand(self, raw: tree.RawWord) -> list[Word]:
+        """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
+        expanded: list[Word] = []
+        # A word is built from its parts; a part with several values closes the word with its first value and begins
+        # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from none.
+        text, line, begun = "", raw.line, False
+        for part in raw.parts:
+            if part.kind == "text":
+                text, begun = text + part.text, True
+                continue
+            values = self.values(part)
+            if values is None:
+                text, begun = text + part.written, True
+                continue
+            if not part.quoted:
+                divided: list[Word] = []
+                for value in values:
+                    divided += pieces(value)
+                values = divided
+            elif len(values) > 1 and (part.text == "*" or "[*]" in part.text):
+                values = [Word(" ".join(value.text for value in values), values[0].line)]
+            elif not values and not _is_list(part):
+                begun = True
+            for i, value in enumerate(values):
+                if i:
+                    expanded.append(Word(text, line))
+                    text = ""
+                if len(values) > 1:
+                    # Where a word of several was written says more than where all are used.
+                    line = value.line
+                text, begun = text + value.text, True
+        if begun:
+            expanded.append(Word(text, line))
+        return expanded
+
+    def expanded(self, raw_words: Iterable[tree.RawWord]) -> list[Word]:
+        """The words that several words become."""
+        expanded: list[Word] = []
+        for raw in raw_words:
+            expanded += self.expand(raw)
+        return expanded
+
+    def values(self, part: tree.Part) -> list[Word] | None:
+        """Values of a part: several of an array; None if they are not known."""
+        values = self._values(part)
+        # Variables made of variables double at every line.
+        self.state.expanded_chars += sum(len(word.text) + _WORD_CHARS for word in values or ())
+        if self.state.expanded_chars > MOST_EXPANDED:
+            message = f"the script's variables expand to more than {MOST_EXPANDED:,} characters; write their values"
+            raise broken(self.state.place, part.line, message)
+        return values
+
+    def _values(self, part: tree.Part) -> list[Word] | None:
+        if part.kind == "text":
+            return [Word(part.text, part.line)]
+        if part.kind == "arithmetic":
+            number = self.arithmetic(part.text, part.line)
+            return None if number is None else [Word(str(number), part.line)]
+        if part.kind == "output":
+            text = self.output(part)
+            return None if text is None else [Word(text, part.line)]
+        return self.parameter(part.text, part.line)
+
+    def output(self, part: tree.Part) -> str | None:
+        """Text that a command writes; None if it is not known."""
+        raise NotImplementedError
+
+    def variable(self, name: str) -> str | None:
+        """The value of a plain variable."""
+        values = self.parameter(name, 0)
+        return values[0].text if values else None
+
+    def stated(self, name: str, line: int) -> Value | None:
+        """The elements of a variable, which the environment may set; None where nobody does."""
+        # Special parameters first; then what the script has set, which hides the environment.
+        if name in ("@", "*"):
+            return {str(i): word for i, word in enumerate(self.state.arguments)}
+        if name == "#":
+            return {"0": Word(str(len(self.state.arguments)), line)}
+        if name == "0" or (name == "BASH_SOURCE" and "BASH_SOURCE" not in self.state.variables):
+            return {"0": Word(self.state.name if name == "0" else self.state.place, line)}
+        if name.isdecimal():
+            number = int(name)
+            return {"0": self.state.arguments[number - 1]} if number <= len(self.state.arguments) else None
+        if name in self.state.variables:
+            return self.state.variables[name]
+        if name in self.state.environment:
+            self.state.taken[name] = self.state.environment[name]
+            return {"0": Word(self.state.environment[name], line)}
+        return None
+
+    def parameter(self, text: str, line: int) -> list[Word] | None:
+        """Values of `${text}`: several of an array; None if they are not known."""
+        # `${#NAME}` is a length; `$#` alone the number of arguments.
+        if text.startswith("#") and len(text) > 1:
+            return self.length(text[1:], line)
+        match = _PARAMETER.fullmatch(text)
+        if match is None:
+            return None
+        indirect, name, index, change = match.groups()
+        # `${!PREFIX@}` lists names of variables: only the running shell knows all of them.
+        if indirect and change.startswith(("@", "*")):
+            return None
+        # `${!A[@]}` are the keys of an array.
+        if indirect and index in ("@", "*"):
+            return [Word(key, line) for key in self.stated(name, line) or {}]
+        if indirect:
+            # `${!NAME}` is the variable whose name NAME holds.
+            target = self.stated(name, line)
+            return self.parameter(target["0"].text + change, line) if target and "0" in target else None
+        value = self.stated(name, line)
+        several = index in ("@", "*") or name in ("@", "*")
+        if value is None:
+            selected = None
+        elif several:
+            selected = _ordered(value)
+        else:
+            element = "0" if index is None else self.index(index)
+            # Negative indices count from the end, as in bash since 4.3.
+            if element.startswith("-") and element[1:].isdecimal():
+                element = str(len(value) - int(element[1:]))
+            selected = [value[element]] if element in value else None
+        if not change:
+            return selected
+        return self.changed(name, selected, change, line, several)
+
+    def index(self, text: str) -> str:
+        """The index of an array's element: a number, or the key of an associative array."""
+        word = self.joined(parse_word(text.strip("\"'"), self.state.place, 0, quoted=True))
+        number = self.arithmetic(word.text, 0) if not word.text.isidentifier() else None
+        return word.text if number is None else str(number)
+
+    def length(self, text: str, line: int) -> list[Word] | None:
+        match = re.fullmatch(r"([A-Za-z_]\w*|[@*])(\[[@*]\])?", text)
+        if match is None:
+            return None
+        value = self.stated(match[1], line) or {}
+        is_array = bool(match[2]) or match[1] in "@*"
+        plain_text = value["0"].text if "0" in value else ""
+        size = len(value) if is_array else len(plain_text)
+        return [Word(str(size), line)]
+
+    def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
+        """A parameter with a default, a part cut away or another change (`${NAME:-default}`, `${NAME%.sh}`)."""
+        # POSIX: `-` default, `=` default that is kept, `+` replacement, `?`
+        # error; with a colon an empty value counts as unset.
+        condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
+        if condition:
+            colon, sign, operand = condition.groups()
+            is_set = values is not None and (not colon or any(word.text for word in values))
+            if sign == "+":
+                return [self.default(operand, line)] if is_set else []
+            if is_set:
+                return values
+            if sign == "?":
+                return None
+            default = self.default(operand, line)
+            if sign == "=":
+                self.state.variables[name] = {"0": default}
+            return [default] if default.text or not several else []
+        if values is None:
+            return None
+        slice_of_array = re.fullmatch(r":\s*(-?\d+)(?::\s*(-?\d+))?", change) if several else None
+        if slice_of_array:
+            start, size = slice_of_array.groups()
+            first = int(start)
+            if name in "@*" and first > 0:
+                # Arguments are counted from 1, elements of arrays from 0.
+                first -= 1
+            return values[first:][: None if size is None else int(size)]
+        return [Word(self.altered(word.text, change, line), word.line) for word in values]
+
+    def altered(self, text: str, change: str, line: int) -> str:
+        # A pattern is tried at every position of the text, so that long texts are left alone.
+        operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
+        if operand:
+            return trimmed(text, operand[1], self.default(operand[2], line).text) if len(text) < 2000 else text
+        if change.startswith("/"):
+            return replaced(text, self.default(change[1:], line).text)
+        if change in ("^^", ",,", "^", ","):
+            first, rest = text[:1], text[1:]
+            if change in ("^^", ",,"):
+                return text.upper() if change == "^^" else text.lower()
+            return (first.upper() if change == "^" else first.lower()) + rest
+        part = re.fullmatch(r":\s*(-?\d+|\$\w+)(?::\s*(-?\d+|\$\w+))?", change)
+        if part:
+            start = self.arithmetic(part[1], line) or 0
+            size = self.arithmetic(part[2], line) if part[2] else None
+            return text[start:][:size] if size is None or size >= 0 else text[start:size]
+        return text
+
+    def default(self, text: str, line: int) -> Word:
+        """The text behind `:-` and its like, with the variables in it."""
+        raw = parse_word(text, self.state.place, line, quoted=False)
+        return Word(self.joined(raw).text, line)
+
+    def arithmetic(self, text: str, line: int) -> int | None:
+        """The value of `$((text))`, whose assignments are done; None where it is not known."""
+        self.depth += 1
+        try:
+            if self.depth > syntax.DEEPEST:
+                return None
+            # Python's parser knows no assignments inside expressions: counting and assigning are taken apart here.
+            counted = _COUNTED_FIRST.fullmatch(text)
+            if counted:
+                self.assigned(counted[2], counted[1], "", line)
+                return self.arithmetic(counted[2], line)
+            assigned = _ASSIGNED.fullmatch(text)
+            if assigned:
+                return self.assigned(assigned[1], assigned[2], assigned[3], line)
+            # First `$NAME` and `$(...)`, then bare names, which arithmetic allows too.
+            raw = parse_word(text.strip('"'), self.state.place, line, quoted=True)
+            plain = self.joined(raw).text
+            if unknown(plain):
+                return None
+            return calculate(re.sub(r"\b[A-Za-z_]\w*(\[[^\]]*\])?", lambda match: self.number(match[0], line), plain))
+        finally:
+            self.depth -= 1
+
+    def number(self, name: str, line: int) -> str:
+        """The value of a variable in an expression, which may be an expression itself."""
+        values = self.parameter(name, line)
+        text = values[0].text if values else ""
+        value = None
+        if re.fullmatch(r"\s*-?\d+\s*", text):
+            value = calculate(text)
+        elif text:
+            value = self.arithmetic(text, line)
+        return "?" if value is None else f"({value})"
+
+    def assigned(self, name: str, sign: str, expression: str, line: int) -> int | None:
+        # `i++` counts and has the value from before, as in C; a value that is not known makes the variable unknown.
+        before = self.arithmetic(name, line)
+        if sign in ("++", "--"):
+            after = None if before is None else before + (1 if sign == "++" else -1)
+        elif sign == "=":
+            after = self.arithmetic(expression, line)
+        else:
+            after = None if before is None else self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
+        if after is not None:
+            self.state.variables[name] = {"0": Word(str(after), line)}
+        else:
+            self.state.variables.pop(name, None)
+        return before if sign in ("++", "--") else after
+
+    def text_of(self, here: tree.HereText) -> str:
+        if here.word is not None:
+            return self.joined(here.word).text
+        if here.literal:
+            return here.text
+        return self.joined(parse_word(here.text, self.state.place, here.line, quoted=True)).text
+
+
+def pieces(word: Word) -> list[Word]:
+    """Words of a text, each with its line."""
+    divided: list[Word] = []
+    # Continued lines inside a variable are marked by `JOINED`: each piece can still say on which line it was written.
+    line, before = word.line, 0
+    for match in re.finditer(r"\S+", word.text):
+        line += tree.lines_in(word.text[before : match.start()])
+        before = match.start()
+        divided.append(Word(match[0], line))
+    return divided
+
+
+def _is_list(part: tree.Part) -> bool:
+    """Whether a part stands for any number of words, also when it is quoted (`"$@"`, `"${A[@]}"`)."""
+    return part.kind == "parameter" and (part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text)
+
+
+def shown(text: str) -> str:
+    """A text as it was written, without the marks that keep words together and count lines."""
+    return text.replace(tree.JOINED, "").replace(tree.HELD, " ")
+
+
+def unset_as_empty(text: str) -> str:
+    """A text in which variables that nobody set are empty, as the shell takes them."""
+    return re.sub(r"\$\{(\w+)(\[[^\]]*\])?\}", "", text.replace(tree.JOINED, ""))
+
+
+def next_index(value: Value) -> str:
+    numbers = [int(index) for index in value if index.isdecimal() and len(index) < _LONGEST_INDEX]
+    return str(max(numbers, default=-1) + 1)
+
+
+def _ordered(value: Value) -> list[Word]:
+    """Elements of an array: by their numbers, or as they were set where indices are no numbers."""
+    if all(index.isdecimal() for index in value):
+        return [value[index] for index in sorted(value, key=int)]
+    return list(value.values())
+
+
+def with_braces(argv: list[Word]) -> list[Word]:
+    """Words with `{1..8}` written out."""
+    written: list[Word] = []
+    for word in argv:
+        match = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", word.text)
+        if match is None or abs(int(match[3]) - int(match[2])) > MOST_TURNS:
+            written.append(word)
+            continue
+        first, last = int(match[2]), int(match[3])
+        step = 1 if last >= first else -1
+        written += [Word(f"{match[1]}{i}{match[4]}", word.line) for i in range(first, last + step, step)]
+    return written

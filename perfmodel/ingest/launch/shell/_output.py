@@ -1,0 +1,130 @@
+"""Output of the few commands that it follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
+
+Nothing is executed: every command has its meaning written here, and all others have an output that nobody knows.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Final
+
+from perfmodel.ingest.launch.shell import _tree as tree
+from perfmodel.ingest.launch.shell._values import calculate, unknown
+
+Expand = Callable[[tree.RawWord], list[str]]
+MOST_NODES: Final = 100_000
+"""Names of nodes that are made up at most."""
+
+
+def pipeline_output(
+    node: tree.Pipeline,
+    expand: Expand,
+    text_of: Callable[[tree.HereText], str],
+    variable: Callable[[str], str | None],
+    folder: str,
+) -> str | None:
+    """Text that a pipeline writes; None if it is not known.
+
+    Args:
+        node: the pipeline.
+        expand: words that a word becomes.
+        text_of: text of a here-document.
+        variable: value of a variable.
+        folder: where it runs.
+    """
+    # Each command gets what the one before it writes; one that is not known makes the whole output unknown.
+    text: str | None = None
+    for command in node.commands:
+        if not isinstance(command, tree.Simple):
+            return None
+        argv: list[str] = []
+        for raw in command.raw_words:
+            argv += expand(raw)
+        stdin = text if command.here is None else text_of(command.here)
+        text = _of_command(argv, stdin, folder, variable)
+        if text is None:
+            return None
+    return text
+
+
+def _of_command(argv: list[str], stdin: str | None, folder: str, variable: Callable[[str], str | None]) -> str | None:
+    """Output of one command of a pipeline, to which the one before it gives `stdin`."""
+    if not argv:
+        return None
+    head, arguments = argv[0], argv[1:]
+    plain = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
+    # Each command is understood in the forms that launch scripts use, and with others its output is not known.
+    if head == "pwd":
+        return folder + "\n"
+    if head == "cat" and stdin is not None and not plain:
+        return stdin
+    if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
+        return None
+    if head == "echo":
+        texts = [argument for argument in arguments if argument not in ("-e", "-n", "-E")]
+        return " ".join(texts) + ("" if "-n" in arguments[:1] else "\n")
+    if head == "printf" and arguments:
+        return _formatted(arguments[0], arguments[1:])
+    if head == "expr":
+        value = calculate(" ".join(arguments))
+        return None if value is None else f"{value}\n"
+    if head == "dirname" and plain:
+        return str(PurePosixPath(plain[0]).parent) + "\n"
+    if head == "basename" and plain:
+        name = PurePosixPath(plain[0]).name
+        return (name.removesuffix(plain[1]) if len(plain) > 1 else name) + "\n"
+    # The folder itself does not matter here, only that a path leads to a file beside the script.
+    if head in ("readlink", "realpath") and plain:
+        return plain[-1] + "\n"
+    if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in plain) and 1 <= len(plain) <= 2:
+        first, last = (1, int(plain[0])) if len(plain) == 1 else (int(plain[0]), int(plain[1]))
+        return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
+    # Names of nodes are made up: scripts count them and take the first as master.
+    if head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
+        nodes = variable("SLURM_NNODES") or ""
+        if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
+            return None
+        return "".join(f"node{i}\n" for i in range(int(nodes)))
+    return None if stdin is None else _filtered(head, arguments, stdin)
+
+
+def _formatted(form: str, values: list[str]) -> str | None:
+    """Output of printf; None for forms that are not known."""
+    form = form.replace("\\n", "\n").replace("\\t", "\t")
+    # Only as many values as marks: with more of them printf repeats its form.
+    marks = re.findall(r"%(?:0?\d*d|s)", form)
+    if len(marks) != len(values) or "%" in re.sub(r"%(?:0?\d*d|s)", "", form) or unknown(" ".join(values)):
+        return None
+    try:
+        return form % tuple(
+            value if mark.endswith("s") else int(value) for mark, value in zip(marks, values, strict=True)
+        )
+    except ValueError:
+        return None
+
+
+def _filtered(head: str, arguments: list[str], text: str) -> str | None:
+    """Output of a filter of a pipeline; None if it is not known."""
+    if head == "bc":
+        # bc's `scale` sets decimals; the sizes that scripts calculate with it are whole numbers.
+        expression = re.sub(r"scale\s*=\s*\d+\s*;", "", text)
+        value = calculate(expression)
+        return None if value is None else f"{value}\n"
+    if head == "wc" and arguments in (["-l"], ["-w"]):
+        return f"{text.count(chr(10)) if arguments == ['-l'] else len(text.split())}\n"
+    if head == "head" and (not arguments or re.fullmatch(r"-n?\s*1", " ".join(arguments))):
+        return text.partition("\n")[0] + "\n"
+    if head == "xargs" and not arguments:
+        return " ".join(text.split()) + "\n"
+    if head == "tr" and len(arguments) == 2 and arguments[0] != "-d":
+        characters = [argument.replace("\\n", "\n") for argument in arguments]
+        if len(characters[0]) == len(characters[1]) == 1:
+            return text.replace(characters[0], characters[1])
+    cut = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments)) if head == "cut" else None
+    if cut:
+        fields = [line.split(cut[1]) for line in text.splitlines()]
+        return "".join(f"{parts[int(cut[2]) - 1] if len(parts) >= int(cut[2]) else ''}\n" for parts in fields)
+    if head in ("sort", "uniq") and not arguments:
+        lines = text.splitlines()
+        return "".join(f"{line}\n" for line in (sorted(lines) if head == "sort" else dict.fromkeys(lines)))
+    return None

@@ -1,0 +1,393 @@
+"""Commands of a launch script, its variables, functions and conditions followed as the shell would.
+
+Nothing is executed. Commands that are programs are collected with their arguments; whatever depends on their output,
+on files or on the cluster stays as it is written, and conditions on it are not judged. The tree of a script comes from
+`perfmodel.ingest.launch.shell._syntax`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch.shell import _syntax as syntax
+from perfmodel.ingest.launch.shell import _tree as tree
+from perfmodel.ingest.launch.shell._commands import SHELLS, Commands, Stop, has_options
+from perfmodel.ingest.launch.shell._expansion import (
+    MOST_TURNS,
+    Command,
+    State,
+    Word,
+    with_braces,
+)
+from perfmodel.ingest.launch.shell._output import pipeline_output
+from perfmodel.ingest.launch.shell._values import unknown
+
+MOST_STEPS: Final = 20_000
+"""Commands of one script, beyond which it is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """Commands that a script runs, and what was left out."""
+
+    commands: tuple[Command, ...]
+    notes: tuple[str, ...]
+    """Parts that were left out, one sentence each."""
+    from_environment: tuple[str, ...]
+    """Numbers that the script takes from variables of the environment: `NAME=VALUE`."""
+    files: Mapping[str, str]
+    """Texts of the files that it writes, by their names without folders."""
+    absent: tuple[str, ...]
+    """Scripts that it runs or sources and that do not lie beside it, with their lines."""
+
+
+class _Unknown(Exception):
+    """The output of a command is not known."""
+
+
+def run_script(
+    text: str,
+    place: str,
+    environment: Mapping[str, str],
+    *,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Script:
+    """Commands of a script with their variables expanded.
+
+    Assignments, arrays, parameters, arithmetic, conditions, `case`, loops over known words, functions, inner shells
+    (`bash -c '...'`) and files beside the script are followed; the output of programs is not known.
+
+    Args:
+        text: the script.
+        place: its path; files that it sources are looked for beside it.
+        environment: variables that are set outside.
+        arguments: the script's own, `$1` and so on.
+        variables: set before it starts, as a scheduler does.
+
+    Raises:
+        LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
+    """
+    try:
+        # The first run believes every `exit`. Scripts that check their arguments ("usage: ...") leave before they
+        # launch anything when they are read without any; a second run then passes over the exits.
+        script_tree = syntax.parse(text, place)
+        state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=True)
+        launched = any(map(has_options, state.commands))
+        if state.stopped_at and not launched:
+            # A script that refuses to run without its arguments still says the rest.
+            line = state.stopped_at
+            state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=False)
+            state.notes.append(f"the script exits on line {line}; perfmodel reads the rest all the same")
+    except RecursionError:
+        raise broken(place, 0, "nested too deeply to be a launch script") from None
+    # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
+    taken = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
+    return Script(
+        commands=tuple(state.commands),
+        notes=tuple(dict.fromkeys(state.notes)),
+        from_environment=taken,
+        files=state.files,
+        absent=tuple(dict.fromkeys(state.absent)),
+    )
+
+
+def _run_tree(
+    script_tree: tree.Sequence,
+    place: str,
+    environment: Mapping[str, str],
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    obeys_exit: bool,
+) -> State:
+    state = State(place, environment, place, [Word(text, 0) for text in arguments])
+    for name, value in variables.items():
+        state.variables[name] = {"0": Word(value, 0)}
+    interpreter = _Interpreter(state, obeys_exit)
+    try:
+        interpreter.sequence(script_tree)
+    except Stop as stop:
+        state.stopped_at = stop.line
+    # A function that nobody calls by its name may be called by a program (`srun bash -c "export -f ..."`).
+    for name in [name for name in state.functions if name not in state.called]:
+        with interpreter.tentatively():
+            interpreter.call(name, [Word(name, 0)])
+    return state
+
+
+class _Interpreter(Commands):
+    """Walks the tree of a script, a method for each kind of node.
+
+    Statuses are True (success), False, or None where the script does not say.
+    """
+
+    # Lists of commands.
+
+    def sequence(self, node: tree.Sequence) -> bool | None:
+        """Run commands one after the other; the status is that of the last."""
+        status: bool | None = True
+        for item in node.items:
+            status = self.and_or(item)
+        return status
+
+    def and_or(self, node: tree.AndOr) -> bool | None:
+        status = self.pipeline(node.first)
+        for sign, pipeline in node.rest:
+            if status is None:
+                # Programs are taken to succeed; a condition that cannot be judged decides nothing.
+                status = True if not self.is_condition(node.first) else None
+            if status is None:
+                line = getattr(node.first.commands[-1], "line", 0)
+                body = tree.Sequence((tree.AndOr(pipeline, ()),))
+                self.left_out(body, line, "the condition cannot be evaluated")
+            elif status is (sign == "&&"):
+                status = self.pipeline(pipeline)
+        return status
+
+    @staticmethod
+    def is_condition(node: tree.Pipeline) -> bool:
+        """Whether a pipeline is a condition, not a program that runs."""
+        last = node.commands[-1]
+        if isinstance(last, tree.Test):
+            return True
+        head = last.raw_words[0].parts if isinstance(last, tree.Simple) and last.raw_words else ()
+        return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
+
+    def pipeline(self, node: tree.Pipeline) -> bool | None:
+        # Inside `$(...)` output counts and not the commands that make it.
+        if self.captured_output is not None and self.is_of_programs(node):
+            return self.capture(node)
+        printed = None
+        status: bool | None = True
+        for i, command in enumerate(node.commands):
+            last = i + 1 == len(node.commands)
+            if last and printed is not None and self.is_shell(command):
+                # `echo "torchrun ..." | bash` runs what is printed.
+                self.in_inner_shell(printed.text, printed.line, (), ())
+                return None
+            printed = self.echoed_text(command) if not last else None
+            status = self.run(command)
+        if node.negated and status is not None:
+            return not status
+        return status
+
+    # Output of commands, `$(...)`.
+
+    def output(self, part: tree.Part) -> str | None:
+        # `$(...)` is a subshell: what it sets is gone after it, and `exit` ends it alone.
+        outer, folder = self.captured_output, self.folder
+        self.captured_output = []
+        try:
+            with self.subshell(), suppress(Stop):
+                self.in_this_shell(part.text, part.line)
+            return "".join(self.captured_output).rstrip("\n")
+        except _Unknown:
+            return None
+        finally:
+            self.captured_output, self.folder = outer, folder
+
+    def is_of_programs(self, node: tree.Pipeline) -> bool:
+        """Whether a pipeline is of programs, which write something, and not of what the shell does itself."""
+        first = node.commands[0]
+        if not isinstance(first, tree.Simple) or not first.raw_words:
+            return len(node.commands) > 1
+        argv = self.expand(first.raw_words[0])
+        head = argv[0].text if argv else ""
+        is_own = head in self.state.functions or head in tree.DECLARING or self.builtin(head) is not None
+        return len(node.commands) > 1 or not is_own
+
+    def capture(self, node: tree.Pipeline) -> bool:
+        """Add what a pipeline writes to the output; raises `_Unknown` where nobody knows it."""
+
+        def expand(raw: tree.RawWord) -> list[str]:
+            return [word.text for word in self.expand(raw)]
+
+        text = pipeline_output(node, expand, self.text_of, self.variable, self.folder)
+        if text is None or self.captured_output is None:
+            raise _Unknown
+        self.captured_output.append(text)
+        return True
+
+    def is_shell(self, node: tree.Node) -> bool:
+        if not isinstance(node, tree.Simple) or len(node.raw_words) != 1:
+            return False
+        return [word.text for word in self.expand(node.raw_words[0])][:1] in [[name] for name in SHELLS]
+
+    def echoed_text(self, node: tree.Node) -> Word | None:
+        """Text that an `echo` writes."""
+        if not isinstance(node, tree.Simple) or not node.raw_words:
+            return None
+        argv = self.expanded(node.raw_words)
+        if not argv or argv[0].text != "echo":
+            return None
+        return Word(" ".join(word.text for word in argv[1:] if word.text not in ("-e", "-n")), node.line)
+
+    def run(self, node: tree.Node) -> bool | None:
+        """Run a node of any kind; its status."""
+        self.state.steps += 1
+        if self.state.steps > MOST_STEPS:
+            raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
+        # Statuses are those of a shell: of blocks that ran the status of their last command.
+        match node:
+            case tree.Simple():
+                return self.simple(node)
+            case tree.Test():
+                return self.condition_of(node)
+            case tree.Calculation():
+                value = self.arithmetic(node.text, node.line)
+                return None if value is None else value != 0
+            case tree.If():
+                return self.if_block(node)
+            case tree.While():
+                return self.while_loop(node)
+            case tree.For():
+                return self.for_loop(node)
+            case tree.CountingFor():
+                return self.counting_loop(node)
+            case tree.Case():
+                return self.case_block(node)
+            case tree.Function():
+                self.state.functions[node.name] = node.body
+                return True
+            case tree.Group():
+                if not node.subshell:
+                    return self.sequence(node.body)
+                with self.subshell():
+                    return self.sequence(node.body)
+
+    @contextmanager
+    def tentatively(self) -> Iterator[None]:
+        """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
+        # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than none.
+        certain, self.certain = self.certain, False
+        variables, arguments = dict(self.state.variables), list(self.state.arguments)
+        try:
+            yield
+        except Stop:
+            pass
+        finally:
+            self.certain = certain
+            self.state.variables, self.state.arguments = variables, arguments
+
+    def left_out(self, body: tree.Sequence, line: int, reason: str) -> list[str]:
+        """Leave out commands that run or do not, or an unknown number of times; says so where they change anything.
+
+        Returns:
+            Names of the variables that they set.
+        """
+        # The body is walked all the same, to see what it would have changed.
+        before, commands = dict(self.state.variables), len(self.state.commands)
+        changed: list[str] = []
+        with self.tentatively():
+            try:
+                self.sequence(body)
+            finally:
+                now = self.state.variables
+                changed = [name for name in now if now[name] != before.get(name)]
+        launches = any(has_options(command) for command in self.state.commands[commands:])
+        if changed or launches:
+            what = f"what it sets ({', '.join(changed[:6])})" if changed else "what it runs"
+            self.state.notes.append(f"line {line}: {reason}, so {what} is skipped")
+        return changed
+
+    # Blocks.
+
+    def if_block(self, node: tree.If) -> bool | None:
+        for i, (condition, body) in enumerate(node.branches):
+            status = self.sequence(condition)
+            if status is None:
+                rest = [branch for _, branch in node.branches[i:]]
+                rest += [node.otherwise] if node.otherwise is not None else []
+                for branch in rest:
+                    self.left_out(branch, node.line, "the condition cannot be evaluated")
+                return None
+            if status:
+                return self.sequence(body)
+        return True if node.otherwise is None else self.sequence(node.otherwise)
+
+    def case_block(self, node: tree.Case) -> bool | None:
+        subject = self.condition_text(node.subject)
+        if unknown(subject):
+            for _, body in node.clauses:
+                self.left_out(body, node.line, f"{subject} is not defined, and no case can be chosen")
+            return None
+        for patterns, body in node.clauses:
+            if any(fnmatchcase(subject, self.pattern(pattern)) for pattern in patterns):
+                return self.sequence(body)
+        return True
+
+    def while_loop(self, node: tree.While) -> bool | None:
+        variables, arguments = dict(self.state.variables), list(self.state.arguments)
+        commands = len(self.state.commands)
+        for _ in range(MOST_TURNS):
+            status = self.sequence(node.condition)
+            if status is None:
+                break
+            if status is node.until or not self.turn(node.body):
+                return True
+        # A loop that waits for something outside, or runs for very long: as if it had not been entered.
+        self.state.variables, self.state.arguments = variables, arguments
+        del self.state.commands[commands:]
+        self.loop_left_out(node.body, node.line)
+        return None
+
+    def counting_loop(self, node: tree.CountingFor) -> bool | None:
+        if node.header is None:
+            return self.loop_left_out(node.body, node.line)
+        start, condition, step = node.header
+        variables, commands = dict(self.state.variables), len(self.state.commands)
+        self.calculations(start, node.line)
+        for _ in range(MOST_TURNS):
+            holds = self.arithmetic(condition, node.line) if condition.strip() else 1
+            if holds is None:
+                break
+            if holds == 0 or not self.turn(node.body):
+                return True
+            self.calculations(step, node.line)
+        # The counter has an unknown value after an unknown number of turns.
+        counted = self.state.variables.keys() - variables.keys()
+        self.state.variables = variables
+        del self.state.commands[commands:]
+        self.loop_left_out(node.body, node.line)
+        for name in counted:
+            self.state.variables.pop(name, None)
+        return None
+
+    def calculations(self, text: str, line: int) -> None:
+        """Do what a list of expressions, `i = 0, j = 1`, assigns."""
+        for expression in text.split(","):
+            if expression.strip():
+                self.arithmetic(expression, line)
+
+    def loop_left_out(self, body: tree.Sequence, line: int) -> None:
+        """Leave out a loop that is not followed: nobody knows what the variables that it sets are after it."""
+        for name in self.left_out(body, line, "the loop cannot be followed"):
+            self.state.variables.pop(name, None)
+
+    def for_loop(self, node: tree.For) -> bool | None:
+        values = list(self.state.arguments)
+        if node.raw_words is not None:
+            values = with_braces(self.expanded(node.raw_words))
+        # A loop over what nobody knows (files, hosts) has no turns to follow, and its variable no value.
+        if any(unknown(value.text) for value in values) or len(values) > MOST_TURNS:
+            self.state.variables.pop(node.name, None)
+            return self.loop_left_out(node.body, node.line)
+        for value in values:
+            self.state.variables[node.name] = {"0": value}
+            if not self.turn(node.body):
+                break
+        return True
+
+    def turn(self, body: tree.Sequence) -> bool:
+        """One turn of a loop; False where it is the last."""
+        try:
+            self.sequence(body)
+        except Stop as stop:
+            if stop.kind not in ("break", "continue"):
+                raise
+            return stop.kind == "continue"
+        return True

@@ -1,0 +1,418 @@
+"""Shell scripts as trees: a parser of what launch scripts are written in (POSIX shell, and of bash arrays, `[[`, `((`).
+
+The parser only divides text. It expands nothing and runs nothing: `_script` walks the tree.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch.shell._tree import (
+    DECLARING,
+    AndOr,
+    Assignment,
+    Calculation,
+    Case,
+    CountingFor,
+    For,
+    Function,
+    Group,
+    HereText,
+    If,
+    Node,
+    Part,
+    Pipeline,
+    RawWord,
+    Sequence,
+    Simple,
+    Test,
+    While,
+)
+from perfmodel.ingest.launch.shell._words import NAME, WordParser
+
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
+_ELEMENT: Final = re.compile(r"\[([^\]\n]*)\]=")
+_REDIRECTION: Final = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?!\()|&>>|&>)")
+_FUNCTION: Final = re.compile(r"(?:function\s+)?([\w.:-]+)[ \t]*\([ \t]*\)|function\s+([\w.:-]+)")
+_RESERVED: Final = re.compile(
+    r"(then|elif|else|fi|do|done|esac|\}|if|while|until|for|case|select|\{|\[\[|!|time|in)(?![\w=.+-])"
+)
+_CLOSERS: Final = {
+    "then": "if",
+    "elif": "if",
+    "else": "if",
+    "fi": "if",
+    "do": "for",
+    "done": "for",
+    "esac": "case",
+    "}": "{",
+}
+DEEPEST: Final = 60
+"""Levels of nesting, beyond which a text is no launch script."""
+
+
+def parse(text: str, place: str, line: int = 1, *, counts: bool = True) -> Sequence:
+    """The tree of a script.
+
+    Args:
+        text: the script, or a part of it.
+        place: path of the file, for messages.
+        line: number of the text's first line.
+        counts: whether lines are counted; otherwise all stand on the one line that brought them in.
+
+    Raises:
+        LaunchFileError: a quote, bracket or block that is never closed.
+    """
+    # Scripts edited on Windows have ends of lines that would stick to the last word of each line.
+    parser = _Parser(text.replace("\r\n", "\n"), place, line, counts=counts)
+    tree = parser.sequence(())
+    parser.require_end()
+    return tree
+
+
+class _Parser(WordParser):
+    """One pass over a text by recursive descent; a method for each rule of the grammar."""
+
+    def __init__(self, text: str, place: str, line: int, *, counts: bool = True) -> None:
+        super().__init__(text, place, line, counts=counts)
+        self.depth = 0
+        """Levels of blocks that are open."""
+        self.pending: list[HereText] = []
+        """Here-documents whose text begins on the next line."""
+
+    # What separates commands.
+
+    def newlines(self) -> None:
+        """Pass over ends of lines and blanks, and read the here-documents that begin there."""
+        self.blanks()
+        while self.char() == "\n":
+            self.at, self.line = self.at + 1, self.line + 1
+            for here in self.pending:
+                self.here_text(here)
+            self.pending.clear()
+            self.blanks()
+
+    def here_text(self, here: HereText) -> None:
+        # `<<-EOF` allows tabs before the end word. An indented one is taken for
+        # the end of `<<EOF` too, which the shell would only warn about.
+        end = re.compile(rf"^\s*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
+        if end is None:
+            raise broken(self.place, here.line, f"the here-document is never closed; add its {here.delimiter}")
+        here.text, here.line = self.text[self.at : end.start()], self.line
+        self.line += self.text.count("\n", self.at, end.end() + 1)
+        self.at = min(len(self.text), end.end() + 1)
+
+    def reserved(self) -> str:
+        """The reserved word that stands here, if one does."""
+        match = _RESERVED.match(self.text, self.at)
+        return match[1] if match else ""
+
+    def require_end(self) -> None:
+        word = self.reserved()
+        if word in _CLOSERS:
+            raise broken(self.place, self.line, f"{word!r} without {_CLOSERS[word]!r}; fix the script")
+        if self.at < len(self.text):
+            raise broken(self.place, self.line, f"{self.char()!r} closes nothing here; fix the script")
+
+    def expect(self, word: str, opened_by: str, opened: int) -> None:
+        self.newlines()
+        # `for i in 1 2; do` and `while true; do` have a separator before the word.
+        while self.char() in (";", "&") and word == "do":
+            self.at += 1
+            self.newlines()
+        if self.reserved() != word and not (word in "()" and self.char() == word):
+            raise broken(self.place, opened, f"{opened_by!r} is opened here and never closed; add its {word!r}")
+        self.at += len(word)
+
+    # Lists of commands.
+
+    def sequence(self, closers: tuple[str, ...]) -> Sequence:
+        """Commands up to one of the closing words, or to the end."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise broken(self.place, self.line, "nested too deeply to be a launch script")
+        items: list[AndOr] = []
+        while True:
+            self.newlines()
+            if self.at >= len(self.text) or self.char() == ")" or self.text.startswith((";;", ";&"), self.at):
+                break
+            # What runs in the background (`&`) is one more command for a reader who runs nothing.
+            if self.char() in ";&" and not self.text.startswith("&>", self.at):
+                self.at += 1
+                continue
+            if self.reserved() in closers or self.reserved() in _CLOSERS:
+                break
+            before = self.at
+            items.append(self.and_or())
+            if self.at == before:  # a stray operator
+                self.at += 1
+        self.depth -= 1
+        return Sequence(tuple(items))
+
+    def and_or(self) -> AndOr:
+        first, rest = self.pipeline(), []
+        while True:
+            self.blanks()
+            # `&&` and `||` bind equally and from the left, unlike those of C.
+            operator = self.text[self.at : self.at + 2]
+            if operator not in ("&&", "||"):
+                return AndOr(first, tuple(rest))
+            self.at += 2
+            self.newlines()
+            rest.append((operator, self.pipeline()))
+
+    def pipeline(self) -> Pipeline:
+        negated = False
+        self.blanks()
+        while self.reserved() in ("!", "time"):
+            # `! ! command` is the command itself.
+            negated ^= self.reserved() == "!"
+            self.at += len(self.reserved())
+            self.blanks()
+        commands = [self.command()]
+        while True:
+            self.blanks()
+            if self.char() != "|" or self.text.startswith("||", self.at):
+                return Pipeline(tuple(commands), negated)
+            self.at += 2 if self.text.startswith("|&", self.at) else 1
+            self.newlines()
+            commands.append(self.command())
+
+    # Commands.
+
+    def command(self) -> Node:
+        """The block, function or plain command that begins here."""
+        line, word = self.line, self.reserved()
+        blocks: dict[str, Callable[[int], Node]] = {
+            "if": self.if_block,
+            "while": self.while_loop,
+            "until": self.while_loop,
+            "for": self.for_loop,
+            "select": self.for_loop,
+            "case": self.case_block,
+            "{": self.group,
+            "[[": self.test,
+        }
+        # `((` is tried first: it is arithmetic if it closes with `))`, and two subshells otherwise.
+        if self.text.startswith("((", self.at):
+            calculation = self.calculation(line)
+            if calculation is not None:
+                return calculation
+        if self.char() == "(":
+            return self.redirected(self.group(line))
+        if word in blocks:
+            return self.redirected(blocks[word](line))
+        # Only a following `()` or the word `function` tells a definition from a command of this name.
+        header = _FUNCTION.match(self.text, self.at)
+        if header is not None:
+            self.line += header[0].count("\n")
+            self.at = header.end()
+            self.newlines()
+            return Function(header[1] or header[2], self.command())
+        return self.simple()
+
+    def redirected(self, node: Node) -> Node:
+        """A block whose redirections, which change nothing that matters here, have been passed over."""
+        self.blanks()
+        redirection = _REDIRECTION.match(self.text, self.at)
+        while redirection:
+            self.redirection(redirection)
+            self.blanks()
+            redirection = _REDIRECTION.match(self.text, self.at)
+        return node
+
+    def if_block(self, line: int) -> If:
+        branches: list[tuple[Sequence, Sequence]] = []
+        otherwise = None
+        while self.reserved() in ("if", "elif"):
+            self.at += len(self.reserved())
+            condition = self.sequence(("then",))
+            self.expect("then", "if", line)
+            branches.append((condition, self.sequence(("elif", "else", "fi"))))
+        if self.reserved() == "else":
+            self.at += len("else")
+            otherwise = self.sequence(("fi",))
+        self.expect("fi", "if", line)
+        return If(tuple(branches), otherwise, line)
+
+    def while_loop(self, line: int) -> While:
+        kind = self.reserved()
+        self.at += len(kind)
+        condition = self.sequence(("do",))
+        return While(condition, self.body(kind, line), kind == "until", line)
+
+    def body(self, kind: str, line: int) -> Sequence:
+        self.expect("do", kind, line)
+        body = self.sequence(("done",))
+        self.expect("done", kind, line)
+        return body
+
+    def for_loop(self, line: int) -> For | CountingFor:
+        kind = self.reserved()
+        self.at += len(kind)
+        self.blanks()
+        if self.text.startswith("((", self.at):
+            header = self.enclosed("(", ")")[2:-2].split(";")
+            expressions = (header[0], header[1], header[2]) if len(header) == 3 else None
+            return CountingFor(expressions, self.body(kind, line), line)
+        match = NAME.match(self.text, self.at)
+        if match is None:
+            raise broken(self.place, line, f"{kind!r} has no variable; fix the script")
+        self.at = match.end()
+        self.newlines()
+        raw_words = None
+        if self.reserved() == "in":
+            self.at += len("in")
+            raw_words = self.words_of_line()
+        body = self.body(kind, line)
+        # `select` asks a person, so that nobody knows how often it runs.
+        return CountingFor(None, body, line) if kind == "select" else For(match[0], raw_words, body, line)
+
+    def words_of_line(self) -> tuple[RawWord, ...]:
+        raw_words: list[RawWord] = []
+        self.blanks()
+        while self.char() not in ("", "\n", ";", "&", "|"):
+            raw_words.append(self.word())
+            self.blanks()
+        return tuple(raw_words)
+
+    def case_block(self, line: int) -> Case:
+        self.at += len("case")
+        self.blanks()
+        subject = self.word()
+        self.expect("in", "case", line)
+        clauses: list[tuple[tuple[RawWord, ...], Sequence]] = []
+        self.newlines()
+        while self.reserved() != "esac":
+            if self.at >= len(self.text):
+                raise broken(self.place, line, "'case' is opened here and never closed; add its 'esac'")
+            if self.char() == "(":
+                self.at += 1
+            patterns = [self.word()]
+            self.blanks()
+            while self.char() == "|":
+                self.at += 1
+                self.blanks()
+                patterns.append(self.word())
+                self.blanks()
+            if self.char() != ")":
+                raise broken(self.place, self.line, "a pattern of 'case' has no ')'; fix the script")
+            self.at += 1
+            body = self.sequence(("esac",))
+            clauses.append((tuple(patterns), body))
+            # `;;` ends a clause; `;&` and `;;&` of bash fall through to others, which is not followed.
+            while self.char() in (";", "&"):
+                self.at += 1
+            self.newlines()
+        self.at += len("esac")
+        return Case(subject, tuple(clauses), line)
+
+    def group(self, line: int) -> Group:
+        opening = self.char()
+        self.at += 1
+        body = self.sequence(("}",) if opening == "{" else ())
+        self.expect("}" if opening == "{" else ")", opening, line)
+        return Group(body, subshell=opening == "(")
+
+    def test(self, line: int) -> Test:
+        self.at += 2
+        raw_words: list[RawWord] = []
+        while True:
+            self.newlines()
+            if self.at >= len(self.text):
+                raise broken(self.place, line, "'[[' is opened here and never closed; add its ']]'")
+            # `]]` ends the test only as a word of its own: `${A[${B[0]}]}` has these characters too.
+            if re.match(r"\]\](?![\w\]])", self.text[self.at : self.at + 3]):
+                self.at += 2
+                return Test(tuple(raw_words), line)
+            operator = re.match(r"&&|\|\||[()<>|&;]", self.text[self.at : self.at + 2])
+            if operator:
+                raw_words.append(RawWord((Part("text", operator[0], False, self.line),), self.line))
+                self.at += len(operator[0])
+            else:
+                raw_words.append(self.word())
+
+    def calculation(self, line: int) -> Calculation | None:
+        """`((...))`; None where the parentheses are those of subshells."""
+        # If it turns out to be subshells, the parser goes back and reads it again.
+        before, before_line = self.at, self.line
+        inside = self.enclosed("(", ")")
+        if inside.endswith("))"):
+            return Calculation(inside[2:-2], line)
+        self.at, self.line = before, before_line
+        return None
+
+    def simple(self) -> Simple:
+        """A plain command up to its end: assignments, words and redirections in any order."""
+        line = self.line
+        assignments: list[Assignment] = []
+        raw_words: list[RawWord] = []
+        here, output = None, None
+        declares = False
+        while True:
+            self.blanks()
+            redirection = _REDIRECTION.match(self.text, self.at)
+            if redirection:
+                target = self.redirection(redirection)
+                here = target if isinstance(target, HereText) else here
+                output = target if isinstance(target, RawWord) and ">" in redirection[1] else output
+                continue
+            if self.char() in ("", "\n", ";", "&", "|", ")"):
+                break
+            # `NAME=value` is an assignment before the command's name or behind `export`; behind another command it is
+            # an argument. An array, `NAME=(`, can be no argument, so that it always is an assignment.
+            assignment = _ASSIGNMENT.match(self.text, self.at)
+            of_array = assignment is not None and self.text.startswith("(", assignment.end())
+            if assignment and (declares or not raw_words or of_array):
+                assignments.append(self.assignment(assignment))
+                continue
+            raw_words.append(self.word())
+            first = raw_words[0].parts
+            declares = len(first) == 1 and first[0].kind == "text" and first[0].text in DECLARING
+        return Simple(tuple(assignments), tuple(raw_words), here, output, line)
+
+    def redirection(self, match: re.Match[str]) -> HereText | RawWord | None:
+        """Pass over a redirection; the text of a here-document, or the file."""
+        self.at = match.end()
+        self.blanks()
+        if match[1] == "<<<":
+            return HereText("", False, word=self.word(), line=self.line)
+        if match[1].startswith("<<"):
+            delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
+            if delimiter is None:
+                raise broken(self.place, self.line, "a here-document has no end word; fix the script")
+            # Quotes around the end word keep the shell from expanding the text: `<<'EOF'`.
+            literal = bool(delimiter[1]) or delimiter[0].startswith("\\")
+            here = HereText(delimiter[2], literal, line=self.line)
+            self.at = delimiter.end()
+            self.pending.append(here)
+            return here
+        # A descriptor alone, as in `2>&1`, names no file.
+        if self.char() in ("", "\n", ";", "|", ")"):
+            return None
+        return self.word()
+
+    def assignment(self, match: re.Match[str]) -> Assignment:
+        line = self.line
+        self.at = match.end()
+        name, index, plus = match[1], match[2], bool(match[3])
+        if self.char() != "(":
+            return Assignment(name, index, plus, self.word(empty=True), None, line)
+        self.at += 1
+        elements: list[tuple[str | None, RawWord]] = []
+        while True:
+            self.newlines()
+            if self.at >= len(self.text):
+                raise broken(self.place, line, f"the array {name} is never closed; add its `)`")
+            if self.char() == ")":
+                self.at += 1
+                return Assignment(name, index, plus, None, tuple(elements), line)
+            element = _ELEMENT.match(self.text, self.at)
+            if element:
+                self.at = element.end()
+            before = self.at
+            word = self.word(empty=element is not None)
+            elements.append((element[1] if element else None, word))
+            if self.at == before and not element:  # an operator, which no array can hold
+                self.at += 1

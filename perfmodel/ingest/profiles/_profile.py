@@ -1,0 +1,233 @@
+"""Profiles of training steps: what every operator and collective took on its device, as far as the profiler says.
+
+A trace without shapes still has the times of its kernels, one without operators their names, and one rank of many its
+own. What kind of work a kernel does is told by the shapes of its operator, else by the operator's name, else by the
+kernel's own; what no name tells stays without a family.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.errors import TableError
+from perfmodel.ingest._rows import Row
+from perfmodel.ingest.profiles._measured_trace import Activity, ActivityKind, MeasuredTrace, trace_of
+from perfmodel.ops import FAMILIES, Collective, KernelOp, Op, family_with_bmm
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator or of a collective: the kernels that it launched on one device."""
+
+    name: str
+    """Name of the operator, else of the kernel."""
+    family: str
+    """Op family (`bmm` apart), kind of collective, or empty where no name tells."""
+    op: Op | None
+    """The operation with its shape, where the profile says it; collectives are taken to lie within one node."""
+    kind: ActivityKind
+    device: int
+    step: int
+    """-1 outside of every step that is marked."""
+    phase: str
+    start_s: float
+    end_s: float
+    time_s: float
+    """Sum over its kernels."""
+    launched_s: float
+    """When the host launched the first of them; NaN where the profile does not say, or nothing is launched (CPU)."""
+    group: str
+    """Group of the ranks of a collective, as the profiler names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Calls of all devices on one clock."""
+
+    trace: MeasuredTrace
+    """Timeline of the kernels that the calls launched."""
+    calls: tuple[Call, ...]
+    """Calls in the order in which they start."""
+    unread: dict[str, int]
+    """Facts that the profile leaves out, and of how many calls."""
+
+    @property
+    def devices(self) -> int:
+        """Devices recorded, which may be some of a job's."""
+        return self.trace.devices
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether hosts launch kernels ahead of a device, instead of computing themselves."""
+        return any(np.isfinite(call.launched_s) for call in self.calls)
+
+    def step_numbers(self) -> tuple[int, ...]:
+        """Steps that every device took part in; -1 alone where none is marked, for the whole."""
+        steps = [part.step for part in self.trace.steps()]
+        return tuple(int(step[0]) if (step == step[0]).all() else -1 for step in steps)
+
+    def step_s(self) -> np.ndarray:
+        """Seconds from each step's start to the next one's; of a single step to its end."""
+        parts = self.trace.steps()
+        begins_s = np.array([part.start_s.min() for part in parts])
+        # From start to start, so that what passes between two steps (data, logging) counts to the first of them.
+        if len(parts) > 1:
+            return np.diff(begins_s)
+        ends_s = np.array([part.end_s.max() for part in parts])
+        return ends_s - begins_s
+
+    def in_steps(self) -> tuple[Call, ...]:
+        """Calls of the steps of `step_numbers`."""
+        # Calls outside of every marked step (warm-up, evaluation) are no part of a step's time.
+        numbers = set(self.step_numbers())
+        return self.calls if -1 in numbers else tuple(call for call in self.calls if call.step in numbers)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Call, operator, shape and launch of an activity, as far as a reader knows them."""
+
+    call: Any
+    """Tells calls apart: kernels of equal ones are one call's."""
+    operator: str = ""
+    row: Row | None = None
+    launched_s: float = float("nan")
+    group: str = ""
+
+
+def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Profile:
+    """Join activities of one call into calls, on a clock that starts with the first.
+
+    Raises:
+        TableError: no activity of a device.
+    """
+    if not detailed:
+        raise TableError(f"{place}: no activity of a device in it; record some steps with the device's events on")
+    origin_s = min(activity.start_s for activity, _ in detailed)
+    # An operator may launch several kernels, not always one after the other: they are one call of one shape.
+    kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)
+    for activity, detail in detailed:
+        kernels[activity.device, detail.call].append((activity, detail))
+    unread: Counter[str] = Counter()
+    calls = [_call(kernels_of_call, origin_s, unread) for kernels_of_call in kernels.values()]
+    return Profile(
+        trace_of([activity for activity, _ in detailed], place),
+        tuple(sorted(calls, key=lambda call: (call.start_s, call.device))),
+        dict(unread.most_common()),
+    )
+
+
+def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Counter[str]) -> Call:
+    """Join the kernels of one call; counts in `unread` what the profile does not say of it."""
+    # The first kernel stands for the call: where it runs, in which step and pass, and when it began.
+    first, detail = min(kernels, key=lambda pair: pair[0].start_s)
+    kind = first.kind
+    op = None if detail.row is None else op_of(detail.row)
+    family = _family(op, detail.operator, first)
+    if kind != ActivityKind.COPY and op is None:
+        unread["family, which no name tells" if not family else "shapes (of a collective: kind, size and ranks)"] += 1
+    return Call(
+        name=detail.operator or first.name,
+        family=family,
+        op=op,
+        kind=kind,
+        device=first.device,
+        step=first.step,
+        phase=first.phase,
+        start_s=first.start_s - origin_s,
+        end_s=max(activity.end_s for activity, _ in kernels) - origin_s,
+        time_s=sum(activity.end_s - activity.start_s for activity, _ in kernels),
+        launched_s=min(detail.launched_s for _, detail in kernels) - origin_s,
+        group=detail.group,
+    )
+
+
+def op_of(row: Row) -> Op | None:
+    """The operation that a row of the tables describes; None for one that lacks a size."""
+    if "collective" in row:
+        ranks = int(row["num_ranks"])
+        # A profile does not tell nodes: all ranks count as within one until its user says otherwise.
+        per_node = int(row.get("ranks_per_node") or ranks)
+        kind, dtype = row["collective"], row.get("dtype") or "fp32"
+        return Collective(
+            collective=kind, bytes=float(row["bytes"]), num_ranks=ranks, ranks_per_node=per_node, dtype=dtype
+        )
+    kernel: type[KernelOp] = FAMILIES[row["op_family"]].op
+    arguments: dict[str, Any] = {"dtype": "fp32"}
+    for field in fields(kernel):
+        if row.get(field.name) not in (None, ""):
+            arguments[field.name] = row[field.name]
+    if row.get("pass"):
+        arguments["pass_"] = row["pass"]
+    try:
+        return kernel(**arguments)
+    except TypeError:
+        return None
+
+
+def _family(op: Op | None, operator: str, activity: Activity) -> str:
+    # From the surest evidence to the least: a shape, the phase that the user marked, then names.
+    if op is not None:
+        return family_with_bmm(op)
+    if activity.kind == ActivityKind.COPY:
+        return ""
+    if activity.kind == ActivityKind.COMMUNICATION:
+        return collective_of(operator) or collective_of(activity.name)
+    if activity.phase == "optimizer":
+        return "optimizer"
+    return family_of(operator) or family_of(activity.name)
+
+
+_COLLECTIVE_NAMES: Final = (
+    ("all_reduce", r"all_?-?reduce"),
+    ("all_gather", r"all_?-?gather"),
+    ("reduce_scatter", r"reduce_?-?scatter"),
+    ("all_to_all", r"all_?-?to_?-?all"),
+    ("send_recv", r"send|recv|collective-permute"),
+    ("broadcast", r"broadcast"),
+)
+_FAMILY_NAMES: Final = (
+    # Names that mean one thing come before words that stand in many names: `embedding` before `gather`, `conv` before
+    # `gemm`, as implicit GEMMs are convolutions.
+    ("optimizer", r"adam|adagrad|\blamb(_|\b)|\bsgd\b|multi_tensor_apply|_foreach_"),
+    ("embedding", r"embedding|index_?select|indexing_backward"),
+    ("attention", r"attention|flash|fmha|mha_"),
+    ("conv", r"conv|implicit_?gemm|winograd|cudnn_fft|im2col|miopen.*fwd|miopen.*bwd|\bigemm"),
+    ("bmm", r"\bbmm|baddbmm|batched_gemm"),
+    ("gemm", r"gemm|cublas|cutlass|xmma|addmm|\bmm\b|_mm\b|matmul|linear|^cijk_|\bdot\b|^dot|^fc-|hipblaslt|nvjet"),
+    (
+        "memory",
+        r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
+        r"pool|fusion|add|mul|sub|div|sum|mean|exp|log|sqrt|where|gather|scatter|transpose|index|zero|broadcast|"
+        r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_",
+    ),
+)
+"""How names of operators, kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen, Triton, and instructions of XLA
+tell what they compute; the first that fits."""
+
+
+@lru_cache(maxsize=65536)
+def family_of(name: str) -> str:
+    """Op family that the name of an operator or kernel tells, or nothing.
+
+    Torch's own operators that no pattern knows are element-wise.
+    """
+    # `aten::mm` is an operator of a library; C++ kernels have `::` too, behind templates that are no identifiers.
+    space, colons, operator = name.lower().partition("::")
+    plain = operator if colons and space.isidentifier() else name.lower()
+    for family, pattern in _FAMILY_NAMES:
+        if re.search(pattern, plain):
+            return family
+    return "memory" if space == "aten" else ""
+
+
+@lru_cache(maxsize=4096)
+def collective_of(name: str) -> str:
+    """Kind of collective that the name of a kernel or operator tells, or nothing."""
+    lower = name.lower()
+    return next((kind for kind, pattern in _COLLECTIVE_NAMES if re.search(pattern, lower)), "")

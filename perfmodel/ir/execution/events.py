@@ -1,0 +1,181 @@
+"""The distinct events of programs as ranks run them, kernels and collectives between processes, and their times on all
+ranks at once.
+
+Equal instructions on any rank are one event (DistSim, section 4.1). A collective's event is known by what its ranks
+send, so that one measured between two ranks tells of the same collective between more (`_CARRIED_BY`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.display import shorten_reprs
+from perfmodel.ir import (
+    INTEGER_DTYPES,
+    ITEM_BYTES,
+    OPS,
+    Function,
+    Instruction,
+    Tensor,
+    instruction_devices,
+)
+from perfmodel.ir.execution._reference import is_double
+from perfmodel.ir.execution._session import ProgramSession, RankCode
+from perfmodel.spec import Cluster
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Work of one rank."""
+
+    instruction: Instruction
+    """The instruction, with its values named by position."""
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective between ranks."""
+
+    kind: str
+    """Kind of the library's call that carries it out: `send`, `all_reduce`, `all_gather`, `all_to_all`."""
+    bytes: float
+    """Size of one rank's operand."""
+    dtype: str
+    ranks: int
+    across_hosts: bool
+    concurrent: int = 1
+    """Groups that share each host's link at the same time."""
+
+
+RankEvent = Kernel | Transfer
+
+_CARRIED_BY: Final = dict.fromkeys(("broadcast", "reduce", "reduce_scatter", "scatter"), "all_reduce") | {
+    "gather": "all_gather"
+}
+"""Collective by which ranks on CPUs carry out each of the others."""
+
+
+def rank_events(function: Function, cluster: Cluster) -> list[RankEvent]:
+    """Event of each instruction, on a cluster whose nodes the devices fill in order."""
+    groups = instruction_devices(function)
+    return [
+        _event(instruction, group, function, cluster)
+        for instruction, group in zip(function.instructions, groups, strict=True)
+    ]
+
+
+def _event(instruction: Instruction, group: tuple[int, ...], function: Function, cluster: Cluster) -> RankEvent:
+    types = function.types
+    # known contents do not change how long a kernel takes
+    inputs = tuple(replace(types[name], device=0, value=None) for name in instruction.inputs)
+    # Ranks of one node and of several differ in reach, and groups beside it share each host's link.
+    if OPS[instruction.op].collective and len(group) > 1:
+        operand, place = inputs[0], cluster.reach(group, function.n_devices)
+        across_hosts = place.ranks_per_node < len(group)
+        kind = _CARRIED_BY.get(instruction.op, instruction.op)
+        return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
+    outputs = tuple(replace(types[name], device=0, value=None) for name in instruction.outputs)
+    # Values are named by position, so that equal kernels of different layers compare equal.
+    named = tuple(f"x{i}" for i in range(len(inputs))), tuple(f"y{i}" for i in range(len(outputs)))
+    return Kernel(Instruction(instruction.op, *named, instruction.attributes), inputs, outputs)
+
+
+class EventSession(ProgramSession):
+    """Times the kernels or the transfer that are loaded, called as a program's instructions are called."""
+
+    def load_kernels(self, kernels: Sequence[Kernel]) -> None:
+        """Prepare kernels on every rank."""
+        self._calls = [self._prepared_call(*_kernel(kernel, self.rank)) for kernel in kernels]
+        # The first round compiles and warms up.
+        self.time_round()
+
+    def load_transfer(self, transfer: Transfer, calls: int) -> None:
+        """Prepare a row of equal transfers between all ranks."""
+        self._calls = [self._prepared_call(*_transfer(transfer))] * calls
+        self.time_round()
+
+    def time_round(self) -> list[float]:
+        """Call everything loaded once, one after the other; seconds of each."""
+        # Ranks start together, as a rank that waits for another would have that wait in its time.
+        self._line_up()
+        wall_s = []
+        for call in self._calls:
+            start_s = time.perf_counter()
+            self.finished(call())
+            wall_s.append(time.perf_counter() - start_s)
+        return wall_s
+
+    def time_empty_call(self) -> float:
+        """Seconds of a collective's call that has nobody to send to."""
+        operand = Tensor("fp32", (1,))
+        call = self.communicator(Instruction("all_reduce", ("x",), ("y",)), (self.rank,), operand)
+        value = self.place("x", operand, {"x": np.zeros(1)})
+        # The first call compiles.
+        self.finished(call(value))
+        start_s = time.perf_counter()
+        self.finished(call(value))
+        return time.perf_counter() - start_s
+
+    def _prepared_call(
+        self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]
+    ) -> Callable[[], Any]:
+        # A one-instruction program goes the same way as a whole one, so its call carries the same overhead.
+        local_types = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
+        arguments = {name: _some_values(tensor) for name, tensor in local_types.items()}
+        groups = (group,) if len(group) > 1 else ()
+        self.load(
+            RankCode((instruction,), (group,), types, arguments, local_types, (), groups, is_double(types.values()))
+        )
+        (step,) = self._steps
+        return partial(step.call, *(self._arguments[name] for name in step.inputs))
+
+
+Called = tuple[Instruction, tuple[int, ...], dict[str, Tensor]]
+"""An instruction, the devices that it runs on, and the types of its values."""
+
+
+def _kernel(event: Kernel, rank: int) -> Called:
+    instruction = event.instruction
+    names = (*instruction.inputs, *instruction.outputs)
+    tensors = (*event.inputs, *event.outputs)
+    return instruction, (rank,), {name: tensor.on(rank) for name, tensor in zip(names, tensors, strict=True)}
+
+
+def _transfer(event: Transfer) -> Called:
+    """The transfer's own call between its ranks, with its operand in one dimension."""
+    ranks = event.ranks
+    # A multiple of the ranks, so that an all-to-all can cut it.
+    elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks
+    received = elements * ranks if event.kind == "all_gather" else elements
+    one_way = event.kind == "send"
+    senders = range(1) if one_way else range(ranks)
+    receivers = range(1, ranks) if one_way else range(ranks)
+    inputs = {f"x{rank}": Tensor(event.dtype, (elements,), rank) for rank in senders}
+    outputs = {f"y{rank}": Tensor(event.dtype, (received,), rank) for rank in receivers}
+    instruction = Instruction(event.kind, tuple(inputs), tuple(outputs), _ATTRIBUTES[event.kind])
+    return instruction, tuple(range(ranks)), inputs | outputs
+
+
+_ATTRIBUTES: Final = {
+    "send": (("to", 1),),
+    "all_to_all": (("concat_axis", 0), ("split_axis", 0)),
+    "all_gather": (("axis", 0),),
+    "all_reduce": (),
+}
+
+
+def _some_values(tensor: Tensor) -> np.ndarray:
+    """Ordinary positive numbers, or indices that are valid everywhere."""
+    # Positive, because kernels take roots and logarithms; denormals and NaN would change their speed.
+    if tensor.dtype in INTEGER_DTYPES:
+        return np.zeros(tensor.shape, np.int32)
+    return np.random.default_rng(0).uniform(0.5, 1.0, tensor.shape)
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,268 @@
+"""Definition of an op: one record of rules, so that adding an op is one entry; and helpers that rules share.
+
+A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX implementation of
+an op is registered under the same name in `perfmodel.ir.execution`; this package knows no JAX.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from perfmodel.display import shorten_reprs
+from perfmodel.ir._instruction import ITEM_BYTES, Attributes, Instruction, RuleError, Tag, Tensor
+from perfmodel.ops import MemoryBound, Op
+from perfmodel.units import DTYPE_BYTES
+
+Tensors = tuple[Tensor, ...]
+"""Types of an op's operands or results, in order."""
+Values = Mapping[str, Any]
+"""Attributes of an instruction by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Every part holds the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Part j holds the j-th of equal slices along an axis (counted from 0)."""
+
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The tensor is the sum (or the elementwise maximum, `op="max"`) of what the parts hold."""
+
+    op: str = "sum"
+
+
+Sharding = Replicated | Sharded | Partial
+"""Sharding of a tensor over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section 3)."""
+REPLICATED: Final = Replicated()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingQuery:
+    """The input of a sharding rule: an instruction, and how its operands are spread."""
+
+    operands: Tensors
+    """Whole operands, as the instruction had them before it was spread."""
+    outputs: Tensors
+    attributes: Values
+    shardings: tuple[Sharding, ...]
+    parts: int
+    sequence_axis: int | None = None
+    """Axis along which partial sums of three-dimensional activations are scattered, where that is wanted
+    (sequence parallelism, Korthikanti et al. 2022); otherwise they are all-reduced."""
+
+    @classmethod
+    def of(
+        cls,
+        i: Instruction,
+        types: Mapping[str, Tensor],
+        shardings: Sequence[Sharding],
+        parts: int,
+        sequence_axis: int | None = None,
+    ) -> "ShardingQuery":
+        """Return the query of an instruction, given the types of its values and the shardings of its operands."""
+        inputs = tuple([types[name] for name in i.inputs])
+        outputs = tuple([types[name] for name in i.outputs])
+        return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
+
+    def settled(self) -> "ShardingQuery":
+        """Return the query as it stands once partial sums are completed."""
+        return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
+
+    def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
+        if not isinstance(spread, Partial):
+            return spread
+        # A partial sum is completed by an all-reduce. Sequence parallelism splits it into a reduce-scatter here and an
+        # all-gather later, between which each part works on its share of the sequence; this takes an activation
+        # [batch, sequence, hidden] whose sequence divides.
+        axis = self.sequence_axis
+        scatters = axis is not None and tensor.rank == 3 and tensor.shape[axis] % self.parts == 0
+        return Sharded(axis) if scatters and axis is not None else REPLICATED
+
+    def sharded_axis(self, operand: int) -> int | None:
+        """Axis along which an operand is sharded, None where it is not."""
+        spread = self.shardings[operand]
+        return spread.axis if isinstance(spread, Sharded) else None
+
+    def replicated(self) -> "ShardingDecision":
+        """Return the decision that every part does the whole work."""
+        return self._all(REPLICATED)
+
+    def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "ShardingDecision":
+        """All operands and results sharded along one axis: the first allowed one that an operand is sharded along."""
+        # The first sharded operand decides; whoever is sharded otherwise is converted to it.
+        axes = map(self.sharded_axis, range(len(self.operands)))
+        axis = next((a for a in axes if a is not None and allowed(a)), None)
+        return self.replicated() if axis is None else self._all(Sharded(axis))
+
+    def _all(self, spread: Sharding) -> "ShardingDecision":
+        return ShardingDecision((spread,) * len(self.operands), (spread,) * len(self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingDecision:
+    """The result of a sharding rule: how an instruction is spread, and what that asks of its operands."""
+
+    inputs: tuple[Sharding, ...]
+    """Sharding that each operand is to be converted to; `Partial` only where it is so already."""
+    outputs: tuple[Sharding, ...]
+    attributes: tuple[tuple[str, Any], ...] = ()
+    """Attributes that every part has in place of the instruction's own."""
+    offset_step: int = 0
+    """Step by which attribute `offset` rises from one part to the next."""
+
+
+InferRule = Callable[[Tensors, Values], Tensors]
+FoldRule = Callable[[Sequence[np.ndarray], Values], np.ndarray]
+WorkRule = Callable[[Tensors, Tensors, Values], tuple[Op, ...]]
+
+
+class Emitter(Protocol):
+    """Interface through which a gradient rule writes instructions: a `Builder`."""
+
+    types: dict[str, Tensor]
+    """Types of the values so far."""
+
+    def op(self, op: str, *inputs: str, name: str = "", **values: Any) -> str:
+        """Append an instruction of one output; returns the output's name."""
+        ...
+
+    def emit(
+        self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
+    ) -> tuple[str, ...]:
+        """Append an instruction; returns the names of its outputs."""
+        ...
+
+
+Names = tuple[str | None, ...]
+"""Names of gradients; None where there is none."""
+GradientRule = Callable[..., Names]
+"""(emitter, instruction, gradient of each output) -> gradients of the operands. Of several outputs some may have none,
+but not all."""
+ShardRule = Callable[[ShardingQuery], ShardingDecision]
+PartialRule = Callable[[ShardingQuery], ShardingDecision | None]
+
+
+def sums_pass(query: ShardingQuery) -> ShardingDecision | None:
+    """Partial rule of linear ops: where all operands are partial sums, so are the results."""
+    if any(spread != Partial("sum") for spread in query.shardings):
+        return None
+    return ShardingDecision(query.shardings, (Partial("sum"),) * len(query.outputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpDefinition:
+    """The rules of one op."""
+
+    name: str
+    infer: InferRule
+    """Types of the outputs from those of the operands and the attributes; checks both."""
+    work: WorkRule
+    """Kernels or collectives that one execution runs: where its FLOPs, bytes and time come from."""
+    fold: FoldRule | None = None
+    """Value of the only output from known operand values."""
+    gradient: GradientRule | None = None
+    """Emits the gradients of the operands from those of the outputs; None: the op is constant."""
+    shard: ShardRule = ShardingQuery.replicated
+    """Rule by which the op is spread over the parts of a parallel dimension, given operands without partial sums."""
+    partial: PartialRule | None = None
+    """Rule by which the op takes partial sums as they are; without it, or if it returns None, they are
+    completed first."""
+    collective: bool = False
+    """Whether the op runs on several devices at once."""
+
+    def spread(self, query: ShardingQuery) -> ShardingDecision:
+        """Decide what to convert the operands to, and how the results are spread then."""
+        # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller, so that goes
+        # first.
+        decision = self.partial(query) if self.partial is not None else None
+        return self.shard(query.settled()) if decision is None else decision
+
+
+def operands(count: int, inputs: Tensors) -> None:
+    """Raise `RuleError` unless `count` operands are given."""
+    if len(inputs) != count:
+        raise RuleError(f"{count} operand{'s' * (count != 1)} needed, {len(inputs)} given")
+
+
+def required(attributes: Values, name: str, kind: type | tuple[type, ...]) -> Any:
+    """An attribute that must be there and of a type."""
+    value = attributes.get(name)
+    # In Python `True` is an integer; in an attribute it is a slip.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        names = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
+        raise RuleError(f"attribute {name} of type {names} is needed, got {value!r}")
+    return value
+
+
+def required_dtype(attributes: Values) -> str:
+    """Return attribute `dtype`, which must be there and known."""
+    dtype = required(attributes, "dtype", str)
+    if dtype not in ITEM_BYTES:
+        raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
+    return dtype
+
+
+def require_gradient_of(out: Tensor, gradient: Tensor) -> None:
+    """Raise `RuleError` unless a gradient has the shape of what it is the gradient by."""
+    if gradient.shape != out.shape:
+        raise RuleError(f"the gradient must have shape {out.shape}, got {gradient.shape}")
+
+
+def axis_of(attributes: Values, name: str, rank: int) -> int:
+    """An axis attribute as a number from 0; negative ones count from the end."""
+    axis = required(attributes, name, int)
+    if not -rank <= axis < rank:
+        raise RuleError(f"{name}={axis} is not an axis of a tensor of {rank} dimensions")
+    return axis % rank
+
+
+def table(*definitions: OpDefinition) -> Mapping[str, OpDefinition]:
+    """Definitions by name."""
+    return MappingProxyType({d.name: d for d in definitions})
+
+
+def kernel_dtype(tensor: Tensor) -> str:
+    """Element type under which a kernel is timed; integers move like fp32."""
+    return tensor.dtype if tensor.dtype in DTYPE_BYTES else "fp32"
+
+
+def free(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
+    """No kernel: only names, shapes or small constants change."""
+    return ()
+
+
+def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryBound]]:
+    """Work rule: one kernel that streams over the largest tensor of the instruction."""
+
+    def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[MemoryBound]:
+        # Its time is traffic. Broadcast biases and scalars are negligible beside the largest tensor, so only operands
+        # of at least half its size count as streams.
+        largest = max((*inputs, *outputs), key=lambda tensor: tensor.n_elements)
+        streamed = sum(tensor.n_elements * 2 >= largest.n_elements for tensor in inputs)
+        hidden = largest.shape[-1] if largest.shape else 1
+        kernel = MemoryBound(
+            op=op,
+            dtype=kernel_dtype(largest),
+            rows=max(1, prod(largest.shape[:-1])),
+            hidden=hidden,
+            # `MemoryBound` adds the saved value that a backward kernel reads.
+            n_inputs=max(1, streamed - backward),
+            pass_="bwd" if backward else "fwd",
+        )
+        return (kernel,)
+
+    return work
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,209 @@
+"""Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, Self
+
+from perfmodel.measure.ranks._rank import Place, RankSession, Span, groups_at_once, local_elements, spans
+from perfmodel.ops import Collective
+from perfmodel.ops.programs import TORCH_DTYPES, torch_module
+
+Tensor = Any
+"""A `torch.Tensor`."""
+
+
+class GlooSession(RankSession):
+    """Runs the one collective that is loaded, on the CPU."""
+
+    transport: ClassVar[str] = "gloo"
+    """Backend of torch.distributed."""
+    device: ClassVar[str] = "cpu"
+    """Kind of device that holds the data."""
+
+    def __init__(self, place: Place) -> None:
+        # One thread per rank, as ranks of a node share its cores. The device is chosen before NCCL starts on it.
+        self.rank = place.rank
+        torch_module().set_num_threads(1)
+        self.take_device(place.local_rank if place.device is None else place.device)
+        _dist().init_process_group(
+            self.transport, init_method=f"tcp://{place.coordinator}", rank=place.rank, world_size=place.num_ranks
+        )
+
+    def take_device(self, index: int) -> None:
+        """Make this rank's device the current one."""
+
+    def load(self, op: Collective) -> None:
+        """Make this rank's buffers: element i of the input holds i mod 1024, plus the rank."""
+        torch = torch_module()
+        dtype = getattr(torch, TORCH_DTYPES[op.dtype])
+        count = local_elements(op)
+        self._input = (torch.arange(count, device=self.device) % 1024 + self.rank).to(dtype)
+
+        # All ranks make all groups, in the same order; one alone is the world.
+        groups = groups_at_once(op)
+        made = [None if len(groups) == 1 else _dist().new_group(ranks) for ranks in groups]
+        at = next(number for number, ranks in enumerate(groups) if self.rank in ranks)
+        self._members, self._group = groups[at], made[at]
+
+        # A gather gives the parts of all ranks, a scatter leaves one part; others keep the size.
+        sizes = {"all_gather": count * op.num_ranks, "reduce_scatter": count // op.num_ranks}
+        self._output = torch.empty(sizes.get(op.collective, count), dtype=dtype, device=self.device)
+        self._call = _CALLS[op.collective]
+        self._reset()
+
+    def run(self, calls: int) -> list[Span]:
+        """Start and end of each of `calls` calls, after one that lines the ranks up; they return when they are done."""
+        return spans(calls, self._once)
+
+    def values(self) -> Any:
+        """This rank's part of the result, as a NumPy array."""
+        self._reset()
+        self._once()
+        return self._output.double().cpu().numpy()
+
+    def leave(self) -> None:
+        """Leave the group; nothing can be asked after this."""
+        _dist().destroy_process_group()
+
+    def _once(self) -> None:
+        """Run the collective once."""
+        place = self._members.index(self.rank)
+        self._call(self._output, self._input, _Neighbours.of(self._members, place), self._group)
+
+    def _reset(self) -> None:
+        """Restore the buffer of an all-reduce, which sums in place."""
+        if self._call is _CALLS["all_reduce"]:
+            self._output.copy_(self._input)
+
+
+GRAPH_CALLS: Final = 256
+"""Most calls that one CUDA graph holds; longer bundles replay it."""
+
+
+class NcclSession(GlooSession):
+    """A session on GPUs, one per rank.
+
+    The host needs some 10 to 20 us to launch a collective, longer than a small one takes inside a node. A CUDA graph
+    launches a whole bundle at once, as frameworks that train with graphs do, so that its time is the collective's.
+    """
+
+    transport = "nccl"
+    device = "cuda"
+
+    def load(self, op: Collective) -> None:
+        """Make this rank's buffers; graphs of the collective before are dropped."""
+        super().load(op)
+        self._graphs: dict[int, Any] = {}
+
+    def take_device(self, index: int) -> None:
+        torch = torch_module()
+        if index >= torch.cuda.device_count():
+            raise RuntimeError(f"NCCL takes one GPU per rank, this node has {torch.cuda.device_count()}")
+        torch.cuda.set_device(index)
+
+    def run(self, calls: int) -> list[Span]:
+        """Spans of the bundle's graphs, each divided evenly over its calls.
+
+        Times are those of events of the stream, which NCCL's kernels hold up: launches return before they are done.
+        """
+        # As many graphs of the full size as fit, and one for the rest.
+        cuda = torch_module().cuda
+        parts = [GRAPH_CALLS] * (calls // GRAPH_CALLS)
+        rest = calls % GRAPH_CALLS
+        if rest:
+            parts.append(rest)
+        graphs = [self._graph(part) for part in parts]
+
+        # One call lines the ranks up; all graphs are captured before.
+        self._once()
+        cuda.synchronize()
+        events = [cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
+        events[0].record()
+        for graph, event in zip(graphs, events[1:], strict=True):
+            graph.replay()
+            event.record()
+        cuda.synchronize()
+        clock_s = [1e-3 * events[0].elapsed_time(event) for event in events]
+        return evenly_divided(clock_s, parts)
+
+    def _graph(self, calls: int) -> Any:
+        """A graph of so many calls, captured once; every rank captures the same, at the same time."""
+        if calls not in self._graphs:
+            cuda = torch_module().cuda
+            # NCCL makes its connections in the first call, which no graph may hold.
+            self._once()
+            cuda.synchronize()
+            graph = cuda.CUDAGraph()
+            with cuda.graph(graph):
+                for _ in range(calls):
+                    self._once()
+            self._graphs[calls] = graph
+        return self._graphs[calls]
+
+    def leave(self) -> None:
+        """Leave the group; graphs go first, since they hold on to its communicator."""
+        self._graphs = {}
+        super().leave()
+
+
+def evenly_divided(clock_s: Sequence[float], parts: Sequence[int]) -> list[Span]:
+    """Spans of calls of which only the ends of bundles were timed.
+
+    Args:
+        clock_s: start of the first bundle, then the end of each.
+        parts: calls of each bundle.
+    """
+    # Calls inside a graph follow one another without a gap.
+    divided: list[Span] = []
+    for (start_s, end_s), calls in zip(pairwise(clock_s), parts, strict=True):
+        call_s = (end_s - start_s) / calls
+        divided += [(start_s + i * call_s, start_s + (i + 1) * call_s) for i in range(calls)]
+    return divided
+
+
+def _dist() -> Any:
+    """`torch.distributed`, imported when it is first needed: torch need not be installed."""
+    import torch.distributed  # pyright: ignore[reportMissingImports]
+
+    return torch.distributed
+
+
+class _Neighbours(NamedTuple):
+    """Ranks beside one in the ring of its group."""
+
+    after: int
+    before: int
+
+    @classmethod
+    def of(cls, members: Sequence[int], place: int) -> Self:
+        """Neighbours of the member at a place."""
+        return cls(members[(place + 1) % len(members)], members[place - 1])
+
+
+def _ring_shift(output: Tensor, sent: Tensor, neighbours: _Neighbours, group: Any) -> None:
+    """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does."""
+    dist = _dist()
+    send = dist.P2POp(dist.isend, sent, neighbours.after, group)
+    receive = dist.P2POp(dist.irecv, output, neighbours.before, group)
+    for request in dist.batch_isend_irecv([send, receive]):
+        request.wait()
+
+
+def _single(name: str) -> Callable[..., Any]:
+    """The form on single tensors, whose name changed between releases."""
+    dist = _dist()
+    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+    return getattr(dist, f"{name}_single", None) or getattr(dist, older[name])
+
+
+_CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
+    {
+        # In place, as training reduces gradients.
+        "all_reduce": lambda output, mine, ring, group: _dist().all_reduce(output, group=group),
+        "all_gather": lambda output, mine, ring, group: _single("all_gather")(output, mine, group=group),
+        "reduce_scatter": lambda output, mine, ring, group: _single("reduce_scatter")(output, mine, group=group),
+        "all_to_all": lambda output, mine, ring, group: _dist().all_to_all_single(output, mine, group=group),
+        "send_recv": _ring_shift,
+    }
+)

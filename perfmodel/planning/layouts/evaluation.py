@@ -1,0 +1,278 @@
+"""Exact evaluation of every layout that could still be among the best, most promising first; what is known of it is
+kept on disk, so that a search that was interrupted can be continued."""
+
+import hashlib
+import io
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel import prediction
+from perfmodel.display import Report, shorten_reprs
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.tables import write_bytes
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._executor import HERE, Executor
+from perfmodel.planning.layouts._objective import Goal, Score
+from perfmodel.planning.layouts._pricing import price
+from perfmodel.planning.layouts.questions import Context, Question, model_of
+from perfmodel.spec import Layout
+
+
+def fingerprint(*what: object) -> str:
+    """A string that is equal for equal searches of one version of the package."""
+    return hashlib.sha256(repr((version("perfmodel"), *what)).encode()).hexdigest()
+
+
+@dataclass
+class Evaluations:
+    """Step times by the number of their layout, as far as they are known."""
+
+    path: Path | None = None
+    """File that the step times are kept in, if any."""
+    search: str = ""
+    """`fingerprint` of what is searched."""
+    step_s: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path | None, search: str) -> "Evaluations":
+        """Read what an earlier run left at `path`; nothing if the file is new.
+
+        Raises:
+            PerfModelError: the file is of another search, or none of ours.
+        """
+        if path is None or not path.exists():
+            return cls(path, search)
+        try:
+            # `np.load` does not unpickle by default, so that a stranger's file can do no harm.
+            with np.load(path) as file:
+                same = str(file["search"]) == search
+                known = dict(zip(file["number"].tolist(), file["step_s"].tolist(), strict=True))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise PerfModelError(f"{path} is not the state of a search; name another file") from None
+        if not same:
+            raise PerfModelError(
+                f"{path} is the state of another search (model, cluster, batch, space or version differ); "
+                "name another file"
+            )
+        return cls(path, search, known)
+
+    def save(self) -> None:
+        """Write the file, if there is one, atomically."""
+        if self.path is None:
+            return
+        buffer = io.BytesIO()
+        number = np.array(list(self.step_s), np.int64)
+        step_s = np.array(list(self.step_s.values()), np.float64)
+        np.savez(buffer, search=np.array(self.search), number=number, step_s=step_s)
+        write_bytes(self.path, buffer.getvalue())
+
+
+FIRST_BATCH = 64
+"""Layouts evaluated before a bound can rule any out (or as many as are wanted, if more)."""
+BATCH = 256
+NEAR = 8
+"""Times a batch: of so many layouts with the lowest bounds those that a variant rules out are left out at once."""
+PART = 1024
+"""Layouts among which the least bound is taken together."""
+_NEVER = (np.inf, np.inf)
+SHARES = 4
+"""Parts of a batch for each worker, so that a slow one does not hold up the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """Evaluated layouts in the order of the goal, and which others an evaluation ruled out."""
+
+    number: Int[np.ndarray, " evaluated"]
+    """Layouts evaluated, the best first."""
+    step_s: Float[np.ndarray, " evaluated"]
+    value: Float[np.ndarray, " evaluated"]
+    """Values of the goal, ascending; infinite where a constraint does not hold."""
+    distinct: Int[np.ndarray, " kept"]
+    """Places of those that are not one with a better one, see `Candidates.distinct`."""
+    dominated: Int[np.ndarray, " dominated"]
+    """Layouts that no bound rules out, but a variant does (`Candidates.dominated`)."""
+    complete: bool
+    """Whether every other layout has a bound above the last wanted; False after an interrupt."""
+
+
+def evaluate(
+    score: Score,
+    top: int,
+    context: Context,
+    executor: Executor,
+    known: Evaluations,
+    report: Report,
+    cutoff: float = np.inf,
+    distinct: bool = False,
+    prune: bool = False,
+) -> Evaluated:
+    """Evaluate layouts in the order of their bounds until none that is left can be among the best `top` (that are
+    `distinct`, if asked for), or below `cutoff`.
+
+    An interrupt (Ctrl-C) ends it with what is known by then.
+
+    Args:
+        prune: leave out layouts that a variant rules out (`Candidates.dominated`); only where the goal is the step
+            time alone.
+    """
+    prune = prune and score.goal.plain
+    candidates, bound = score.candidates, score.bound
+
+    # Nothing is ruled out before at least `top` layouts have a value.
+    at_first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
+    evaluated: dict[int, tuple[float, float]] = {}
+    dominated: list[Int[np.ndarray, " dominated"]] = []
+
+    def promising(numbers: Int[np.ndarray, " some"]) -> Int[np.ndarray, " rest"]:
+        """Some layouts without those that a variant rules out, which are noted."""
+        if not prune:
+            return numbers
+        lost = candidates.dominated(numbers)
+        dominated.append(numbers[lost])
+        return numbers[~lost]
+
+    numbers = promising(_lowest(bound, at_first))
+    complete = not at_first
+    try:
+        while not complete:
+            evaluate_some(candidates, numbers, context, executor, known)
+            evaluated |= _valued(score, numbers, known)
+            ranked = _ranked(candidates, evaluated, distinct)
+
+            # Value and step time of the last wanted layout, which all others are measured
+            # against.
+            worst = evaluated[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
+            # A bound is never above the value: what is bounded worse than the worst wanted layout cannot displace it.
+            rest = score.below(*min(worst, (cutoff, np.inf)))
+            rest = rest[~np.isin(rest, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))]
+            complete = not len(rest)
+            report("evaluate", len(evaluated), len(evaluated) + len(rest))
+            # Of millions only the nearest are sorted.
+            if len(rest) > NEAR * BATCH:
+                rest = rest[np.argpartition(bound[rest], NEAR * BATCH)[: NEAR * BATCH]]
+            rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])
+            numbers = rest[:BATCH]
+    except KeyboardInterrupt:
+        # Workers may have returned some step times of the interrupted batch.
+        evaluated |= _valued(score, np.array(list(known.step_s), np.int64), known)
+    return replace(
+        _ranked(candidates, evaluated, distinct),
+        complete=complete,
+        dominated=np.concatenate([np.zeros(0, np.int64), *dominated]),
+    )
+
+
+@dataclass(frozen=True)
+class BestLayout:
+    """The best layout of a question."""
+
+    layout: Layout
+    value: float
+    """Value of the objective, as it is minimised."""
+    step_time_s: float
+
+
+def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLayout | None:
+    """The best layout alone, exactly but unexplained; None where none fits and satisfies the constraints.
+
+    Raises:
+        LayoutError: no layout is possible at all.
+    """
+    priced = price(question, Counter())
+    score = Score(replace(goal, step_problem=question.step_problem), priced)
+    evaluated = evaluate(score, 1, question.context, executor, Evaluations(), lambda *_: None)
+    if not len(evaluated.value) or not np.isfinite(evaluated.value[0]):
+        return None
+    return BestLayout(
+        priced.layouts(evaluated.number[:1])[0],
+        float(evaluated.value[0]),
+        float(evaluated.step_s[0]),
+    )
+
+
+def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
+    number = np.array(sorted(evaluated), np.int64)
+    value, step_s = np.array([evaluated[n] for n in number.tolist()]).reshape(-1, 2).T
+
+    # By value, then step time, then memory: ties go to what needs less.
+    order = np.lexsort((candidates.peak_bytes(number), step_s, value))
+    number, step_s, value = number[order], step_s[order], value[order]
+    distinct_places = np.arange(len(number))
+    if distinct:
+        distinct_places = candidates.distinct(number, list(zip(value.tolist(), step_s.tolist(), strict=True)))
+    return Evaluated(number, step_s, value, distinct_places, np.zeros(0, np.int64), complete=False)
+
+
+def _valued(score: Score, numbers: Int[np.ndarray, " some"], known: Evaluations) -> dict[int, tuple[float, float]]:
+    """Value and step time of layouts that were evaluated."""
+    step_s = np.array([known.step_s[number] for number in numbers.tolist()])
+    value = score.value(numbers, step_s)
+    value_and_step = zip(value.tolist(), step_s.tolist(), strict=True)
+    return dict(zip(numbers.tolist(), value_and_step, strict=True))
+
+
+def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray, " count"]:
+    """Numbers of the layouts with the lowest bounds, in their order."""
+    if not count:
+        return np.zeros(0, np.int64)
+    # Sort only the layouts that can be among the `count` lowest. Each part's least bound belongs to one layout, so that
+    # the `count`-th lowest of the parts' minima is at or above the `count`-th lowest bound of all.
+    parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART)) if len(bound) > PART * count else bound
+    low_enough = np.flatnonzero(bound <= np.partition(parts, count - 1)[count - 1])
+    return low_enough[np.argsort(bound[low_enough], kind="stable")][:count]
+
+
+def evaluate_some(
+    candidates: Candidates,
+    numbers: Int[np.ndarray, " some"],
+    context: Context,
+    executor: Executor,
+    known: Evaluations,
+) -> None:
+    """Add the step times of some layouts to what is known."""
+    numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
+    if not len(numbers):
+        return
+    layouts = candidates.layouts(numbers)
+    shares = _shares(layouts, executor.workers)
+    layouts_of_shares = [list(map(layouts.__getitem__, share)) for share in shares]
+    results = executor.map(partial(_step_s, context), layouts_of_shares)
+    for share, result in zip(shares, results, strict=True):
+        known.step_s.update(zip(numbers[share].tolist(), result, strict=True))
+    known.save()
+
+
+def _shares(layouts: Sequence[Layout], workers: int) -> list[list[int]]:
+    """Layouts dealt out so that those of one program stay together: what is found does not depend on the number
+    of workers."""
+    if workers == 1:
+        return [list(range(len(layouts)))]
+
+    # Layouts with the same schedule, chunks, ranks and number of micro-batches run the same
+    # program, which is compiled once per process.
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for i, layout in enumerate(layouts):
+        groups[layout.schedule, layout.vpp, layout.pp, layout.micro_batch * layout.dp].append(i)
+    shares: list[list[int]] = [[] for _ in range(min(SHARES * workers, len(groups)))]
+
+    # The longest group first, to the share with the least so far (longest processing time first).
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(shares, key=len).extend(group)
+    return [sorted(share) for share in shares]
+
+
+def _step_s(context: Context, layouts: Sequence[Layout]) -> list[float]:
+    """Step times of some layouts; a worker keeps the problem from one call to the next."""
+    return prediction.evaluate(model_of(context), layouts).step_time_s.tolist()
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,288 @@
+"""The runs, or the profile, that tell most of which layout is fastest: the regret expected now, and after each of them.
+
+Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly normal for every
+node of the scales by which a site's runs scatter, x = mean + loads w with w standard normal. A run shows one of them,
+beside the noise between one run and another, which repeats would average out and no choice depends on; it tells also
+which nodes are likely: one that lies far off is more probably of a site that scatters than a sign of all its layouts.
+Whoever has seen it takes the layout of the least posterior mean, whose expectation from before is the present one, so
+that no measurement is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik, INFORMS Journal on
+Computing 21, 2009, for correlated beliefs). One run tells of its layout and of its site at once, and not which of both:
+what tells two layouts apart is often a run of each, so that pairs are weighed too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.calibration import LEAST_SHARE, NAMED_SD
+from perfmodel.display import shorten_reprs
+from perfmodel.planning.layouts._robust import TINY, mixture_draws, square_root
+from perfmodel.prediction import Prediction, StepProblem, joint_errors
+from perfmodel.prediction.composition import shared_errors
+from perfmodel.prediction.sites import CLASSES, KERNEL_FACTORS, SitePrior, class_of
+
+TOLD: Final = tuple(name for name in CLASSES if name != "other")
+"""Classes of events whose seconds a profile shows; the rest follows from them and the step."""
+KINDS: Final = ("run", "profile", "two runs")
+"""Kinds of measurements. Of those that save alike the first is ranked first: it takes no profiler, and the machine
+once."""
+_ALIKE: Final = 0.01
+"""Share of the present regret within which savings are alike."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A measurement before it is made: it will show slopes w + noise, with w the standard normal sources of error."""
+
+    kind: str
+    """One of `KINDS`."""
+    places: tuple[int, ...]
+    """Places of the layouts that are run."""
+    slopes: Float[np.ndarray, "nodes observations sources"]
+    """Change of every figure that it shows per unit of every source, at every node of the site's scales."""
+    noise: Float[np.ndarray, "nodes observations"]
+    """Standard deviations of what the sources leave of the figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementValue:
+    """The worth of one measurement for the choice between layouts."""
+
+    kind: str
+    """One of `KINDS`."""
+    places: tuple[int, ...]
+    """Places of the layouts that are run, among those that are chosen from."""
+    regret: float
+    """Expected log of the step time chosen after it over the least: how much longer steps take than they need."""
+    moves: float
+    """Probability that another layout is chosen after it than now."""
+    instead: int | None
+    """The layout that is most likely chosen then; None where the choice stays."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasurementValues:
+    """Measurements that could be made before one of some layouts is chosen."""
+
+    layouts: tuple[Prediction, ...]
+    regret: float
+    """Regret (`MeasurementValue.regret`) expected if the layout of the least predicted step is chosen now."""
+    best: Float[np.ndarray, " layouts"]
+    """Probability of each layout to be the fastest."""
+    worth: tuple[MeasurementValue, ...]
+    """Measurements, the one that saves most per run first; of those that save alike by `KINDS`, then the better
+    layout."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; regrets in seconds per step."""
+        step_s = min((p.step_time_s for p in self.layouts), default=0.0)
+        rows = []
+        for measurement in self.worth:
+            instead = measurement.instead
+            row = {
+                "measure": measurement.kind,
+                "ranks": [place + 1 for place in measurement.places],
+                "layouts": [self.layouts[place].layout_notation for place in measurement.places],
+                "regret_now_s": self.regret * step_s,
+                "regret_after_s": measurement.regret * step_s,
+                "saved_s": (self.regret - measurement.regret) * step_s,
+                "choice_moves": measurement.moves,
+                "mostly_to_rank": None if instead is None else instead + 1,
+                "mostly_to": None if instead is None else self.layouts[instead].layout_notation,
+            }
+            rows.append(row)
+        ranked = [
+            {
+                "layout": p.layout_notation,
+                "step_time_s": p.step_time_s,
+                "probability_best": best,
+            }
+            for p, best in zip(self.layouts, self.best.tolist(), strict=True)
+        ]
+        return {
+            "regret_now_s": self.regret * step_s,
+            "measurements": rows,
+            "layouts": ranked,
+        }
+
+
+def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> MeasurementValues:
+    """Weigh a run of each of some layouts, two runs, and a profile, by what they tell of which layout is fastest.
+
+    Args:
+        problem: that the predictions are of. With parameters fitted to runs already, further runs alone are weighed:
+            `fit_profile` starts from the tables again.
+        predictions: that are chosen from, as a search ranks them.
+    """
+    # The signal is what layouts' errors have in common with each other and with later runs. Noise
+    # between runs is taken off: it would average out, and no choice depends on it.
+    mean = np.log([p.step_time_s for p in predictions])
+    joint = joint_errors(problem, predictions)
+    site_prior = problem.site_prior
+    noise_sd = np.sqrt(site_prior.doubt * joint.noise)
+    signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
+    before_runs = problem.adjustment is None or problem.adjustment.runs is None
+    loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
+
+    # A profile splits the step by class of event, so that it tells of sources that one run cannot
+    # tell apart.
+    seen = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
+    if before_runs:
+        names = shared_errors(predictions)[0]
+        seen += [_profile(run, names, site_prior) for run in seen if run.kind == "run"]
+    return weighed(mean, loads, seen, joint.weight, tuple(predictions))
+
+
+def runs_and_pairs(
+    loads: Float[np.ndarray, "nodes layouts sources"],
+    noise: Float[np.ndarray, "nodes layouts"],
+    first: int,
+) -> list[Observation]:
+    """Return a run of each layout, then one of each other beside one of the first."""
+    layouts = range(loads.shape[1])
+    singles = [(i,) for i in layouts]
+    pairs = [(first, i) for i in layouts if i != first]
+    observations = [Observation("run", single, loads[:, single], noise[:, single]) for single in singles]
+    observations += [Observation("two runs", pair, loads[:, pair], noise[:, pair]) for pair in pairs]
+    return observations
+
+
+def _loads(
+    problem: StepProblem,
+    predictions: Sequence[Prediction],
+    signal: Float[np.ndarray, "nodes layouts layouts"],
+) -> Float[np.ndarray, "nodes layouts sources"]:
+    """Return a root of the layouts' covariance without noise, the sources of error that layouts share first."""
+    # Per node, errors of kernels and links scatter by the node's scale; those of the site do not.
+    # What the shared sources leave of the covariance is layouts' own, and gets a square root of
+    # its own.
+    names, shared, _ = shared_errors(predictions)
+    within = problem.site_prior.scales.within
+    of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
+    scaled = shared * np.sqrt(np.where(of_site, 1.0, within[:, None]))[:, None]
+    return np.concatenate([scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2)
+
+
+def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> Observation:
+    """Return the profile of a run's layout: the step, and the seconds of each class of its events."""
+    # How strongly each site class moves the step is its share of the step's time. The slopes are
+    # these shares times the root of the site's covariance, so that solving gives the shares back.
+    slopes, place = run.slopes[:, 0], {name: i for i, name in enumerate(names)}
+    site = [place[f"site: {name}"] for name in CLASSES]
+    share = dict(zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True))
+    tier = max("intra_node", "inter_node", key=share.__getitem__)
+    rows, noise = [slopes], [run.noise[:, 0]]
+    for i, name in enumerate(CLASSES):
+        if name not in TOLD or share[name] < LEAST_SHARE:
+            continue
+
+        # Each class that takes a noticeable share is one observation: its seconds move with the
+        # site's class and with the families of its own kernels or links.
+        row = np.zeros_like(slopes)
+        row[:, site] = share[name] * site_prior.root[i]
+        for source, at in place.items():
+            kind, _, family = source.partition(": ")
+            if kind == "events" and name == (class_of(family) if family in KERNEL_FACTORS else tier):
+                row[:, at] = slopes[:, at]
+        rows.append(row)
+        noise.append(np.full(len(slopes), NAMED_SD * share[name]))
+    return Observation("profile", run.places, np.stack(rows, axis=1), np.stack(noise, axis=1))
+
+
+def weighed(
+    mean: Float[np.ndarray, " layouts"],
+    loads: Float[np.ndarray, "nodes layouts sources"],
+    seen: Sequence[Observation],
+    weight: Float[np.ndarray, " nodes"],
+    layouts: tuple[Prediction, ...] = (),
+) -> MeasurementValues:
+    """Weigh measurements by how much regret each saves, for layouts of log step times mean + loads w.
+
+    Args:
+        mean: predicted log step times.
+        loads: change of the log step times per unit of every source w, at every node of the site's scales.
+        seen: the measurements.
+        weight: prior weights of the nodes.
+        layouts: the predictions, for whoever shows the result.
+    """
+    # Regret now: expected step of today's choice less the expected least step if all were known.
+    truth_least, best = least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
+    now, first = float(mean.min()), int(mean.argmin())
+    worths = []
+    for measurement in seen:
+        # Draw what the measurement may show, and let Bayes' rule move the means. The choice after
+        # it is the layout of the least posterior mean.
+        shown = mixture_draws(np.linalg.cholesky(_shown(measurement)), weight)
+        expected, chosen = least(mean, expected_given(loads, measurement, shown, weight))
+        moves = 1.0 - float(chosen[first])
+        chosen[first] = 0.0
+        instead = int(chosen.argmax()) if moves > 0 else None
+        regret = max(min(expected, now) - truth_least, 0.0)
+        worths.append(
+            MeasurementValue(
+                kind=measurement.kind,
+                places=measurement.places,
+                regret=regret,
+                moves=moves,
+                instead=instead,
+            )
+        )
+    regret = max(now - truth_least, 0.0)
+
+    # Savings per run within a hundredth of the present regret are equal for the sort, so that
+    # cheaper kinds and better layouts go first.
+    alike = max(_ALIKE * regret, TINY)
+    worths.sort(
+        key=lambda worth: (
+            -round((regret - worth.regret) / len(worth.places) / alike),
+            KINDS.index(worth.kind),
+            worth.places,
+        )
+    )
+    return MeasurementValues(layouts=layouts, regret=regret, best=best, worth=tuple(worths))
+
+
+def expected_given(
+    loads: Float[np.ndarray, "nodes layouts sources"],
+    seen: Observation,
+    shown: Float[np.ndarray, "draws observations"],
+    weight: Float[np.ndarray, " nodes"],
+) -> Float[np.ndarray, "draws layouts"]:
+    """Return posterior less present means of log step times, for draws of what a measurement shows unexpectedly."""
+    covariance = _shown(seen)
+    inverse = np.linalg.inv(covariance)
+
+    # Kalman gain of every node of the mixture.
+    gain = loads @ seen.slopes.transpose(0, 2, 1) @ inverse
+
+    # Posterior weights of the nodes: prior weight times normal density of what was shown, scaled
+    # by the largest so that exponentials do not underflow.
+    squares = ((shown @ inverse) * shown).sum(axis=2)
+    log = np.log(weight)[:, None] - 0.5 * (squares + np.linalg.slogdet(covariance)[1][:, None])
+    likely = np.exp(log - log.max(axis=0))
+    likely /= likely.sum(axis=0)
+    return np.einsum("nd,nld->dl", likely, gain @ shown.T, optimize=True)
+
+
+def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observations"]:
+    """Return the covariance of what a measurement shows, at every node."""
+    slopes, noise = seen.slopes, seen.noise
+    return slopes @ slopes.transpose(0, 2, 1) + (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
+
+
+def least(
+    mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
+) -> tuple[float, Float[np.ndarray, " layouts"]]:
+    """Return the expectation of the least of mean + drawn, and the probability of each layout to be that.
+
+    The draws are mirrored, so that what all layouts share cancels, and the least is never expected above that of
+    `mean`.
+    """
+    both = mean + np.concatenate([drawn, -drawn])
+    return float(both.min(axis=1).mean()), np.bincount(both.argmin(axis=1), minlength=len(mean)) / len(both)
+
+
+shorten_reprs(__name__)

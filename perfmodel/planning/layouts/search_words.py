@@ -1,0 +1,229 @@
+"""Words for a search, as Python, the command line and job files have them: keywords, options, and the space."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel import catalog
+from perfmodel.catalog import job_files
+from perfmodel.display import shorten_reprs
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.spec import JobKeywords, Problem
+from perfmodel.units import MIN_FIT
+
+# `perfmodel catalog` lists the words without the modules that they are for, which import JAX.
+if TYPE_CHECKING:
+    from perfmodel.planning.layouts._space import SearchSpace, Space
+    from perfmodel.prediction import StepProblem
+
+
+class SearchKeywords(JobKeywords, total=False):
+    """Keywords of `search` beside those of the problem, for editors and type checkers; `tests/spec/test_keywords.py`
+    holds them to the fields of `SpaceWords`, `SearchOptions` and `Tariff`."""
+
+    fix: str
+    schedules: str | Sequence[str]
+    vary: str | Sequence[str]
+    fewer_devices: bool
+    method: str
+    objective: str | None
+    constraints: Sequence[str]
+    robust: str
+    batches: Sequence[int]
+    top: int
+    distinct: bool
+    every: bool
+    min_fit: float
+    strict: bool
+    workers: int
+    dask: str
+    resume: Path | str | None
+    price_per_device_hour: float | None
+    power_w: float | None
+    idle_power_w: float | None
+    tokens: float | None
+
+
+METHODS: Final = ("enumerate", "relax", "auto")
+"""How layouts are looked for."""
+ORDERS: Final = ("regret", "upper", "best")
+"""Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tariff:
+    """Price and power of devices, and tokens to train on: nominal figures, the catalog's where none are stated."""
+
+    price_per_device_hour: float | None = None
+    """Money per device and hour. The catalog has list prices; their `source` says whose and from when."""
+    power_w: float | None = None
+    """Power of a device that computes: the vendor's nominal (thermal design) power."""
+    idle_power_w: float | None = None
+    """Power of a device that waits."""
+    tokens: float | None = None
+    """Tokens (samples, where a model has no sequence) to train on."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise PerfModelError(f"{name} must be a finite number of at least 0, got {value!r}")
+        if self.tokens == 0:
+            raise PerfModelError("tokens must be above 0")
+
+    def completed(self, problem: "StepProblem") -> "Tariff":
+        """The tariff completed from the catalog's entries of cluster and device."""
+        # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
+        # user gave them.
+        device, (listed, _) = problem.cluster.device, problem.cluster.list_price
+        if problem.cluster.kinds:
+            return self
+        return Tariff(
+            price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
+            power_w=device.power_w if self.power_w is None else self.power_w,
+            idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
+            tokens=self.tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """The objective of a search, how far it looks, and how much it reports."""
+
+    method: str = "enumerate"
+    """`enumerate` (even stages, exact), `auto` (then, by dynamic programming, uneven stages and recompute by stage for
+    layouts whose bound promises a gain), or `relax` (also by gradients, which move stages, recompute and
+    micro-batch together). The result says what was done and why."""
+    objective: str | None = None
+    """One of `OBJECTIVES`, or a formula over `QUANTITIES` to be minimised; by default `step_time`, of several batches
+    `tokens_per_s`."""
+    constraints: Sequence[str] = ()
+    """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
+    tariff: Tariff | None = None
+    """Prices, powers and tokens to train on, in place of the catalog's."""
+    robust: str = ""
+    """Order the best layouts by one of `ORDERS` instead, because predictions may be wrong; see `Robustness`."""
+    batches: Sequence[int] = ()
+    """Global batches to try one after the other, and to rank together, instead of the problem's own."""
+    top: int = 10
+    """Layouts to rank."""
+    distinct: bool = True
+    """Rank only the best of layouts that differ in nothing but recompute, offload or options without effect
+    (`Candidates.distinct`)."""
+    every: bool = False
+    """Evaluate every layout that fits, even if its bound rules it out (`SearchResult.ranking`)."""
+    min_fit: float = MIN_FIT
+    """Probability of fitting into memory that a layout needs to be recommended."""
+    strict: bool = False
+    """Refuse to extrapolate beyond the measurements."""
+    workers: int = 1
+    """Processes that evaluate."""
+    dask: str = ""
+    """Address of a Dask scheduler whose workers evaluate instead."""
+    resume: Path | str | None = None
+    """File that keeps what was evaluated; if it is there, the search goes on from it."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UnknownNameError("search method", self.method, METHODS)
+        if self.robust and self.robust not in ORDERS:
+            raise UnknownNameError("robust order", self.robust, ORDERS)
+        if not 0 <= self.min_fit < 1:
+            raise PerfModelError(f"search: min_fit must be a probability from 0 to below 1, got {self.min_fit}")
+        if self.top < 1:
+            raise PerfModelError(f"search: top must be at least 1 layout, got {self.top}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceWords:
+    """Words for the space of layouts that is searched, if no `SearchSpace` is given."""
+
+    fix: str = ""
+    """Dimensions that are fixed, in the notation of layouts, such as `tp=8,zero=1`."""
+    schedules: str | Sequence[str] = ""
+    """Names of pipeline schedules, or `all` that flush."""
+    vary: str | Sequence[str] = ""
+    """Further options to vary: names of `OPTIONS`, or `all`."""
+    fewer_devices: bool = False
+    """Layouts may leave some of the devices unused."""
+
+    def __call__(self, problem: Problem) -> "SearchSpace":
+        """The space for a problem.
+
+        Raises:
+            LayoutError, UnknownNameError: as `restrict`, `with_schedules` and `with_options`.
+        """
+        from perfmodel.planning.layouts._space import default_space, restrict, with_options, with_schedules
+
+        every = default_space(problem, fewer_devices=self.fewer_devices)
+        every = with_options(every, _listed(self.vary), problem.cluster)
+        return restrict(with_schedules(every, _listed(self.schedules)), self.fix)
+
+
+def _listed(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else ",".join(names)
+
+
+def _search_words() -> dict[str, type]:
+    """Names of the fields of a search, and the record that has each."""
+    homes = {}
+    for record in (SpaceWords, SearchOptions, Tariff):
+        for name in [item.name for item in fields(record)]:
+            if name != "tariff":
+                homes[name] = record
+    return homes
+
+
+SEARCH_WORDS: Final = MappingProxyType(_search_words())
+"""Everything that can be said of a search, and the record that has it as a field."""
+
+
+def file_words(file: job_files.JobFile) -> dict[str, Any]:
+    """The settings as `[search]` of a job file writes them.
+
+    Raises:
+        PerfModelError: an unknown word, or a value that it cannot have; names the file.
+    """
+    place, stated = f"{file.place} [search]", {}
+    for word, value in file.search.items():
+        stated |= catalog.checked_fields(SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS)
+    return stated
+
+
+def worded(
+    keywords: Mapping[str, Any], options: SearchOptions | None, space: "Space | None"
+) -> "tuple[SearchOptions, Space | None, dict[str, Any]]":
+    """Options and space with the fields that `keywords` set, and the keywords that are left for the problem.
+
+    Raises:
+        PerfModelError: a space beside keywords of one, or what the records refuse.
+    """
+    # Sort the keywords by the record that has them as a field. A record given beside them
+    # supplies the rest.
+    by_record: dict[type, dict[str, Any]] = {home: {} for home in SEARCH_WORDS.values()}
+    for word, value in keywords.items():
+        if word in SEARCH_WORDS:
+            by_record[SEARCH_WORDS[word]][word] = value
+    keywords = dict(keywords)
+    options = replace(options or SearchOptions(), **by_record[SearchOptions])
+    # Words of a tariff change fields of one that is given as a record.
+    if "tariff" in keywords:
+        options = replace(options, tariff=keywords.pop("tariff"))
+    if by_record[Tariff]:
+        options = replace(options, tariff=replace(options.tariff or Tariff(), **by_record[Tariff]))
+    if by_record[SpaceWords]:
+        if space is not None:
+            raise PerfModelError(
+                f"search: space= already says what to try; leave out {', '.join(by_record[SpaceWords])}, or space="
+            )
+        space = SpaceWords(**by_record[SpaceWords])
+    return (
+        options,
+        space,
+        {word: value for word, value in keywords.items() if word not in SEARCH_WORDS},
+    )
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,248 @@
+"""Gradient relaxation of what a launch states of one layout: layers of every stage, layers that recompute in full, and
+sequences of a micro-batch, all at once.
+
+The step and the memory of `perfmodel.step_time_function` are relaxed down the timeline's gradient; its ends are rounded
+to layouts, and single changes of these are evaluated exactly until none is better. Dynamic programming knows the step
+by a formula of plain pipelines and one micro-batch size; the gradient knows it for every schedule that flushes.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from perfmodel.errors import LayoutError
+from perfmodel.planning.optimise._contiguous import NothingFitsError
+from perfmodel.planning.optimise._partition import (
+    PartitionResult,
+    exact_steps_s,
+    layers_per_stage,
+    partition_certificate,
+)
+from perfmodel.planning.optimise._pipeline import descend, neighbours
+from perfmodel.planning.optimise._relax import Relaxation, Values, relax
+from perfmodel.planning.optimise._variables import Box, Variable, WholeShares
+from perfmodel.prediction import StepProblem, explain, layout_batches
+from perfmodel.prediction.differentiable import (
+    Memory,
+    Programs,
+    StepParameters,
+    between_sizes,
+    possible_micro_batches,
+    step_time_function_of,
+)
+from perfmodel.spec import Layout
+
+_STARTS: Final = 8
+_STEPS: Final = 150
+
+
+@dataclass(frozen=True)
+class LaunchChoices:
+    """What a launch may state of a layout beside its degrees and schedule."""
+
+    micro_batches: tuple[int, ...]
+    """Sequences of a micro-batch."""
+    recomputes: tuple[str, ...] = ("none", "selective")
+    """What layers recompute that do not recompute in full: `none`, `selective`, or both. Empty where all layers must
+    recompute in full."""
+    full_layers: bool = True
+    """Whether some layers of a stage may recompute in full."""
+    by_stage: bool = True
+    """Whether these may be another number on every stage; else it is one number for all, and no other layer recomputes
+    anything (Megatron-LM's recompute method `block`)."""
+
+
+def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> PartitionResult:
+    """The best layout that relaxation and single changes reach from `layout`, never slower than that.
+
+    Args:
+        problem: model, job, cluster and cost models.
+        layout: a pipeline whose schedule flushes, with at least as many layers as stages.
+        choices: what may change.
+
+    Raises:
+        LayoutError: nothing to relax, or nothing that fits into memory.
+    """
+    began = time.perf_counter()
+    (batch,) = layout_batches(problem, [layout])
+    partitioned = layout.replace(partition=layers_per_stage(batch))
+    ends = relaxed_layouts(problem, layout, choices)
+
+    def moves(at: Layout) -> Iterable[Layout]:
+        return changed_once(at, choices, trains=problem.job.mode == "train")
+
+    def steps_s(layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+        return exact_steps_s(problem, layouts)
+
+    try:
+        end = descend(list(dict.fromkeys([partitioned, *ends])), moves, steps_s)
+    except NothingFitsError:
+        raise LayoutError(
+            f"no partition, recompute and micro-batch of {layout.label} that a relaxation reaches fits into memory"
+        ) from None
+    (given_s,) = steps_s([partitioned]).tolist()
+    return PartitionResult(
+        prediction=explain(problem, end.best),
+        given_s=explain(problem, partitioned).step_time_s if np.isfinite(given_s) else None,
+        certificate=partition_certificate(problem, end.best),
+        evaluated=end.evaluated,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> list[Layout]:
+    """Rounded layouts of a relaxation from several starts, the fastest relaxed one that fits first.
+
+    Args:
+        problem, layout, choices: as for `relax_layout`.
+
+    Raises:
+        LayoutError: no stages to cut, a schedule without a flush, or copies of single layers to the host, which are
+            planned for the layers as they are.
+    """
+    # Full recompute is a share of layers here, so that the others recompute what a launch may state beside it.
+    kinds = choices.recomputes or (layout.recompute,)
+    beside = layout.recompute if layout.recompute in kinds else kinds[-1]
+    if choices.full_layers and not choices.by_stage:
+        beside = "none"
+    base = layout.replace(partition=None, recompute_full_layers=None, recompute=beside)
+    sizes = possible_micro_batches(problem, base, choices.micro_batches)
+    function = step_time_function_of(problem, base, vary="layout", micro_batches=sizes)
+    nominal, programs = function.nominal, function.programs
+    stages, layers = len(nominal.layers), int(nominal.layers.sum())
+    flushes = len(programs.steps) == len(sizes)
+    if stages == 1 or not flushes or layers < stages or programs.offloads_layers:
+        raise LayoutError(f"layout {layout.label} has no stages that a relaxation can cut")
+
+    variables: dict[str, Variable] = {"layers": WholeShares(stages, layers, least=1)}
+    if len(sizes) > 1:
+        variables["micro_batch"] = Box((1,), sizes[0], sizes[-1], log=True)
+    recomputes = choices.full_layers and problem.job.mode == "train"
+    if recomputes:
+        variables["recompute"] = Box((stages if choices.by_stage else 1,), 0.0, 1.0)
+    constants = {
+        "tables": function.tables,
+        "nominal": nominal,
+        "times": function.times,
+        "log_sizes": function.log_sizes,
+        "usable_bytes": np.float64(function.usable_bytes),
+    }
+    relaxation = Relaxation(variables, _Step(programs), _Durations(programs), constants, _MemoryLimit(function.memory))
+    ends = relax(relaxation, n_starts=_STARTS, steps=_STEPS).starts
+
+    # Ends that break the memory's limit come last: rounding may mend them. A relaxed share never becomes 0, so that
+    # each is tried without full recompute too.
+    layouts: list[Layout] = []
+    for values, _, _ in sorted(ends, key=lambda end: (max(end[2], 0.0), end[1])):
+        layout_at_end = rounded_layout(base, values, sizes, choices)
+        layouts += [layout_at_end, layout_at_end.replace(recompute_full_layers=None)]
+    return list(dict.fromkeys(layouts))
+
+
+def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: LaunchChoices) -> Layout:
+    """The layout that a launch can state next to some relaxed values."""
+    partition = tuple(map(int, values["layers"]))
+    micro_batch = base.micro_batch
+    if "micro_batch" in values:
+        distance = np.abs(np.log(sizes) - np.log(values["micro_batch"][0]))
+        micro_batch = sizes[int(distance.argmin())]
+
+    # Layers that recompute are rounded up, since memory is what they are for.
+    full_layers = None
+    if "recompute" in values:
+        shares = np.asarray(values["recompute"], float)
+        of_stage = np.ceil(shares * (partition if choices.by_stage else max(partition)) - 1e-3).astype(int)
+        full_layers = tuple(of_stage.tolist()) if of_stage.any() else None
+    return base.replace(partition=partition, micro_batch=micro_batch, recompute_full_layers=full_layers)
+
+
+def changed_once(at: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
+    """Layouts that differ in one thing: a layer on another stage, one that recomputes, the micro-batch's size."""
+    partition, full_layers = at.partition or (), at.recompute_full_layers
+    for cut in neighbours(partition):
+        moved = full_layers
+        if moved is not None and len(moved) == len(cut):
+            moved = tuple(min(full, layers) for full, layers in zip(moved, cut, strict=True))
+        yield at.replace(partition=cut, recompute_full_layers=moved)
+
+    near = sorted({at.micro_batch, *choices.micro_batches})
+    place = near.index(at.micro_batch)
+    for size in near[max(0, place - 1) : place + 2]:
+        if size != at.micro_batch:
+            yield at.replace(micro_batch=size)
+    if not trains:
+        return
+
+    for kind in choices.recomputes:
+        if kind != at.recompute and (kind == "none" or choices.by_stage or full_layers is None):
+            yield at.replace(recompute=kind)
+    may_recompute = at.recompute == "none" or (choices.by_stage and at.recompute != "full")
+    if not choices.full_layers or not may_recompute:
+        return
+    places = range(len(partition)) if choices.by_stage else range(1)
+    most = partition if choices.by_stage else (max(partition),)
+    numbers = _numbers(full_layers, len(most))
+    for stage in places:
+        for number in (numbers[stage] - 1, numbers[stage] + 1):
+            if 0 <= number <= most[stage]:
+                changed = (*numbers[:stage], number, *numbers[stage + 1 :])
+                yield at.replace(recompute_full_layers=changed if any(changed) else None)
+
+
+def _numbers(full_layers: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
+    """Layers that recompute in full, written out `n` times where one number, or none, stands for all."""
+    if full_layers is None:
+        return (0,) * n
+    return full_layers if len(full_layers) == n else full_layers[:1] * n
+
+
+def _parameters(values: Values) -> StepParameters:
+    """Parameters of a step at some unknowns; those that are no unknowns stay as they are."""
+    x: StepParameters = values["nominal"]._replace(layers=values["layers"])
+    if "micro_batch" in values:
+        x = x._replace(micro_batch=values["micro_batch"][0])
+    if "recompute" in values:
+        shares = values["recompute"]
+        if shares.shape != x.layers.shape:
+            # One number for all stages: of each its share, and of a shorter one all that it has.
+            shares = jnp.minimum(shares[0] * jnp.max(x.layers) / x.layers, 1.0)
+        x = x._replace(recompute=shares)
+    return x
+
+
+@dataclass(frozen=True)
+class _Durations:
+    programs: Programs
+
+    def __call__(self, values: Values) -> Float[Array, " classes"]:
+        return self.programs.durations(values["tables"], _parameters(values), values["times"])
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The step at a micro-batch size between those that the programs are of."""
+
+    programs: Programs
+
+    @property
+    def n_classes(self) -> int:
+        return self.programs.starts[-1]
+
+    def span_s(self, values: Values, durations: Float[Array, " classes"]) -> Float[Array, ""]:
+        micro_batch = jnp.asarray(_parameters(values).micro_batch)
+        return between_sizes(self.programs.step_s(durations), micro_batch, values["log_sizes"])
+
+
+@dataclass(frozen=True)
+class _MemoryLimit:
+    """Every rank's peak may be what its device can use."""
+
+    memory: Memory
+
+    def __call__(self, values: Values) -> Float[Array, " ranks"]:
+        return self.memory.bytes(_parameters(values)) / values["usable_bytes"] - 1.0

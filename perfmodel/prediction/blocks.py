@@ -1,0 +1,323 @@
+"""Times of a model's blocks on one device: the bottom of DistSim's hierarchy (section 4.3).
+
+A block (embedding, layer, head) of one shard is a handful of deduplicated events; its phases are
+dot products of event counts and event times. Everything above works on these few numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.catalog import exchange_library
+from perfmodel.cost import EventTimes
+from perfmodel.display import shorten_reprs
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
+from perfmodel.prediction.overlap import (
+    CHANNELS,
+    BlockEvents,
+    PhaseTimes,
+    held_share,
+    lost_shares,
+    ring_products,
+    time_phases,
+)
+from perfmodel.prediction.phases import N_PHASES, RECOMPUTE_MODES, Phase
+from perfmodel.prediction.placement import Network
+from perfmodel.spec import Device, Framework, Job
+from perfmodel.workload import BlockOps, Comm, is_cast
+
+GRAPH_OPERATORS: Final = 3
+"""Operators of a layer's pass that is replayed from a graph: a copy of its input, the launch, and the node of autograd
+(Megatron-Core 0.12 megatron/core/transformer/cuda_graphs.py _CudagraphRecordNode, _CudagraphReplayNode; Transformer
+Engine's make_graphed_callables). The replay itself takes the host no longer than one operator does."""
+COLLECTIVE_CHECK_S: Final = 0.22e-3
+"""Host time by which hosts that agree on a collective first hold it up, per rank: torch's `ProcessGroupWrapper` lets
+every rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over
+TCP. Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call more than without."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardBlocks:
+    """Counted events, parameters and bytes of all block kinds of one shard, before events are timed."""
+
+    blocks: tuple[BlockOps, ...]
+    """Distinct blocks, in model order."""
+    repeats: tuple[int, ...]
+    """How often each block occurs, in model order."""
+    ops: tuple[Op, ...]
+    """Distinct events of the shard."""
+    groups: tuple[str, ...]
+    """Process group of each event that is a collective, "" for kernels."""
+    counts: Float[np.ndarray, "blocks phases ops"]
+    """How often each event occurs in every phase of every block."""
+    overlappable: Bool[np.ndarray, " ops"]
+    """Collectives that are independent of the kernels beside them."""
+    beside_attention: Bool[np.ndarray, " ops"]
+    """Collectives that can run beside attention kernels, and no others."""
+    follows: Bool[np.ndarray, " ops"]
+    """Collectives a few short kernels after another (`perfmodel.workload.Comm`)."""
+    launched: Float[np.ndarray, " ops"]
+    """How much of each event is launched by itself: all but casts that no recipe makes kernels of their own, which are
+    part of their products' operators, and of casts the share that is made (`casting`)."""
+    further_launches: Float[np.ndarray, " ops"]
+    """Kernels that a grouped product is launched as beyond the first (`_further_launches`)."""
+
+    @cached_property
+    def layers(self) -> Bool[np.ndarray, " blocks"]:
+        """Which blocks are layers, that is, can be recomputed."""
+        return np.array([block.is_layer for block in self.blocks])
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[bool, int], ...]:
+        """(is a layer, repeats) in model order: what a division into stages depends on."""
+        return tuple(zip(self.layers.tolist(), self.repeats, strict=True))
+
+    @property
+    def pairs(self) -> list[tuple[BlockOps, int]]:
+        """(block, repeats) in model order."""
+        return list(zip(self.blocks, self.repeats, strict=True))
+
+    def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
+        """Parameters outside routed experts that one device holds of each block."""
+        # A tied head holds its own copy of the embedding only where the two are on different stages.
+        tied = [block.tied_params if pipelined else 0 for block in self.blocks]
+        dense = [block.params - block.expert_params for block in self.blocks]
+        return np.array(dense, float) + np.array(tied, float)
+
+    def frozen_params(self, pipelined: bool, job: Job) -> Float[np.ndarray, " blocks"]:
+        """Parameters among `dense_params` that have no gradients though the rest has."""
+        tied = [block.tied_params if pipelined and job.fine_tuning.frozen_embedding else 0 for block in self.blocks]
+        return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
+
+    @cached_property
+    def expert_params(self) -> Float[np.ndarray, " blocks"]:
+        """Expert parameters that one device holds of each block."""
+        return np.array([block.expert_params for block in self.blocks], float)
+
+    @cached_property
+    def activation_bytes(self) -> Float[np.ndarray, "blocks modes"]:
+        """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
+        rows = []
+        for block in self.blocks:
+            rows.append([getattr(block.activation_bytes, mode) for mode in RECOMPUTE_MODES])
+        return np.array(rows, float)
+
+    @cached_property
+    def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
+        """Bytes that each block needs beside its saved activations while it runs."""
+        return np.array([block.workspace_bytes for block in self.blocks], float)
+
+    def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
+        """The same blocks where only a share of the casts of every event is launched."""
+        cast = np.array([is_cast(op) for op in self.ops], bool)
+        launched = np.where(cast, self.launched * share, self.launched)
+        further = []
+        for op, cast_share in zip(self.ops, share.tolist(), strict=True):
+            further.append(_further_launches(op, job, cast_share))
+        return replace(self, launched=launched, further_launches=np.array(further))
+
+    @property
+    def alone(self) -> "ShardBlocks":
+        """The same blocks where no kernels of another micro-batch run beside them, to exchange experts behind."""
+        exchanges_experts = np.array([group == "ep" for group in self.groups], bool)
+        exchanged = self.overlappable & exchanges_experts
+        if not exchanged.any():
+            return self
+        return replace(self, overlappable=self.overlappable & ~exchanged)
+
+    @property
+    def tied_params(self) -> int:
+        """Parameters that first and last stage share."""
+        return max(b.tied_params for b in self.blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTimes(ShardBlocks, PhaseTimes):
+    """Event counts and phase times of all block kinds of one shard."""
+
+    times: EventTimes
+    """Seconds of each event, with interval and provenance."""
+
+
+def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
+    """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
+    # Equal ops are one event unless they overlap with other kernels. DistSim (section 4.1) times each event once.
+    events: dict[_Event, int] = {}
+    entries: list[tuple[int, int, int, float]] = []
+
+    def add(block: int, phase: Phase, event: _Event, count: float) -> None:
+        number = events.setdefault(event, len(events))
+        entries.append((block, phase, number, count))
+
+    for number, (block, _) in enumerate(blocks):
+        for phase, kernels_of_phase, comms in _phases(block):
+            # Frozen weights have no gradients.
+            if job.fine_tuning.frozen and phase == Phase.BACKWARD_WEIGHT:
+                continue
+            for op, count in kernels_of_phase:
+                add(number, phase, _Event(op), count)
+            for comm in comms:
+                network = networks[comm.group]
+                if network.ranks > 1:
+                    op = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice, comm.exchange)
+                    event = _Event(op, comm.group, comm.overlappable, comm.beside_attention, comm.follows)
+                    add(number, phase, event, comm.count)
+
+    counts = np.zeros((len(blocks), N_PHASES, len(events)))
+    rows = np.array(entries).reshape(-1, 4)
+    np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
+    ops = tuple(event.op for event in events)
+    return ShardBlocks(
+        blocks=tuple(block for block, _ in blocks),
+        repeats=tuple(repeats for _, repeats in blocks),
+        ops=ops,
+        groups=tuple(event.group for event in events),
+        counts=counts,
+        overlappable=np.array([event.overlappable for event in events], bool),
+        beside_attention=np.array([event.beside_attention for event in events], bool),
+        follows=np.array([event.follows for event in events], bool),
+        launched=np.array([bool(job.narrow.fp8_recipe) or not is_cast(op) for op in ops], float),
+        further_launches=np.array([_further_launches(op, job) for op in ops]),
+    )
+
+
+class _Event(NamedTuple):
+    """A kernel, or a collective of one process group with what may run beside it (`perfmodel.workload.Comm`)."""
+
+    op: Op
+    group: str = ""
+    overlappable: bool = False
+    beside_attention: bool = False
+    follows: bool = False
+
+
+def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
+    """Kernels that a grouped product is launched as beyond the first; 0 for all other ops.
+
+    Args:
+        share: share of the operands that are cast to 8 or 4 bits.
+    """
+    if not isinstance(op, Gemm) or not op.grouped:
+        return 0.0
+    # Every expert's product is launched by itself, and with it what casts the expert's operand: one kernel, or two
+    # where a maximum is found first (Transformer Engine 2 pytorch/module/grouped_linear.py: `split_quantize`,
+    # `general_grouped_gemm` on several streams).
+    narrow = bool(job.narrow.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
+    casts = narrow * (2 if job.narrow.fp8_recipe in ("current", "nvfp4") else 1)
+    return (1.0 + share * casts) * op.groups - 1.0
+
+
+def block_events(
+    blocks: ShardBlocks,
+    framework: Framework,
+    device: Device,
+    ring_steps: int,
+    kernel_spread: float = 0.0,
+    checked: bool = False,
+) -> BlockEvents:
+    """The events of blocks as arrays.
+
+    Args:
+        ring_steps: see `BlockEvents.ring_steps`.
+        kernel_spread: spread of the ranks' times for the same kernels, relative to these.
+        checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
+    """
+    kernel = np.array([group == "" for group in blocks.groups], bool)
+    of_tensor = np.array([group == "tp" for group in blocks.groups], bool)
+    ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
+
+    # A collective waits for the last of n ranks, which is sqrt(2 ln n) spreads late: the mean of the largest of n
+    # normal draws, to first order.
+    lateness = np.sqrt(2 * np.log(ranks))
+
+    # Host time beyond that of operators: agreeing on collectives, and launching a group's products one by one (none
+    # where the host is taken to issue in no time).
+    check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
+    launch_s = framework.host.grouped_launch_s * (framework.host.issue_s > 0)
+
+    # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
+    # thread blocks as NCCL does.
+    channels = 0
+    for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
+        if hides and isinstance(op, Collective) and op.exchange:
+            channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
+    sm_share = held_share(device, framework, channels or CHANNELS)
+    return BlockEvents(
+        counts=blocks.counts,
+        kernel=kernel,
+        attention=np.array([isinstance(op, Attention) for op in blocks.ops], bool),
+        ring_product=ring_products(blocks.ops),
+        in_rings=of_tensor & ~(blocks.overlappable | blocks.beside_attention | blocks.follows),
+        overlappable=blocks.overlappable,
+        beside_attention=blocks.beside_attention,
+        follows=blocks.follows,
+        layers=blocks.layers,
+        launches=blocks.counts @ blocks.launched,
+        issued=_issued(blocks, framework),
+        beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),
+        lateness=lateness,
+        arrival_spread_s=np.float64(framework.communication.collective_skew_s),
+        kernel_spread=np.float64(kernel_spread),
+        lost=lost_shares(blocks.ops, device, sm_share),
+        sm_share=sm_share,
+        ring_steps=ring_steps,
+        lost_in_ring=framework.communication.tp_overlap_loss,
+        copies=framework.communication.tp_overlap_copies and ring_steps > 1,
+        waits=framework.host.execution == "blocking",
+    )
+
+
+def time_blocks(blocks: ShardBlocks, events: BlockEvents, times: EventTimes, framework: Framework) -> BlockTimes:
+    """The times of blocks whose events take `times` (`time_phases`)."""
+    phases = time_phases(events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
+    counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
+    return BlockTimes(**vars(phases), **counted, times=times)
+
+
+def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:
+    """Kernels with their counts, and collectives, of each phase of a block."""
+    return (
+        (Phase.FORWARD, block.forward, block.forward_comm),
+        (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
+        (Phase.BACKWARD_WEIGHT, block.backward_weight, ()),
+        (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
+        (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
+    )
+
+
+def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blocks phases"]:
+    """Operators that the host issues for every phase."""
+    issued = blocks.counts @ blocks.launched
+
+    # Layers issue operators beyond the kernels that are counted (sums over masks, partial sums), which take the host's
+    # time and next to none of the device's. Routing adds histograms, sorts and sizes of what ranks exchange.
+    issued[blocks.layers, Phase.FORWARD] += framework.host.forward_bookkeeping
+    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.host.backward_bookkeeping
+    experts = blocks.expert_params > 0
+    issued[experts, Phase.FORWARD] += framework.host.routing_forward_bookkeeping
+    issued[experts, Phase.BACKWARD_INPUT] += framework.host.routing_backward_bookkeeping
+    issued[experts, Phase.RECOMPUTE_FULL] += framework.host.routing_forward_bookkeeping
+
+    # A graph of a layer is launched as a whole: the host issues what lies outside of it.
+    if framework.host.execution == "layer_graphs":
+        issued[blocks.layers] = (blocks.counts @ _outside_graphs(blocks))[blocks.layers]
+        issued[blocks.layers, Phase.FORWARD] += GRAPH_OPERATORS
+        issued[blocks.layers, Phase.BACKWARD_INPUT] += GRAPH_OPERATORS
+    return issued
+
+
+def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
+    """Mark (by 1) the operators that graphs of layers leave to the host: products of experts, whose sizes it has to
+    know first, and what brings tokens to them and back."""
+    # Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts that drops no tokens the graphs hold
+    # attention, router and preparation. Layers that drop tokens are taken alike.
+    of_experts = [isinstance(op, Gemm) and op.grouped for op in blocks.ops]
+    exchanges = [group in ("ep", "etp") for group in blocks.groups]
+    return np.array(of_experts, float) + np.array(exchanges, float)
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,21 @@
+"""Memory of a step: what a rank needs, by category, whether it fits, and how large a checkpoint is."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.prediction._fits import (
+    FRAGMENTATION,
+    bundle_memory,
+    fit_probabilities,
+    fitting,
+    fullness,
+    needed_memory,
+    peak_memory,
+    rank_checkpoint_bytes,
+    rank_devices,
+    version_difference,
+    workspace_bytes,
+)
+from perfmodel.prediction._memory import CATEGORIES, communicators, gathered_params
+from perfmodel.prediction._prediction import StageMemory
+from perfmodel.prediction._zero import checkpoint_bytes
+
+shorten_reprs(__name__)

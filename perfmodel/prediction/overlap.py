@@ -1,0 +1,361 @@
+"""Phases of blocks on one device: what hides behind what, and how long a phase lasts.
+
+Arithmetic on arrays alone, NumPy's or JAX's: the same statement prices layouts and is differentiated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.display import shorten_reprs
+from perfmodel.ops import Gemm, Op
+from perfmodel.prediction.phases import N_PHASES, Phase
+from perfmodel.spec import Device, Framework
+
+_IN_BACKWARD: Final = np.arange(N_PHASES) == Phase.BACKWARD_INPUT
+
+
+class BlockEvents(NamedTuple):
+    """Events of a shard's blocks before they are timed: all that hiding and waiting depend on."""
+
+    counts: Float[Any, "blocks phases ops"]
+    """How often each event occurs in every phase of every block."""
+    kernel: Bool[Any, " ops"]
+    """Events that are kernels, not collectives."""
+    attention: Bool[Any, " ops"]
+    """Kernels of attention."""
+    ring_product: Bool[Any, " ops"]
+    """Products that `tp_overlap` can cut into slices: all but those of experts (`ring_products`)."""
+    in_rings: Bool[Any, " ops"]
+    """Collectives that `tp_overlap` can cut into ring steps: tensor parallelism's, which products depend on."""
+    layers: Bool[Any, " blocks"]
+    """Blocks in which `tp_overlap` does so: not embedding and head."""
+    overlappable: Bool[Any, " ops"]
+    """See `ShardBlocks.overlappable`."""
+    beside_attention: Bool[Any, " ops"]
+    """See `ShardBlocks.beside_attention`."""
+    follows: Bool[Any, " ops"]
+    """See `ShardBlocks.follows`."""
+    launches: Float[Any, "blocks phases"]
+    """Events launched by themselves, in every phase of every block."""
+    issued: Float[Any, "blocks phases"]
+    """Operators that the host issues for every phase of every block."""
+    beyond_operators_s: Float[Any, "blocks phases"]
+    """Host seconds to agree on collectives, and to launch the products of a group one by one."""
+    lateness: Float[Any, " ops"]
+    """By how many spreads the last of a collective's ranks is later than their mean; 0 for kernels."""
+    arrival_spread_s: Float[Any, ""]
+    """Spread of the times at which hosts let ranks reach a collective."""
+    kernel_spread: Float[Any, ""]
+    """Spread of the ranks' times for the kernels between two collectives, relative to these."""
+    lost: Float[Any, " ops"]
+    """Share of the time beside a collective by which each kernel runs longer (`lost_shares`)."""
+    sm_share: Float[Any, ""]
+    """Share of the device's multiprocessors that a collective holds (`held_share`)."""
+    ring_steps: int
+    """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
+    lost_in_ring: Float[Any, ""]
+    """Share of what a collective hides that it costs all the same (`Framework.tp_overlap_loss`)."""
+    copies: Bool[Any, ""]
+    """Whether copy engines drive the ring steps, which slow no kernel."""
+    waits: Bool[Any, ""]
+    """Whether the host waits for every kernel before it issues the next."""
+
+
+class PairedPhases(NamedTuple):
+    """Seconds of the phases of a pass that runs beside another pass."""
+
+    phase_s: Float[Any, "blocks phases"]
+    """Seconds of every phase."""
+    collective_s: Float[Any, "blocks phases"]
+    """Seconds by which collectives outlast the kernels of both passes."""
+    slowed_s: Float[Any, "blocks phases"]
+    """See `PhaseTimes.slowed_s`."""
+    gap_s: Float[Any, "blocks phases"]
+    """See `PhaseTimes.gap_s`."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseTimes:
+    """Phases of blocks, taken apart into what they consist of."""
+
+    events: BlockEvents
+    """Events of the blocks."""
+    time_s: Float[Any, " ops"]
+    """Seconds of each event."""
+    between_s: Float[Any, "blocks phases"]
+    """Idle time between kernels."""
+    issuing_s: Float[Any, "blocks phases"]
+    """Seconds that the host needs to issue every phase."""
+    exposed: Float[Any, "blocks phases ops"]
+    """Share of each event's time that is not hidden behind others (1 for kernels)."""
+    slowing: Float[Any, "blocks phases ops"]
+    """Share of each collective's time by which the kernels that hide it run longer (`lost_shares`)."""
+    waiting_s: Float[Any, "blocks phases"]
+    """Seconds that collectives wait for the slowest of their ranks."""
+
+    @cached_property
+    def event_s(self) -> Float[Any, "blocks phases ops"]:
+        """Exposed seconds of every event in every phase."""
+        return self.events.counts * self.time_s * self.exposed
+
+    @cached_property
+    def slowing_s(self) -> Float[Any, "blocks phases ops"]:
+        """By how much the collectives of every phase make the kernels that hide them run longer."""
+        return self.events.counts * self.time_s * self.slowing
+
+    @cached_property
+    def slowed_s(self) -> Float[Any, "blocks phases"]:
+        """By how much the kernels of every phase run longer beside the collectives that they hide."""
+        return self.slowing_s.sum(axis=2)
+
+    @cached_property
+    def busy_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of every phase but for gaps: kernels, what slows them, collectives that show, and waiting."""
+        return self.event_s.sum(axis=2) + self.slowed_s + self.waiting_s
+
+    @cached_property
+    def gap_s(self) -> Float[Any, "blocks phases"]:
+        """Idle time between kernels, or what the host takes longer to issue them; hosts go on while collectives wait
+        for the slowest rank. Where hosts wait for every kernel, all the time that they take to issue."""
+        xp = self.event_s.__array_namespace__()
+        return xp.maximum(self.between_s, self.issuing_s - xp.where(self.events.waits, 0.0, self.busy_s))
+
+    @cached_property
+    def phase_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of every phase of every block."""
+        return self.busy_s + self.gap_s
+
+    @cached_property
+    def collective_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of the collectives that show in every phase."""
+        return (self.event_s * ~self.events.kernel).sum(axis=2)
+
+    @cached_property
+    def paired(self) -> "PairedPhases":
+        """Seconds of every phase where the pass runs beside another: collectives of each hide behind compute of the
+        other, or compute behind collectives (DeepSeek-V3, section 3.2.1), and one host issues both.
+
+        Both passes of a pair are taken to be alike, so that the phases of one stand for half of the pair.
+        """
+        xp = self.event_s.__array_namespace__()
+        sm_share, collective_s = self.events.sm_share, self.collective_s
+
+        # What hides inside a phase slows kernels by no more than what hides behind the other pass: beside one another
+        # they leave no product alone in its wave. So ring steps never make a pair longer.
+        hidden_s = self.events.counts * self.time_s * (1 - self.exposed)
+        slowed_s = xp.minimum(self.slowing_s, sm_share * hidden_s).sum(axis=2)
+        compute_s = self.busy_s - self.slowed_s - collective_s + slowed_s + self.between_s
+
+        # While compute of one pass and collectives of the other run, the collectives hold some of the multiprocessors.
+        pair_slowed_s = sm_share * xp.minimum(compute_s, collective_s)
+        shown_s = xp.maximum(collective_s - compute_s, 0.0)
+
+        # The host issues a phase while the device works on what was issued, unless it waits for every kernel.
+        meanwhile_s = xp.where(self.events.waits, self.between_s, compute_s + shown_s + pair_slowed_s)
+        issued_late_s = xp.maximum(self.issuing_s - meanwhile_s, 0.0)
+        phase_s = compute_s + shown_s + pair_slowed_s + issued_late_s
+        return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
+
+    def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
+        """Share of every phase that shows: all of it, or of a pass beside another what `paired` leaves of it."""
+        if not paired:
+            return np.ones_like(self.phase_s)
+        return self.paired.phase_s / np.maximum(self.phase_s, 1e-300)
+
+
+def time_phases(
+    events: BlockEvents, time_s: Float[Any, " ops"], issue_s: Float[Any, ""], kernel_gap_s: Float[Any, ""]
+) -> PhaseTimes:
+    """The phases of blocks whose events take `time_s`.
+
+    A phase takes what its device is busy, kernels that are slowed and collectives that show, with the gaps between
+    them; or as long as the host needs to issue it, whichever is longer.
+
+    Args:
+        events: of the blocks.
+        time_s: of every event; its array namespace is that of the result.
+        issue_s: host time to issue an operator (`Framework.issue_s`).
+        kernel_gap_s: idle time after every kernel.
+    """
+    xp = time_s.__array_namespace__()
+    counts = events.counts
+    kernels_s = counts * time_s * events.kernel
+    gaps_s = events.launches * kernel_gap_s
+    issuing_s = events.issued * issue_s + events.beyond_operators_s
+
+    # Beside the collectives of a phase run its own kernels. In backward also those of the weight gradients, which are
+    # issued with the input gradients and have no collectives of their own.
+    weights_s = kernels_s[:, Phase.BACKWARD_WEIGHT]
+    beside_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]
+
+    # A device that waits for its host in weight gradients leaves collectives time as well.
+    idle_s = xp.maximum(gaps_s, issuing_s - kernels_s.sum(axis=2))[:, Phase.BACKWARD_WEIGHT]
+    free_s = beside_s.sum(axis=2) + _IN_BACKWARD * idle_s[:, None]
+    hidden = _hidden(events, time_s, beside_s, free_s)
+    exposed = 1 - hidden * (1 - events.lost_in_ring)
+
+    # A hidden collective holds multiprocessors, unless copy engines drive its ring steps. Kernels beside it run longer,
+    # but what is hidden costs together no more than it would by itself.
+    lost = _over(beside_s @ events.lost, free_s)
+    synchronising = ~events.overlappable & ~events.beside_attention
+    slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
+    slowing = xp.minimum(slowing, 1 - exposed)
+
+    # Ranks wait for one another before a collective that their next kernels depend on. Where it follows another one
+    # closely, they have just met.
+    waiting_s = _waiting_s(events, synchronising & ~events.follows, beside_s.sum(axis=2))
+    return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
+
+
+def _waiting_s(
+    events: BlockEvents, meets: Bool[Any, " ops"], kernels_s: Float[Any, "blocks phases"]
+) -> Float[Any, "blocks phases"]:
+    """Seconds that the collectives of every phase wait for the last of their ranks, which is sqrt(2 ln n) spreads late.
+
+    Args:
+        meets: collectives before which ranks wait for one another.
+        kernels_s: seconds of what is computed between these.
+    """
+    meetings = (events.counts * (meets & ~events.kernel)).sum(axis=2)
+    lateness = events.counts @ (events.lateness * meets)
+
+    # Hosts add a time for each collective. Devices of one kind differ in speed, so that ranks are the further apart the
+    # longer they computed since they last met: all collectives of a phase together wait for a share of its kernels,
+    # however many they are. Short kernels between many collectives do not make ranks wait long.
+    return events.arrival_spread_s * lateness + events.kernel_spread * kernels_s * _over(lateness, meetings)
+
+
+def _hidden(
+    events: BlockEvents,
+    time_s: Float[Any, " ops"],
+    beside_s: Float[Any, "blocks phases ops"],
+    free_s: Float[Any, "blocks phases"],
+) -> Float[Any, "blocks phases ops"]:
+    """Share of each event's time, in every phase of every block, that hides behind the kernels beside it.
+
+    Args:
+        beside_s: seconds of the kernels beside the collectives of a phase.
+        free_s: seconds of all of these, with those that the device waits for the host in weight gradients.
+    """
+    xp = time_s.__array_namespace__()
+    seconds = events.counts * time_s
+    hidden = xp.zeros_like(seconds)
+
+    # Context parallelism's collectives hide behind attention alone. An overlappable one is independent of the kernels
+    # of its phase and hides as far as these last: hidden = min(1, compute / communication). Ring steps of tensor
+    # parallelism depend on the products beside them, which limits their share (`_ring_shares`).
+    attention_s = (beside_s * events.attention).sum(axis=2)
+    groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
+    # Kinds of which there are none are left out. JAX's traced arrays cannot be asked.
+    groups = [group for group in groups if not isinstance(group[0], np.ndarray) or group[0].any()]
+    if events.ring_steps > 1:
+        groups.append((events.in_rings, free_s, _ring_shares(events, time_s)))
+
+    # No kernel hides two collectives at once: each kind, in this order, hides behind what the ones before it leave, so
+    # that longer kernels never make a phase shorter.
+    for is_of_group, behind_s, most in groups:
+        comm_s = (seconds * is_of_group).sum(axis=2)
+        share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
+        hidden = xp.where(is_of_group, share[:, :, None], hidden)
+        free_s = xp.maximum(free_s - share * comm_s, 0.0)
+    return hidden
+
+
+def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, "blocks phases"]:
+    """Share of the collectives of every phase that hides under `tp_overlap`, at most.
+
+    Each is cut into n ring steps that feed, or are fed by, slices of a product of its own, of which all but one can
+    hide: (1 - 1/n) min(1, product / collective).
+    """
+    xp = time_s.__array_namespace__()
+    n = xp.ceil((events.counts * events.in_rings).sum(axis=2))[:, :, None]
+    each_s = _over((events.counts * (time_s * events.in_rings)).sum(axis=2)[:, :, None], n)
+
+    # Each of a phase's n collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`:
+    # a buffer for every pair), the n longest ones where there are more: what is long enough to hide the gather before a
+    # wide product does nothing for the sum after a narrow one.
+    by_length = xp.argsort(-time_s * events.ring_product)
+    ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
+    taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
+    hidden_of_pair = xp.minimum(1.0, _over(time_s[by_length], each_s))
+
+    # Outside layers nothing is cut: Megatron-Core's output layer is its own `ColumnParallelLinear`, not Transformer
+    # Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
+    most = (1 - 1 / events.ring_steps) * events.layers[:, None]
+    return most * _over((taken * hidden_of_pair).sum(axis=2), n[:, :, 0])
+
+
+def ring_products(ops: Sequence[Op]) -> Bool[np.ndarray, " ops"]:
+    """Mark the kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
+    pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap")."""
+    return np.array([isinstance(op, Gemm) and not op.grouped for op in ops], bool)
+
+
+def _over(part: Any, total: Any) -> Any:
+    """`part / total`, 0 where the total is 0."""
+    xp = total.__array_namespace__()
+    is_positive = total > 0
+    # The inner `where` keeps derivatives finite: JAX differentiates the branch that is not taken, too.
+    return xp.where(is_positive, part / xp.where(is_positive, total, 1.0), 0.0)
+
+
+# --- kernels beside a collective -----------------------------------------------------------------------
+#
+# A collective that hides behind kernels holds a thread block per channel, each on a multiprocessor, for as long as it
+# lasts. Kernels of many waves then run at (SM - held) / SM of their speed; a product of one wave that no longer fits
+# takes two. Overlap so costs a share of what it hides, less than not to overlap would, but never nothing.
+#
+# Measured, an H100 with 24 blocks of an all-gather beside products of 132 tiles: 1.70 times as long (NVIDIA developer
+# forum, thread 337991); an H800 whose expert exchange holds 20 of 132 multiprocessors: 1.06 to 1.26, median 1.15, over
+# kernels of element-wise work (deepseek-ai/profile-data, train trace; `contention` among the public measurements),
+# where 132 / 112 is 1.18; over whole steps 1.19 (arXiv:2507.03114).
+
+CHANNELS: Final = 24
+"""Thread blocks of a collective inside a node: what NCCL starts among NVLink devices (the all-gather above; its own
+limit is 32)."""
+CHANNELS_OF_STATES: Final = 16
+"""Thread blocks of reductions and gathers of model states: between nodes NCCL starts two for each of eight NICs; inside
+one NVLink SHARP takes as many ("NVLS should not need more than 16 channels to get peak BW", NCCL src/init.cc;
+NVIDIA/nccl issue 1041). So the same exchange over more nodes slows no less than inside one."""
+TILE: Final = (128, 256)
+"""Rows and columns of a product that a thread block computes: cuBLAS' largest tile on tensor cores."""
+ONE_WAVE_LOST: Final = 0.5
+"""Share of the time beside a collective that a product loses which takes two waves instead of one."""
+MOST_HELD: Final = 0.25
+"""Share of a small device's multiprocessors that is held at most, as fewer channels are started there. Assumed."""
+_WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
+"""Vendors whose collectives are kernels on the multiprocessors."""
+
+
+def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
+    """Share of a device's multiprocessors that a collective of so many thread blocks holds."""
+    # Separate engines drive the links of TPUs. CPUs, which have no rate in fp16, have no multiprocessors to hold.
+    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.communication.contends:
+        return 0.0
+    return min(channels / device.compute_units, MOST_HELD)
+
+
+def lost_shares(ops: Sequence[Op], device: Device, sm_share: float) -> Float[np.ndarray, " ops"]:
+    """Share of the time beside a collective by which each kernel runs longer; no meaning for collectives.
+
+    Args:
+        sm_share: share of the multiprocessors that the collective holds (`held_share`), 0 where nothing contends.
+    """
+    if not sm_share:
+        return np.zeros(len(ops))
+    # A product whose tiles fill the whole device, but not what the collective leaves of it, takes a second wave.
+    free = round(device.compute_units * (1 - sm_share))
+    fits_no_more = [isinstance(op, Gemm) and free < _tiles(op) <= device.compute_units for op in ops]
+    return np.where(fits_no_more, max(sm_share, ONE_WAVE_LOST), sm_share)
+
+
+def _tiles(op: Gemm) -> int:
+    return op.batch * op.groups * -(-op.m // TILE[0]) * -(-op.n // TILE[1])
+
+
+shorten_reprs(__name__)

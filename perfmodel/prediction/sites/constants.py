@@ -1,0 +1,145 @@
+"""Constants of a site of which nothing is known, from all published sources of measured runs: clocks under load, how
+far peaks of memory lie from predicted ones.
+
+What the sources show differs between sites and frameworks. So a constant is the median over teams, with the
+tables' own 0 among them (of memory, where it is no correction, the spread counts too): one source cannot move it far,
+and a source can be left out of the constant that its own rows are held against.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from math import erf, exp, inf, log, sqrt
+from statistics import NormalDist, mean, median
+from types import MappingProxyType
+from typing import Any, Final
+
+from perfmodel.display import shorten_reprs
+from perfmodel.files import parse_json, read_checked
+from perfmodel.prediction.sites.teams import share_a_team, team_key
+
+Sustained = tuple[tuple[str, float], ...]
+"""(architecture, log of the time in training over the time alone)."""
+Figures = Mapping[str, tuple[float, float]]
+"""By source, median and median absolute deviation of log(measured / predicted) of its peaks."""
+SUSTAINED_FILE: Final = "sustained.json"
+"""File of clocks under load."""
+MEMORY_FILE: Final = "memory.json"
+"""File of measured over predicted peaks of memory."""
+_NORMAL_MAD: Final = 1.4826
+"""Standard deviation of normal draws over their median absolute deviation."""
+_FEWEST: Final = 3
+"""Sources from which a spread between sources is told."""
+
+
+def _fitted(name: str) -> Mapping[str, Any]:
+    """Read a file that `perfmodel fit --sites` makes."""
+    return parse_json(read_checked(files("perfmodel.prediction.sites"), name))
+
+
+def _median_over_teams(by_source: Mapping[str, float], without: str) -> float:
+    """The median over teams, with 0 among them and without the teams of a source; never below 0."""
+    by_team: dict[str, list[float]] = defaultdict(list)
+    for name, value in by_source.items():
+        if not share_a_team(name, without):
+            by_team[team_key(name)].append(value)
+    return max(0.0, median([0.0, *(median(values) for values in by_team.values())]))
+
+
+# --- clocks under load --------------------------------------------------------------------------------
+
+
+@lru_cache
+def source_medians() -> Mapping[str, Mapping[str, float]]:
+    """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
+    return MappingProxyType(_fitted(SUSTAINED_FILE))
+
+
+@lru_cache
+def sustained(without: str = "") -> Sustained:
+    """How much longer matrix products take in training than alone, by architecture, where no power law says it.
+
+    Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
+    after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
+    energy of a die were measured. This is what published runs show elsewhere, but for those of the teams of the source
+    `without`.
+    """
+    return sustained_from(source_medians(), without)
+
+
+def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
+    """`sustained` of medians by architecture and source, without the teams of a source."""
+    by_architecture = []
+    for architecture, by_source in sorted(medians.items()):
+        by_architecture.append((architecture, _median_over_teams(by_source, without)))
+    return tuple(by_architecture)
+
+
+# --- peaks of memory ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemorySpread:
+    """A normal distribution of log(measured / predicted)."""
+
+    bias: float
+    """Mean."""
+    deviation: float
+    """Standard deviation."""
+
+    def probability(self, needed: float, capacity: float) -> float:
+        """Probability that a layout which is predicted to need so much fits in so much, in bytes or shares alike."""
+        z = (log(capacity / needed) - self.bias) / self.deviation
+        return 0.5 * (1 + erf(z / sqrt(2)))
+
+    def share_that_fits(self, probability: float) -> float:
+        """The share of a device that a layout may be predicted to need to fit with this probability.
+
+        The inverse of `probability` for a capacity of 1: infinite for 0, and 0 for certainty, which nothing gives.
+        """
+        if probability <= 0:
+            return inf
+        if probability >= 1:
+            return 0.0
+        return exp(-self.bias - self.deviation * NormalDist().inv_cdf(probability))
+
+
+@lru_cache
+def source_figures() -> Figures:
+    """Figures of all published sources with measured peaks."""
+    figures = {}
+    for name, (center, deviation) in _fitted(MEMORY_FILE).items():
+        figures[name] = (float(center), float(deviation))
+    return MappingProxyType(figures)
+
+
+@lru_cache
+def memory_spread(without: str = "") -> MemorySpread:
+    """How far measured peaks of a new source lie from predicted ones, fitted on all published sources but those of the
+    teams of `without`."""
+    return spread_from(source_figures(), without)
+
+
+def spread_from(figures: Figures, without: str = "") -> MemorySpread:
+    """Median bias of the sources; spread between them and, in the mean, inside them, every source counting the same.
+
+    Args:
+        figures: median and median absolute deviation of every source.
+        without: a source whose teams are left out.
+    """
+    remaining = [figure for name, figure in figures.items() if not share_a_team(name, without)]
+    medians = [center for center, _ in remaining]
+    bias = median(medians)
+
+    # Between sources by the median absolute deviation, as inside them: a few count something else than they say, or a
+    # kind of memory that the rest do not have, and would make all others look uncertain.
+    between = max(abs(center) for center in medians)
+    if len(remaining) >= _FEWEST:
+        between = _NORMAL_MAD * median(abs(center - bias) for center in medians)
+    inside = mean((_NORMAL_MAD * deviation) ** 2 for _, deviation in remaining)
+    return MemorySpread(bias, sqrt(between**2 + inside))
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,301 @@
+"""Posterior of a site given some of its runs: the one update of the model of sites.
+
+Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`). Their covariance is
+that of the site's factors (`_population`) plus two terms by layout (`LayoutKernel`), what layouts near one another
+share and what is a single layout's, each times its scale. Repeats of one run share all but the noise, so that ten of
+them are not ten witnesses. A site whose runs scatter makes large scales likely, so that its runs say little of one
+another.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.display import shorten_reprs
+from perfmodel.spec import Layout
+
+OUTLIERS: Final = 4.0
+"""Degrees of freedom of the noise of one run: runs far from the others of their site lose weight. Assumed."""
+_REWEIGHTED: Final = 50
+"""Rounds of reweighting, at most."""
+_ENOUGH: Final = 1e-3
+"""Change of the weights that ends the reweighting."""
+_SETTLED: Final = 5
+"""Rounds from which nodes are left out that are less likely than exp(-`_UNLIKELY`) of the likeliest."""
+_UNLIKELY: Final = 20.0
+
+# --- what layouts have in common ---------------------------------------------------------------------
+#
+# What like layouts of one site have in common that no factor explains is a Gaussian process over layouts. Without it
+# the factors have to explain what is not theirs, and runs that resemble one another count as so many witnesses (Kennedy
+# and O'Hagan, J. R. Stat. Soc. B 63, 2001).
+
+Coordinates = tuple[float, ...]
+
+
+def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
+    """Coordinates of a run among layouts: log2 of tp, pp, dp, cp, ep, micro-batch, sequence and parameters."""
+    degrees = (layout.tp, layout.pp, layout.dp, layout.cp, layout.ep, layout.micro_batch)
+    return tuple(np.log2([*degrees, seq_len, parameters]).tolist())
+
+
+@dataclass(frozen=True)
+class LayoutKernel:
+    """How layouts of one site are alike before any run, in log time."""
+
+    near: float
+    """Standard deviation of what layouts near one another share."""
+    length: float
+    """Distance after which its correlation has fallen to 1/e."""
+    own: float
+    """Standard deviation of what is one layout's own, the same in its repeats."""
+
+    def shared(
+        self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
+    ) -> Float[np.ndarray, "n m"]:
+        """Covariance of what layouts share."""
+        # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts are.
+        return self.near**2 * np.exp(-_apart(a, b) / self.length)
+
+    def alone(
+        self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
+    ) -> Float[np.ndarray, "n m"]:
+        """Covariance of what is a single layout's (nugget)."""
+        return self.own**2 * (_apart(a, b) == 0)
+
+
+def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]) -> Float[np.ndarray, "n m"]:
+    """Euclidean distances of layouts."""
+    return np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))
+
+
+# --- how much the runs of a site scatter -------------------------------------------------------------
+#
+# How much more or less one site's runs scatter than those of the typical site is unknown, so integrated over. A site
+# scatters in two ways: by what its layouts share with those near them, its settings and its events, and by what is each
+# layout's and each run's own. Each has a scale, log-normal over sites (standard deviations `scatter`), the same for all
+# runs of a site: a mixture of normals with heavy tails, which a site's own runs narrow. Integrals over the scales are
+# sums over the nodes of Gauss and Hermite.
+
+NODES: Final = (3, 5)
+"""Quadrature nodes of the two scales. The second, of which runs tell more and more, is the wider."""
+_MOST_STEPS: Final = 100
+"""Steps of Newton's method, at most; some ten are taken, more where some nodes are far narrower than others."""
+
+
+# Besides, a whole site may differ from the record by more than any of its factors allows: a cap on power, other clocks,
+# a step that is timed with what the record leaves out. Where its runs agree with one another but not with the record,
+# one factor on all of them explains it, which the spread of ordinary sites must not hold back. It is there with a small
+# chance, and then wide: a mixture of normals again, in which runs close to the record leave next to no weight to it,
+# and runs far off that agree leave it all (contaminated normal priors; Berger and Berliner, Ann. Stat. 14, 1986).
+
+
+class OverallFactor(NamedTuple):
+    """A kind of sites by how far one factor on all of their runs may take them from the record."""
+
+    chance: float
+    """Probability of a site to be of this kind, before any of its runs."""
+    sd: float
+    """Standard deviation of the log of the factor."""
+
+
+OVERALL_FACTORS: Final = (OverallFactor(0.95, 0.0), OverallFactor(0.05, 0.5))
+"""Sites as the record has them, and others, which take 0.44 to 2.3 times as long in nine of ten. Assumed: a chance at
+which 2 to 8 runs of a published source predict its others as well as without (means over sources differ by 0.0002 at
+most), and three runs 1.5 times off that agree leave 2 % of it. One run alone agrees with none: it would make the others
+of published sources worse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Nodes of the two scales, and of the overall factor."""
+
+    within: Float[np.ndarray, " nodes"]
+    """Factor of the variance of what layouts share, and of that of settings and events."""
+    own: Float[np.ndarray, " nodes"]
+    """Factor of the variance of single layouts and runs."""
+    weight: Float[np.ndarray, " nodes"]
+    """Probability of each node; they sum to 1."""
+    overall: Float[np.ndarray, " nodes"] | float = 0.0
+    """Variance of a factor that moves all runs of the site alike."""
+
+    def with_overall_factor(self) -> "Scales":
+        """Every node for each of `OVERALL_FACTORS`."""
+        kinds, nodes = len(OVERALL_FACTORS), len(self.weight)
+        chance = np.repeat([kind.chance for kind in OVERALL_FACTORS], nodes)
+        variance = np.repeat([kind.sd**2 for kind in OVERALL_FACTORS], nodes)
+        return Scales(
+            within=np.tile(self.within, kinds),
+            own=np.tile(self.own, kinds),
+            weight=chance * np.tile(self.weight, kinds),
+            overall=variance,
+        )
+
+    def take(self, nodes: Bool[np.ndarray, " nodes"]) -> "Scales":
+        """Some of the nodes."""
+        overall = np.broadcast_to(self.overall, self.weight.shape)
+        return Scales(self.within[nodes], self.own[nodes], self.weight[nodes], overall[nodes])
+
+
+@lru_cache
+def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
+    """Logs of both scales, in standard deviations, and weights of every pair of quadrature nodes."""
+    within, within_weight = np.polynomial.hermite_e.hermegauss(NODES[0])
+    own, own_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
+    weight = np.outer(within_weight, own_weight).ravel()
+    return np.repeat(within, NODES[1]), np.tile(own, NODES[0]), weight / weight.sum()
+
+
+def scales(scatter: tuple[float, float]) -> Scales:
+    """Nodes of a site of which nothing is known.
+
+    Args:
+        scatter: standard deviations over sites of the logs of the two scales.
+    """
+    # One node is enough where all sites scatter alike.
+    if not any(scatter):
+        return Scales(np.ones(1), np.ones(1), np.ones(1))
+    within, own, weight = standard_nodes()
+    return Scales(np.exp(2 * scatter[0] * within), np.exp(2 * scatter[1] * own), weight)
+
+
+def half_width(
+    variance: Float[np.ndarray, "nodes *shape"], weight: Float[np.ndarray, " nodes"], inside: float = 0.9
+) -> Float[np.ndarray, "*shape"]:
+    """Half-width of the central interval that holds a share of a mixture of normals around 0.
+
+    Args:
+        variance: variances of the normals.
+        weight: their weights, which sum to 1.
+        inside: the share.
+    """
+    from scipy.special import ndtr
+
+    per_sd = 1 / np.maximum(np.sqrt(variance), 1e-300).reshape(len(weight), -1)
+    half, share = np.zeros(per_sd.shape[1]), (1 + inside) / 2
+
+    # Newton's method from below never passes the answer: the share that an interval holds is concave in its half-width.
+    for _ in range(_MOST_STEPS):
+        # At 40 standard deviations everything is inside; larger deviates would overflow.
+        deviates = np.minimum(half * per_sd, 40.0)
+        density = weight @ (per_sd * np.exp(-0.5 * deviates**2)) / np.sqrt(2 * np.pi)
+        step = np.maximum(share - weight @ ndtr(deviates), 0.0) / np.maximum(density, 1e-300)
+        half = half + step
+        if (step <= 1e-14 * half).all():
+            break
+    return half.reshape(variance.shape[1:])
+
+
+# --- the update -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CovarianceTerms:
+    """Covariances of runs with runs, by what scales them."""
+
+    fixed: Float[np.ndarray, "rows columns"]
+    """From factors: of all sites, of frameworks, of devices and of the site."""
+    within: Float[np.ndarray, "rows columns"]
+    """From settings, events and layouts near one another."""
+    repeats: Float[np.ndarray, "rows columns"]
+    """From what is a single layout's."""
+    overall: float = field(default=0.0, kw_only=True)
+    """1 where rows and columns are times of steps of one site, which its overall factor moves alike."""
+
+    def take(self, rows: np.ndarray, columns: np.ndarray) -> "CovarianceTerms":
+        """Covariances of some of the runs."""
+        chosen = np.ix_(rows, columns)
+        return CovarianceTerms(self.fixed[chosen], self.within[chosen], self.repeats[chosen], overall=self.overall)
+
+    def under(self, scales: Scales) -> Float[np.ndarray, "nodes rows columns"]:
+        """Covariance of the runs at every node."""
+        within, own = scales.within[:, None, None], scales.own[:, None, None]
+        overall = self.overall * np.broadcast_to(scales.overall, scales.weight.shape)[:, None, None]
+        return self.fixed + overall + within * self.within + own * self.repeats
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRuns:
+    """Posterior of a site given some of its runs: a mixture of normals over the nodes of its scales."""
+
+    scales: Scales
+    """The nodes that are likely given the runs, and how likely."""
+    inverse: Float[np.ndarray, "nodes known known"]
+    """Precision matrix K^-1 of the runs as they are measured, outliers with more noise."""
+    pull: Float[np.ndarray, "nodes known"]
+    """alpha = K^-1 y: a covariance with the runs times alpha is the shift that they cause."""
+
+    def shift(self, across: CovarianceTerms) -> Float[np.ndarray, "nodes others"]:
+        """Expected logs of measured over expected time of other runs, at every node.
+
+        Args:
+            across: covariance of the known runs with them.
+        """
+        return np.einsum("nko,nk->no", across.under(self.scales), self.pull)
+
+    def covariance(self, prior: CovarianceTerms, across: CovarianceTerms) -> Float[np.ndarray, "nodes others others"]:
+        """Covariance of other runs, without the noise of one run.
+
+        Args:
+            prior: covariance of the others before any run.
+            across: covariance of the known runs with them.
+        """
+        # Nodes expect little different shifts, beside their spreads: the differences count as variance.
+        shift, with_runs = self.shift(across), across.under(self.scales)
+        deviation = shift - self.scales.weight @ shift
+        between_nodes = np.einsum("n,ni,nj->ij", self.scales.weight, deviation, deviation)
+        explained = with_runs.transpose(0, 2, 1) @ self.inverse @ with_runs
+        return prior.under(self.scales) - explained + between_nodes
+
+
+def widened(
+    half: Float[np.ndarray, "*others"], coverage_factor: float, before: Float[np.ndarray, "*others"]
+) -> Float[np.ndarray, "*others"]:
+    """Half-widths given runs times a coverage factor, which by itself makes none wider than `before` any run."""
+    return np.minimum(coverage_factor * half, np.maximum(half, before))
+
+
+def known_runs(
+    prior: CovarianceTerms,
+    noise: Float[np.ndarray, " known"],
+    error: Float[np.ndarray, " known"],
+    scales: Scales,
+) -> KnownRuns:
+    """The posterior given runs.
+
+    Args:
+        prior: covariance of the runs, without their noise.
+        noise: variance of their noise at the typical site, for runs that are no outliers.
+        error: logs of measured over expected time.
+        scales: nodes of the scales before the runs.
+    """
+    # The noise is Student's t: normal with a variance over a weight that is gamma distributed. Starting from normal
+    # noise, a run that lies far off gets a smaller weight in every round (Lange, Little and Taylor, JASA 84, 1989).
+    weight = np.ones((len(scales.weight), len(error)))
+    for done in range(_REWEIGHTED):
+        noise_of_node = scales.own[:, None] * noise
+        inverse = np.linalg.inv(prior.under(scales) + (noise_of_node / weight)[:, :, None] * np.eye(len(error)))
+        pull = inverse @ error
+
+        # A node is as likely as the runs are under it, times the prior of the weights.
+        log_likelihood = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
+        log_likelihood += OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(axis=1)
+        moved = (OUTLIERS + 1) / (OUTLIERS + pull**2 * noise_of_node / weight**2)
+        if np.abs(moved - weight).max(initial=0.0) < _ENOUGH:
+            break
+        weight = moved
+
+        # Unlikely nodes are dropped to save time, but not in the last round, whose posterior is of all nodes that it
+        # began with.
+        may_drop = _SETTLED <= done < _REWEIGHTED - 1
+        is_likely = log_likelihood > log_likelihood.max() - _UNLIKELY
+        if may_drop and not is_likely.all():
+            scales, weight = scales.take(is_likely), weight[is_likely]
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
+    return KnownRuns(replace(scales, weight=likelihood / likelihood.sum()), inverse, pull)
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,228 @@
+"""The card of the model of sites: what all have in common, how far they lie apart, and what each source taught."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import expm1
+from typing import Any
+
+import numpy as np
+
+from perfmodel.prediction import GAUSS_90
+from perfmodel.prediction.sites import CLASSES, DEGREES, UNKNOWNS, Coverage
+from perfmodel.validation.population._coverage import TEAM, covered_half_widths
+from perfmodel.validation.population._few_runs import FEW, OTHERS, FewRuns
+from perfmodel.validation.population._fit import PopulationFit
+from perfmodel.validation.population._score import LEVELS
+
+
+def population_card(fit: PopulationFit) -> str:
+    """Markdown, written beside the parameters by `perfmodel fit --sites`."""
+    # The card holds figures and what they are for, and is written by the program that fits them.
+    hyper = fit.hyperparameters
+    posteriors = fit.parameters[""]["of"]
+    common = fit.parameters[""]["common"]
+    runs = fit.score.runs
+
+    # A section for each question: what events take, how far sites are apart, how wide intervals
+    # are, what each source taught, what a few runs are worth.
+    sections = [
+        f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
+        f"{len(fit.score.sources)} published sources, at most as many of each as the fit draws. Logs are given as per "
+        "cents of the time. What it is for: the step time of a site of which no run is known, its interval, and where "
+        "a user's own runs start from. What it is not: a statement about any single source; runs that share a team are "
+        "left out together.",
+        "## What events take beyond the physics\n\nThe median site of all, of a framework on any architecture, and of "
+        "an architecture under any framework; of both, their logs add, less that of all. The last column: half-width "
+        "of the 90 % interval of one site's factor, averaged over the classes.\n\n"
+        + _table(
+            ("median site of", *CLASSES, "site"),
+            (_factors(name, posteriors[name]) for name in _not_both(posteriors)),
+        ),
+        "## How far apart\n\n"
+        "Standard deviations by level, of a factor that all classes share and of a class's own.\n\n"
+        + _table(
+            ("level", "all classes", *CLASSES),
+            (_level_spreads(hyper, place) for place in range(len(LEVELS))),
+        ),
+        "A site's own, beyond its factors: "
+        + "; ".join(
+            [
+                f"layouts near one another share {_percent(hyper['near'][0])} (to 1/e after "
+                f"{hyper['length'][0]:.1f} doublings)",
+                f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
+                f"the errors of events count {hyper['events'][0]:.2f} times",
+                *(f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)),
+                f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} "
+                f"times more or less than the typical one, of what is a layout's or a run's own "
+                f"{np.exp(hyper['scatter'][1]):.2f} times (standard deviations of the logs)",
+                f"half-widths are multiplied by {common['held_given']:.2f} once runs of the site are known "
+                "(but to no more than before them), with which they hold nine tenths of the runs of teams left out, "
+                "every source counting the same",
+                f"the variance of the noise of runs that are known counts {common['doubt']:g} times, with which a few "
+                "of them tell most of the others of sources left out, what they make worse counting twice",
+            ]
+        )
+        + ".",
+        *_coverage(fit),
+        "## What each source taught\n\n`off`: median of log(measured / predicted) by physics alone, and with the other "
+        "teams' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
+        "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
+        "other sources of its teams.\n\n"
+        + _table(
+            ("source", "runs", "off", "left out", "scatter", "far off", "moves"),
+            _sources(fit),
+        ),
+        "## What a few runs are worth\n\nEvery source left out with its teams, then given some of its own runs: mean "
+        "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
+        "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
+        "predicted. What bounds it: the error with all other runs of the source known, and, in the last column, with "
+        "the one factor known by which the median of its runs is off.\n\n"
+        + _table(
+            ("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"),
+            _few(fit),
+        ),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _coverage(fit: PopulationFit) -> list[str]:
+    """How wide intervals are by what is unknown, and whether they hold what they promise with whole groups left out."""
+    coverage = Coverage(**fit.parameters[""]["common"]["coverage"])
+    runs = fit.coverage
+    half = covered_half_widths(coverage, runs)
+    inside, weight = (np.abs(runs.error) <= half).astype(float), runs.weight
+    rows = []
+    for left_out in dict.fromkeys([TEAM, *runs.left_out.tolist()]):
+        chosen = runs.left_out == left_out
+        rows.append(
+            (
+                left_out.replace("_", " "),
+                str(int(chosen.sum())),
+                f"{100 * np.average(inside[chosen], weights=weight[chosen]):.0f} %",
+                f"{np.exp(2 * np.median(half[chosen])):.2f}",
+                _percent(float(np.median(np.abs(runs.error[chosen])))),
+            )
+        )
+
+    # Errors of whole groups left out show whether intervals hold where nothing of the kind was
+    # seen.
+    of_drivers = [f"{_percent(log)} wider per unit of: {UNKNOWNS[name]}" for name, log in coverage.log_per_unit.items()]
+    drivers = "; ".join(of_drivers) or "nothing that is unknown of a run makes it wider than the model of sites has it"
+    return [
+        "## How wide intervals are",
+        f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}; {drivers}. "
+        "Fitted to every run with its team left out, and with its whole framework, device generation, year and kind of "
+        "model left out. Facts of frameworks that were looked up with a source's results in view are undone there; "
+        "sources where that is not possible of all facts count half. Every source counts the same.",
+        _table(("left out", "runs", "inside 90 %", "ends apart", "median error"), rows),
+    ]
+
+
+def _not_both(names: Iterable[str]) -> list[str]:
+    """All, then those of a framework alone, then those of an architecture alone."""
+    alone = (name for name in names if name.startswith("|") or name.endswith("|"))
+    return sorted(alone, key=lambda name: (name != "|", name.startswith("|"), name))
+
+
+def _level_spreads(hyper: Mapping[str, Any], place: int) -> tuple[str, ...]:
+    """Name of a level, and its standard deviations: of all classes together and of each."""
+    spreads = hyper["spread"][place] * hyper["relative"]
+    return LEVELS[place], _percent(hyper["constant"][place]), *map(_percent, spreads)
+
+
+def _factors(name: str, posterior: dict[str, Any]) -> tuple[str, ...]:
+    size = len(CLASSES)
+
+    # Covariances are stored as lower triangles, row by row, in which the diagonal stands at 0, 2,
+    # 5, 9, ...
+    diagonal = [i * (i + 3) // 2 for i in range(size)]
+    half = GAUSS_90 * float(np.sqrt(np.array(posterior["covariance"])[diagonal]).mean())
+    return (
+        name.strip("|") or "all",
+        *(_signed(log) for log in posterior["mean"]),
+        f"±{_percent(half)}",
+    )
+
+
+def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    """Yield a row per source: its errors, scatter and far-off runs, and how it moves the median site."""
+    runs = fit.score.runs
+
+    # `moves` is the mean factor of the median site with the source less that without its teams.
+    everything = np.mean(fit.parameters[""]["of"]["|"]["mean"])
+    for place, source in enumerate(fit.score.sources.tolist()):
+        runs_of_source = np.flatnonzero(runs.labels["source"] == source)
+        without = fit.everywhere[str(runs.labels["group"][runs_of_source[0]])]
+        yield (
+            source,
+            str(len(runs_of_source)),
+            _signed(np.median(runs.log[runs_of_source])),
+            _signed(np.median(fit.left_out[runs_of_source])),
+            f"{fit.state.scale[place]:.1f}",
+            str(int((fit.state.weight[runs_of_source] < 0.5).sum())),
+            _signed(float(everything - without)),
+        )
+
+
+def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    """Yield rows of errors by the number of known runs: the mean over sources, then each source."""
+    log, source = fit.score.runs.log, fit.score.runs.labels["source"]
+    physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
+
+    # With a single factor per source known (the median of its runs), its other errors remain: no
+    # update by runs can do much better.
+    residuals = {name: fit.left_out[source == name] for name in fit.few}
+    error_of_one_factor = {}
+    for name, log_errors in residuals.items():
+        error_of_one_factor[name] = float(np.abs(np.expm1(np.median(log_errors) - log_errors)).mean())
+    columns = (*FEW, OTHERS)
+
+    def cell(worth: FewRuns | None) -> str:
+        if worth is None:
+            return "-"
+        return f"{100 * worth.error:.1f} % ({100 * worth.inside:.0f} %, {worth.width:.2f})"
+
+    means = []
+    for k in columns:
+        worths = [by_count[k] for by_count in fit.few.values() if k in by_count]
+        means.append(cell(_mean_worth(worths)))
+
+    # A source with one run has no other runs whose errors could be averaged.
+    several = [error_of_one_factor[name] for name, by_count in fit.few.items() if OTHERS in by_count]
+    yield (
+        "mean over sources",
+        f"{100 * np.mean([*physics.values()]):.1f} %",
+        *means,
+        f"{100 * np.mean(several):.1f} %",
+    )
+    for name, by_count in fit.few.items():
+        one_factor = f"{100 * error_of_one_factor[name]:.1f} %" if OTHERS in by_count else "-"
+        yield (
+            name,
+            f"{100 * physics[name]:.1f} %",
+            *(cell(by_count.get(k)) for k in columns),
+            one_factor,
+        )
+
+
+def _mean_worth(worths: Sequence[FewRuns]) -> FewRuns | None:
+    """Means over sources; None of no source."""
+    if not worths:
+        return None
+    return FewRuns(
+        error=float(np.mean([worth.error for worth in worths])),
+        inside=float(np.mean([worth.inside for worth in worths])),
+        width=float(np.mean([worth.width for worth in worths])),
+    )
+
+
+def _percent(log: float) -> str:
+    return f"{100 * expm1(float(log)):.1f} %"
+
+
+def _signed(log: float) -> str:
+    return f"{100 * expm1(float(log)):+.1f} %"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,139 @@
+"""Errors of the other runs of a site once some of its runs are known, under the model of sites."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.prediction.sites.known_runs import CovarianceTerms, Scales, half_width, known_runs, widened
+
+FEW: Final = (0, 1, 2, 3, 5, 8)
+"""Runs of a source that the card says the worth of."""
+OTHERS: Final = -1
+"""Stands for all runs of a source but the one predicted: what no update by fewer can be expected to reach."""
+_DRAWS: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewRuns:
+    """Errors of the other runs of a source when some are known; means over random draws."""
+
+    error: float
+    """Mean relative error."""
+    inside: float
+    """Share of them inside their 90 % interval."""
+    width: float
+    """Median of the interval's upper end over its lower."""
+
+
+@dataclass(frozen=True, eq=False)
+class Covariances(CovarianceTerms):
+    """Covariances of runs' residuals."""
+
+    noise: float
+    """Variance of what each run has for itself."""
+    doubt: float = 1.0
+    """`SitePrior.doubt`."""
+
+
+def others_given_known(
+    covariances: Covariances,
+    scales: Scales,
+    residual: Float[np.ndarray, " runs"],
+    known: Int[np.ndarray, " known"],
+    unknown: Int[np.ndarray, " others"],
+) -> tuple[Float[np.ndarray, " others"], Float[np.ndarray, " others"]]:
+    """Condition unknown runs on known ones of their source (`known_runs`).
+
+    Returns:
+        Residuals of the unknown runs less what the known ones explain, and half-widths of their 90 % intervals.
+    """
+    # Their noise is inflated, as predictions inflate it, so that few known runs seldom make a site worse.
+    conditioned = known_runs(
+        covariances.take(known, known),
+        np.full(len(known), covariances.doubt * covariances.noise),
+        residual[known],
+        scales,
+    )
+
+    # The known runs shift the mean of the others and narrow their covariance, separately for each
+    # node of the scale mixture. `weight` says how likely each node is after them.
+    across, weight = covariances.take(known, unknown), conditioned.scales.weight
+    variance = np.diagonal(conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2)
+    half = half_width(
+        np.maximum(variance, 0.0) + conditioned.scales.own[:, None] * covariances.noise,
+        weight,
+    )
+    return residual[unknown] - weight @ conditioned.shift(across), half
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A source's other runs once some are known."""
+
+    residual: Float[np.ndarray, " others"]
+    """Residuals of the other runs less what the known runs explain (`others_given_known`)."""
+    half: Float[np.ndarray, " others"]
+    """Half-widths of their 90 % intervals."""
+    unknown: Int[np.ndarray, " others"]
+    """Places of the other runs among the source's runs."""
+
+
+Draws = dict[int, list[Draw]]
+"""Draws by the number of a source's runs that are known."""
+
+
+def draws(
+    covariances: Covariances,
+    scales: Scales,
+    residual: Float[np.ndarray, " runs"],
+    index: Int[np.ndarray, " own"],
+) -> Draws:
+    """Draws of known runs for each number of `FEW` that leaves runs to predict, and for `OTHERS`.
+
+    A single known run is each in turn; several are drawn at random.
+    """
+    rng, draws_by_known, size = np.random.default_rng(0), {}, len(index)
+
+    # Rotations put each run in front once.
+    turns = [np.roll(np.arange(size), -at) for at in range(size)]
+
+    def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
+        left_over, half = others_given_known(covariances, scales, residual, index[order[:k]], index[order[k:]])
+        return Draw(left_over, half, order[k:])
+
+    for k in FEW:
+        if size > k:
+            drawn = {0: turns[:1], 1: turns}.get(k) or [rng.permutation(size) for _ in range(_DRAWS)]
+            draws_by_known[k] = [draw(order, k) for order in drawn]
+    if size > 1:
+        draws_by_known[OTHERS] = [draw(order, size - 1) for order in turns]
+    return draws_by_known
+
+
+def mean_error(draws: list[Draw]) -> float:
+    """Mean relative error over draws."""
+    return float(np.mean([np.abs(np.expm1(-draw.residual)).mean() for draw in draws]))
+
+
+def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float) -> dict[int, FewRuns]:
+    """How well a source's other runs are predicted, by the number of its runs that are known. Half-widths are as
+    predictions have them (`widened`).
+
+    Args:
+        drawn: draws of the known runs.
+        before: half-widths of the intervals of the source's runs while none of them is known.
+        held_given: as in `SitePrior`.
+    """
+    figures = {}
+    for k, draws_of_k in drawn.items():
+        inside_and_width = []
+        for draw in draws_of_k:
+            # Known runs may not widen an interval beyond what it was without them.
+            half_before = before[draw.unknown]
+            half = widened(draw.half, held_given, half_before) if k else half_before
+            inside_and_width.append(((np.abs(draw.residual) <= half).mean(), np.median(np.exp(2 * half))))
+        inside, width = np.mean(inside_and_width, axis=0).tolist()
+        figures[k] = FewRuns(error=mean_error(draws_of_k), inside=inside, width=width)
+    return figures

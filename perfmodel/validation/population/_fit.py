@@ -1,0 +1,392 @@
+"""The hierarchical model of sites fitted to published runs (`perfmodel.prediction` has what it says of a site)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.optimize import minimize
+
+from perfmodel.display import Report
+from perfmodel.prediction.sites import CLASSES, DEGREES, GENERIC, UNKNOWNS, Seen, key
+from perfmodel.prediction.sites.known_runs import half_width, scales
+from perfmodel.prediction.sites.teams import keys_share_a_team, reports_a_problem
+from perfmodel.validation.population._coverage import (
+    TEAM,
+    LeftOutRuns,
+    conformal_scale,
+    covered_half_widths,
+    fit_coverage,
+)
+from perfmodel.validation.population._few_runs import (
+    Covariances,
+    Draw,
+    Draws,
+    FewRuns,
+    draws,
+    few_runs,
+    mean_error,
+)
+from perfmodel.validation.population._folds import Folds, folds_of
+from perfmodel.validation.population._score import (
+    LEVELS,
+    SHARED,
+    Score,
+    SiteRuns,
+    State,
+    factors,
+    own_parts,
+    unpack,
+)
+
+_ROUNDS: Final = 2
+"""Rounds of the fit. After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
+_ITERATIONS: Final = 10
+"""Iterations of each round: variances then move by less than a tenth of their spread over teams left out."""
+_UNSEEN: Final = 1e-9
+"""Weight of runs that tell nothing."""
+DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
+"""`SitePrior.doubt` that are tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationFit:
+    """The model, and what it was fitted to."""
+
+    parameters: dict[str, dict[str, Any]]
+    """Values of `perfmodel.prediction.sites.SitePopulation` by the teams left out ("" for none).
+
+    With teams left out the variances, and what is known of frameworks and architectures, are of the others alone; it
+    holds only what their own runs need."""
+    score: Score
+    state: State
+    left_out: Float[np.ndarray, " runs"]
+    """Residual of every run when its teams are left out."""
+    everywhere: Mapping[str, float]
+    """Mean log factor of the median site of everywhere without some teams, by teams."""
+    few: Mapping[str, Mapping[int, FewRuns]]
+    """Errors by source and number of its own runs that are known."""
+    coverage: LeftOutRuns
+    """Every run with its teams left out, and with each whole group left out."""
+
+    @property
+    def hyperparameters(self) -> dict[str, Float[np.ndarray, " values"]]:
+        """Hyperparameters by name, in the units of `SitePrior`; `constant` and `spread` by level."""
+        return {name: np.asarray(values) for name, values in unpack(self.state.vector).items()}
+
+
+def fit_population(runs: SiteRuns, progress: Report | None = None) -> PopulationFit:
+    """Fit the model to runs, and to those of all teams but one, for every team."""
+    import jax
+
+    with jax.enable_x64(True):
+        score = Score(runs)
+        compiled = jax.jit(jax.value_and_grad(score))
+        if progress:
+            progress("variances", 0, 1)
+        # Reports of problems tell how far off a run can be, not how typical runs are.
+        typical = np.array([not reports_a_problem(source) for source in runs.labels["source"].tolist()])
+        typical |= not typical.any()
+
+        # The model of all typical runs, and coverage with whole groups left out under it.
+        state = _fitted(compiled, score, typical)
+        parameters = {"": posterior(runs, score, state, typical, None)}
+        left_out_runs = []
+        for kind, folds in folds_of(runs.labels).items():
+            left_out_runs.append(left_out_of(runs, score, state, kind, folds))
+        everywhere: dict[str, float] = {}
+        drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
+        for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
+            if progress:
+                progress("teams left out", done, len(score.teams.names))
+
+            # Once more from nothing without each team. Starting from the common fit would carry
+            # what the team taught.
+            chosen = ~left_out & typical
+            site_pairs = _pairs_of_team(runs.labels, team)
+            without = _fitted(compiled, score, chosen)
+            parameters[team] = posterior(runs, score, without, chosen, site_pairs)
+            everywhere[team] = float(np.mean(parameters[team]["of"][key("", "")]["mean"]))
+            _draw(score, without, team, drawn)
+            left_out_runs.append(left_out_of(runs, score, without, TEAM, score.teams, team))
+        residual = np.asarray(score.left_out(state).residual)
+    coverage = LeftOutRuns.joined(left_out_runs)
+    few = _with_teams_left_out(score, coverage, drawn, parameters)
+    return PopulationFit(parameters, score, state, residual, everywhere, few, coverage)
+
+
+def _pairs_of_team(labels: Mapping[str, np.ndarray], team: str) -> set[tuple[str, str]]:
+    """Pairs of framework and architecture that a team's runs have, with those that leave the framework open."""
+    of_team = labels["group"] == team
+    frameworks = labels["framework"][of_team].tolist()
+    architectures = labels["architecture"][of_team].tolist()
+    pairs = set(zip(frameworks, architectures, strict=True))
+    return pairs | {("", architecture) for architecture in ("", *architectures)}
+
+
+def _with_teams_left_out(
+    score: Score,
+    coverage: LeftOutRuns,
+    drawn: Mapping[float, Mapping[str, Draws]],
+    parameters: dict[str, dict[str, Any]],
+) -> dict[str, dict[int, FewRuns]]:
+    """Errors of every source's other runs once some are known.
+
+    What makes intervals cover 90 % is learned from the runs of other teams and put into every fit's parameters.
+    """
+    team_of = dict(
+        zip(
+            score.runs.labels["source"].tolist(),
+            score.runs.labels["group"].tolist(),
+            strict=True,
+        )
+    )
+    few: dict[str, dict[int, FewRuns]] = {}
+    for team, numbers in parameters.items():
+        other_teams = [source for source in team_of if not keys_share_a_team(team_of[source], team)]
+        known = coverage.take(np.isin(coverage.source, other_teams))
+
+        # Widths of a team's runs are learned from the other teams too, so that the reported
+        # coverage is out of sample.
+        fitted = fit_coverage(known)
+        doubt, held_given = _doubt_and_width(drawn, other_teams)
+        numbers["common"] |= {
+            "coverage": fitted.to_dict(),
+            "doubt": doubt,
+            "held_given": held_given,
+        }
+        for source in (name for name in team_of if team_of[name] == team):
+            runs = coverage.take((coverage.source == source) & (coverage.left_out == TEAM))
+            few[source] = few_runs(drawn[doubt][source], covered_half_widths(fitted, runs), held_given)
+    return few
+
+
+def left_out_of(
+    runs: SiteRuns,
+    score: Score,
+    state: State,
+    kind: str,
+    folds: Folds,
+    only: str | None = None,
+) -> LeftOutRuns:
+    """Every run that some folds are for (or only one of them), predicted without its fold.
+
+    Where a framework's facts were looked up with a run's error in view, it counts without them (`SiteRuns.log_undone`):
+    they would make it an easy run, and not one of a framework that nobody ever held against runs.
+    """
+    residual, shared, parts, noise = score.left_out(state, folds)
+    first, second = np.asarray(unpack(state.vector)["scatter"]).tolist()
+    nodes = scales((first, second))
+    # Predictions add what a run leaves open after the width is fitted (`perfmodel.validation.predict_run`).
+    fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(parts.fixed)) - runs.open_deviation**2
+    scattered = nodes.within[:, None] * np.diag(np.asarray(parts.within))
+    single = nodes.own[:, None] * (np.diag(np.asarray(parts.repeats)) + float(noise))
+    half = half_width(np.maximum(fixed + scattered + single, 0.0), nodes.weight)
+
+    # Swap the run's own log error for that without facts found in view of it; what its site
+    # predicts stays.
+    error = np.asarray(residual) + runs.log_undone - runs.log
+    counted = folds if only is None else folds.only(only)
+    chosen = counted.predicted.any(axis=0)
+    return LeftOutRuns(
+        left_out=np.full(int(chosen.sum()), kind),
+        source=runs.labels["source"][chosen],
+        error=error[chosen],
+        half_width=half[chosen],
+        unknown=unknown_of(runs, counted)[chosen],
+        open_deviation=runs.open_deviation[chosen],
+        looked_at=runs.looked_at[chosen],
+    )
+
+
+def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"]) -> Seen:
+    """Frameworks, architectures, years and kinds of models of the chosen runs."""
+    return Seen(
+        frameworks=frozenset(labels["framework"][chosen].tolist()),
+        architectures=frozenset(labels["architecture"][chosen].tolist()),
+        years=frozenset(int(year) for year in labels["year"][chosen].tolist()),
+        model_kinds=frozenset(labels["model_kind"][chosen].tolist()),
+    )
+
+
+def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
+    """How much of each of `UNKNOWNS` every run has, its fold being left out; 0 of runs that no fold is for."""
+    names, labels = list(UNKNOWNS), runs.labels
+    unknown = np.zeros((len(runs.log), len(names)))
+    for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
+        # What counts as unknown depends on what is left: a framework whose only runs are in the
+        # fold is unseen.
+        seen = seen_in(labels, ~left_out)
+        for run in np.flatnonzero(predicted):
+            of_site = seen.unknown(
+                str(labels["framework"][run]),
+                str(labels["architecture"][run]),
+                int(labels["year"][run]),
+                str(labels["model_kind"][run]),
+                generic=GENERIC,
+            )
+            degrees = dict(zip(DEGREES, runs.degrees[run].tolist(), strict=True))
+            of_run = {
+                "settings_unstated": degrees["unstated"],
+                "extrapolated": degrees["extrapolated"],
+                "contradictions": float(runs.contradictions[run]),
+            }
+            unknown[run] = [{**of_site, **of_run}[name] for name in names]
+    return unknown
+
+
+def parameters_text(fit: PopulationFit) -> str:
+    """The parameters as JSON, a posterior per line."""
+    fits = []
+    for teams, numbers in fit.parameters.items():
+        sites = [f"  {json.dumps(name)}: {json.dumps(posterior)}" for name, posterior in numbers["of"].items()]
+        rows = ",\n".join(sites)
+        common, seen = json.dumps(numbers["common"]), json.dumps(numbers["seen"])
+        fits.append(f' {json.dumps(teams)}: {{"common": {common}, "seen": {seen}, "of": {{\n{rows}}}}}')
+    return "{\n" + ",\n".join(fits) + "\n}\n"
+
+
+def _doubt_and_width(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
+    """Return the noise inflation of `DOUBTS` with the least error, and the conformal factor of half-widths with it.
+
+    The error is the mean relative error of a source's other runs once some are known, plus what it is worse by than
+    without known runs. Every source counts the same (`conformal_scale`).
+    """
+
+    def error(doubt: float) -> float:
+        of_source = []
+        for source in sources:
+            draws_by_known = drawn[doubt][source]
+            errors = np.array([mean_error(draws_of_k) for k, draws_of_k in draws_by_known.items() if k > 0])
+            if len(errors):
+                of_source.append((errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean())
+        return float(np.mean(of_source)) if of_source else 0.0
+
+    # Errors over half-widths of all sources' draws, each source with weight 1.
+    best = min(DOUBTS, key=error)
+    off_by_interval, weight = [np.zeros(0)], [np.zeros(0)]
+    for source in sources:
+        known: list[Draw] = []
+        for k, draws_of_k in drawn[best][source].items():
+            if k > 0:
+                known += draws_of_k
+        if known:
+            off = np.concatenate([np.abs(draw.residual) / draw.half for draw in known])
+            off_by_interval.append(off)
+            weight.append(np.full(len(off), 1 / len(off)))
+    return best, conformal_scale(np.concatenate(off_by_interval), np.concatenate(weight))
+
+
+def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, Draws]]) -> None:
+    """Add to `drawn` the draws of known runs of every source of a team that the state has not seen."""
+    left_out = score.left_out(without)
+    residuals = np.asarray(left_out.residual)
+    fixed = np.asarray(left_out.shared) + np.asarray(left_out.own.fixed)
+    within = np.asarray(left_out.own.within)
+    repeats = np.asarray(left_out.own.repeats)
+    first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
+    nodes = scales((first, second))
+    for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
+        if score.runs.labels["group"][index[0]] != team:
+            continue
+        for doubt in DOUBTS:
+            covariances = Covariances(fixed, within, repeats, float(left_out.noise), doubt)
+            drawn[doubt][source] = draws(covariances, nodes, residuals, index[there])
+
+
+def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> State:
+    """The state that the chosen runs lead to from nothing known; the others are never seen."""
+    counted = np.array([chosen[index[0]] for index in score.members], float)
+
+    def unseen(state: State) -> State:
+        return replace(state, weight=np.where(chosen, state.weight, _UNSEEN))
+
+    # Alternate: hyperparameters for given scales and weights, then scales and weights for these
+    # hyperparameters.
+    state = unseen(score.start())
+    for _ in range(_ROUNDS):
+        value = partial(compiled, scale=state.scale, weight=state.weight, counted=counted)
+
+        def evaluate(vector: Float[np.ndarray, " hyperparameters"], value: Any = value) -> tuple[float, np.ndarray]:
+            negative_score, gradient = value(vector)
+            return float(negative_score), np.asarray(gradient, float)
+
+        solution = minimize(
+            evaluate,
+            state.vector,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": _ITERATIONS},
+        )
+        state = unseen(score.scaled(replace(state, vector=solution.x)))
+    return state
+
+
+def posterior(
+    runs: SiteRuns,
+    score: Score,
+    state: State,
+    chosen: np.ndarray,
+    site_pairs: set[tuple[str, str]] | None,
+) -> dict[str, Any]:
+    """Factors of a site of each framework and architecture given the chosen runs, with what is the site's own.
+
+    Pairs of framework and architecture are those of `site_pairs`, or all if there is none.
+    """
+    hyper = {name: np.asarray(values) for name, values in unpack(state.vector).items()}
+
+    # Condition on the chosen runs only: K of the known runs, with own parts scaled and outliers
+    # noisy.
+    known = runs.take(np.flatnonzero(chosen))
+    scale = state.scale[score.of_source][chosen]
+    arrays = known.arrays()
+    own_covariance = sum(own_parts(hyper, arrays)) * scale[:, None]
+    total = factors(hyper, arrays, SHARED) + own_covariance
+    total += np.diag(hyper["noise"][0] ** 2 * scale / state.weight[chosen])
+    solved = np.linalg.inv(total)
+    names_by_level = {name: sorted({*known.labels[name].tolist()}) for name in SHARED[1:]}
+    all_frameworks = (*names_by_level["framework"], "")
+    all_architectures = (*names_by_level["architecture"], "")
+    pairs = site_pairs or set(product(all_frameworks, all_architectures))
+
+    # Prior covariance of a site's class factors, by level.
+    prior = []
+    for level in range(len(LEVELS)):
+        class_deviations = hyper["spread"][level] * hyper["relative"]
+        prior.append(hyper["constant"][level] ** 2 + np.diag(class_deviations**2))
+    posteriors = {}
+    for pair in sorted(pairs):
+        framework, architecture = pair
+        # A run shares the factors of a level with the pair if it has the same label there; all share the first.
+        shares_level = (
+            np.ones(len(scale), bool),
+            known.labels["framework"] == framework,
+            known.labels["architecture"] == architecture,
+        )
+        covariances = []
+        for level, same in enumerate(shares_level):
+            covariances.append(prior[level] @ (known.shares * same[:, None]).T)
+
+        # Gaussian conditioning: mean C K^-1 y and covariance P - C K^-1 C^T, with C the
+        # covariance between the pair's factors and the runs.
+        with_runs = np.sum(covariances, axis=0)
+        covariance = np.sum(prior, axis=0) - with_runs @ solved @ with_runs.T
+        posteriors[key(*pair)] = {
+            "mean": np.round(with_runs @ solved @ known.log, 4).tolist(),
+            "covariance": np.round(covariance[np.tril_indices(len(CLASSES))], 6).tolist(),
+        }
+    common: dict[str, Any] = {name: round(float(hyper[name][0]), 4) for name in ("events", "near", "length", "layout")}
+    common |= {
+        "noise": round(float(hyper["noise"][0]), 4),
+        "degrees": np.round(hyper["degrees"], 4).tolist(),
+    }
+    common |= {"scatter": np.round(hyper["scatter"], 4).tolist()}
+    return {
+        "common": common,
+        "seen": seen_in(runs.labels, chosen).to_dict(),
+        "of": posteriors,
+    }

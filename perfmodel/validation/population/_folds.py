@@ -1,0 +1,90 @@
+"""Runs that are left out together: those of a team, and whole frameworks, device generations, years, kinds of model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from perfmodel.prediction.sites.teams import keys_share_a_team
+
+WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
+"""Labels whose groups are left out whole, to learn how far runs lie off where a group was never seen."""
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """Sets of runs that are left out one after the other; a run is predicted in one of them at most."""
+
+    names: tuple[str, ...]
+    """Name of what each fold leaves out."""
+    left_out: Bool[np.ndarray, "folds runs"]
+    """Runs that each fold leaves out."""
+    predicted: Bool[np.ndarray, "folds runs"]
+    """Runs that each fold predicts, among those that it leaves out."""
+
+    def only(self, name: str) -> "Folds":
+        """Return one of the folds."""
+        fold = [self.names.index(name)]
+        return Folds((name,), self.left_out[fold], self.predicted[fold])
+
+    def padded(
+        self,
+    ) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
+        """Places of the runs left out in rows of one length, which of them are there, and which are predicted."""
+        # JAX needs arrays of one shape: pad every fold to the longest, with a mask of the entries
+        # that are runs.
+        places = [np.flatnonzero(left_out) for left_out in self.left_out]
+        index = np.zeros((len(places), max(map(len, places))), int)
+        is_run = np.zeros(index.shape, bool)
+        for fold, members in enumerate(places):
+            index[fold, : len(members)] = members
+            is_run[fold, : len(members)] = True
+        predicted = is_run & np.take_along_axis(self.predicted, index, axis=1)
+        return index, is_run, predicted
+
+
+def team_folds(teams: Sequence[str]) -> Folds:
+    """One fold for every team: it leaves out all runs that share a team with it.
+
+    Args:
+        teams: of every run, joined by `+` (`perfmodel.prediction.sites.teams.team_key`).
+    """
+    names = sorted(set(teams))
+    left_out = np.zeros((len(names), len(teams)), bool)
+    predicted = np.zeros((len(names), len(teams)), bool)
+    for fold, name in enumerate(names):
+        for run, team in enumerate(teams):
+            # A run of two teams is left out with either of them, but predicted once, in the fold
+            # of its own key.
+            left_out[fold, run] = keys_share_a_team(name, team)
+            predicted[fold, run] = name == team
+    return Folds(tuple(names), left_out, predicted)
+
+
+def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
+    """One fold for every group: it leaves out all runs of the sources that have runs of the group, since a source's
+    other runs know its site.
+
+    Args:
+        groups: the framework, the device generation, the year or the kind of model of every run.
+        sources: of every run.
+    """
+    group, source = np.asarray(groups, str), np.asarray(sources, str)
+    names = np.unique(group)
+
+    # Other runs of the same source would tell of its site, which a stranger to the group does not
+    # have.
+    predicted = group == names[:, None]
+    left_out = np.array([np.isin(source, source[of_group]) for of_group in predicted])
+    # A group that every source has leaves nothing to learn from.
+    learns = ~left_out.all(axis=1)
+    return Folds(tuple(names[learns].tolist()), left_out[learns], predicted[learns])
+
+
+def folds_of(labels: Mapping[str, np.ndarray]) -> dict[str, Folds]:
+    """Folds by the kind of group that each leaves out whole; labels of runs as `SiteRuns.labels` has them."""
+    sources = labels["source"].tolist()
+    folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), sources) for kind in WHOLE_GROUPS}
+    return {kind: folds for kind, folds in folds_by_kind.items() if folds.names}

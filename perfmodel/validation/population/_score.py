@@ -1,0 +1,398 @@
+"""How likely the published runs of every source are when its teams are left out, under the hierarchical model of sites.
+
+log(measured / predicted) of runs is a Gaussian process: factors of classes of events, weighted by their shares of the
+step, that all sites have in common, that a framework's and a device's have, and that are a site's own; what a site adds
+per unit of `DEGREES` and per half-width of its events; what layouts near one another share; what a layout, and a run,
+has of its own. Beyond its factors a site scatters by scales of its own (`Scales` of
+`perfmodel.prediction.sites.known_runs`), which are integrated over: one that scatters much says little of itself by one
+run, and its intervals stay wide.
+
+The variances are those under which the runs of every source are likeliest when its teams are left out: from the other
+sources alone, and given 1, 3 and 8 of its own runs. Every source counts the same. The score is of what users ask, and
+is not misled where the model is wrong of one source, as the marginal likelihood is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from perfmodel.prediction.sites import CLASSES, DEGREES
+from perfmodel.prediction.sites.known_runs import OUTLIERS, standard_nodes
+from perfmodel.validation.population._folds import Folds, team_folds
+
+LEVELS: Final[tuple[str, ...]] = (
+    "everywhere",
+    "framework",
+    "architecture",
+    "source",
+    "site",
+)
+SHARED: Final = LEVELS[:3]
+"""Levels that other sources tell of; the rest is a source's own, and of its frameworks and devices."""
+MOST: Final = 10
+"""Runs of a source that are fitted to; every source counts the same however many it has."""
+GIVEN: Final = (1, 3, 8)
+DRAWS: Final = 2
+_GIVEN_WEIGHT: Final = 0.5
+"""Weight of a score given runs, relative to that of a source left out whole."""
+DEGREES_OF_FREEDOM: Final = 5.0
+"""Degrees of freedom of the one scale by which a source's own part counts for what others learn. Assumed: the record
+has too few
+sources to tell."""
+START: Final = {
+    "constant": [0.05] * len(LEVELS),
+    "spread": [0.05] * len(LEVELS),
+    "relative": [1.0] * len(CLASSES),
+    "degrees": [0.05] * len(DEGREES),
+    "events": [0.5],
+    "near": [0.05],
+    "length": [2.0],
+    "layout": [0.03],
+    "noise": [0.03],
+    "scatter": [0.3, 0.5],
+}
+"""Standard deviations: of factors that a level gives to every class alike, and to each by itself, relative to one
+another; then as in `SitePrior`."""
+_LOOSE: Final = {"relative": 0.25, "events": 0.5, "length": 0.5}
+"""Standard deviations of the logs of these around the start; 1 of the others. They count as a third of a source."""
+_PRIOR_WEIGHT: Final = 0.3
+_SPLITS: Final = np.cumsum([len(values) for values in START.values()])[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRuns:
+    """Runs as the model sees them."""
+
+    log: Float[np.ndarray, " runs"]
+    """log(measured / predicted)."""
+    log_undone: Float[np.ndarray, " runs"]
+    """log(measured / predicted) without the facts of frameworks that were looked up with the run's error in view."""
+    looked_at: Bool[np.ndarray, " runs"]
+    """Whether facts were ever looked up with the errors of the run's source in view."""
+    shares: Float[np.ndarray, "runs classes"]
+    degrees: Float[np.ndarray, "runs degrees"]
+    events: Float[np.ndarray, " runs"]
+    """Standard deviation of the log step time from the events' own intervals."""
+    at: Float[np.ndarray, "runs coordinates"]
+    layout: Int[np.ndarray, " runs"]
+    """Number of the layout; repeats of one run have the same."""
+    open_deviation: Float[np.ndarray, " runs"]
+    """Standard deviation of the log step time between all that the run may have been (`RunPrediction`)."""
+    contradictions: Float[np.ndarray, " runs"]
+    """1 where statements about the run contradict one another, else 0."""
+    labels: Mapping[str, np.ndarray]
+    """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and `model_kind` of every run.
+    """
+
+    @cached_property
+    def levels(self) -> dict[str, Int[np.ndarray, " runs"]]:
+        """Number of the group that each run belongs to, by level: runs of one group share its factors."""
+        labels = self.labels
+        source, framework, architecture = (labels[name] for name in ("source", *SHARED[1:]))
+        site = [" ".join(parts) for parts in zip(source, framework, architecture, strict=True)]
+        names = {
+            "framework": framework,
+            "architecture": architecture,
+            "source": source,
+            "site": site,
+        }
+        numbers = {name: np.unique(values, return_inverse=True)[1] for name, values in names.items()}
+        return {"everywhere": np.zeros(len(self.log), int)} | numbers
+
+    def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
+        """Some of the runs."""
+        labels = {name: values[index] for name, values in self.labels.items()}
+        names = (field.name for field in fields(self) if field.name != "labels")
+        return replace(self, **{name: getattr(self, name)[index] for name in names}, labels=labels)
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays that covariances are computed from."""
+        names = ("shares", "degrees", "events", "at", "layout", "open_deviation")
+        named = {name: getattr(self, name) for name in names}
+        return named | {"levels": self.levels}
+
+
+def unpack(vector: Any) -> dict[str, Any]:
+    import jax.numpy as jnp
+
+    return dict(zip(START, jnp.split(jnp.exp(vector), _SPLITS), strict=True))
+
+
+def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """Covariance of runs by the factors of some levels."""
+    # Runs of one group of a level share its constant, and its class factors by the product of
+    # their shares.
+    total = 0.0
+    for name in names:
+        level, number_of_run = LEVELS.index(name), runs["levels"][name]
+        scale = (hyper["spread"][level] * hyper["relative"]) ** 2
+        of_level = hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
+        total = total + (number_of_run[:, None] == number_of_run) * of_level
+    return total
+
+
+class OwnParts(NamedTuple):
+    """Covariances [runs, runs] of runs by what is their source's own, noise left out.
+
+    They are apart because a source scatters by two scales (`Scales` of `perfmodel.prediction.sites.known_runs`), of
+    which each multiplies one part.
+    """
+
+    fixed: Any
+    """Part from factors of the source and the site, and from what each run leaves open: multiplied by no scale."""
+    within: Any
+    """Part from settings, events and layouts near one another: multiplied by the scale within the source."""
+    repeats: Any
+    """Part from repeats of one layout: multiplied by the scale of a run's own."""
+
+
+def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
+    """Return the covariances of runs by what is their source's own.
+
+    Arrays are JAX's or NumPy's as `hyper` is; with NumPy's nothing is compiled for one number of runs.
+    """
+    xp = hyper["near"].__array_namespace__()
+    source = runs["levels"]["source"]
+    site = runs["levels"]["site"]
+    same_source = source[:, None] == source
+    same_site = site[:, None] == site
+
+    # Layouts near one another err alike: an exponential kernel over doublings of degrees and
+    # sizes. The tiny term keeps the square root differentiable at 0.
+    apart = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
+    near = hyper["near"] ** 2 * xp.exp(-apart / hyper["length"])
+
+    # A site adds an unknown amount per unit of each degree (what is unstated, extrapolated) and per
+    # half-width of its events. It is one amount for all runs there, each of which has its share.
+    by_degree = (runs["degrees"] * hyper["degrees"] ** 2) @ runs["degrees"].T
+    by_degree += hyper["events"] ** 2 * runs["events"][:, None] * runs["events"]
+    same_layout = runs["layout"][:, None] == runs["layout"]
+    left_open = xp.eye(len(source)) * runs["open_deviation"] ** 2
+    return OwnParts(
+        fixed=factors(hyper, runs, ("source", "site")) + left_open,
+        within=same_source * near + same_site * by_degree,
+        repeats=same_source * (same_layout * hyper["layout"] ** 2),
+    )
+
+
+class LeftOut(NamedTuple):
+    """Every run as it is predicted without its fold."""
+
+    residual: Any
+    """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
+    shared: Any
+    """Posterior covariance [runs, runs] of what runs share with other sources; 0 between folds."""
+    own: OwnParts
+    """Covariances by what is the sources' own."""
+    noise: Any
+    """Variance of what each run has for itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """State of a fit: hyperparameters, scales of sources and weights of runs."""
+
+    vector: Float[np.ndarray, " hyperparameters"]
+    """Logs of `START`'s."""
+    scale: Float[np.ndarray, " sources"]
+    """Scale of the variance of each source's own part."""
+    weight: Float[np.ndarray, " runs"]
+    """Weight of each run's precision, low for outliers."""
+
+
+class Score:
+    """How likely the runs of sources are when their teams are left out."""
+
+    def __init__(self, runs: SiteRuns) -> None:
+        self.runs = runs
+        self.sources, of_source = np.unique(runs.labels["source"], return_inverse=True)
+        self.of_source = of_source
+        self.members, self.there = _padded(of_source, len(self.sources))
+        self.teams = team_folds(runs.labels["group"].tolist())
+
+        # Draw the known runs once: a score that changes from call to call could not be minimised.
+        rng = np.random.default_rng(0)
+        runs_of_source = self.there.sum(axis=1)
+        self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for k in GIVEN:
+            drawn = []
+            for n_runs in runs_of_source:
+                drawn.append([rng.permutation(max(n_runs, k))[:k] for _ in range(DRAWS)])
+            # A source counts only where runs are left to predict.
+            self.known[k] = np.array(drawn), runs_of_source > k
+
+    def start(self) -> State:
+        """Nothing known."""
+        vector = np.log(np.concatenate([*START.values()]))
+        return State(vector, np.ones(len(self.sources)), np.ones(len(self.runs.log)))
+
+    def left_out(self, state: State, folds: Folds | None = None) -> LeftOut:
+        """Predict every run without its fold (that of its teams, where no folds are stated).
+
+        All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks).
+        """
+        return self._left_out(state.vector, state.scale, state.weight, (folds or self.teams).padded())
+
+    @cached_property
+    def _left_out(self) -> Callable[..., LeftOut]:
+        """`left_out` of what a state is made of, compiled."""
+        import jax
+
+        return jax.jit(self._of_folds)
+
+    def _of_folds(self, vector: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> LeftOut:
+        """Predict every run without its fold from one inverse; see `left_out`."""
+        import jax
+        import jax.numpy as jnp
+
+        # Covariance of all runs: factors that other sources share, and each source's own part
+        # times its scale. Outliers get more noise (`weight` below 1).
+        hyper = unpack(vector)
+        runs = jax.tree.map(jnp.asarray, self.runs.arrays())
+        parts = own_parts(hyper, runs)
+        noise = hyper["noise"][0] ** 2
+        scale = jnp.asarray(scale)[self.of_source]
+        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
+        inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
+        solved = inverse @ self.runs.log
+
+        def of_fold(index: Any, there: Any) -> tuple[Any, Any]:
+            # Leave-out predictions from one inverse K^-1 =: A. For a fold F, the residual is
+            # A_FF^-1 (A y)_F, and A_FF^-1 is its covariance, from which the runs' own part is
+            # taken off. Padding rows are the identity.
+            both = there[:, None] & there
+            total = jnp.linalg.inv(jnp.where(both, inverse[index][:, index], jnp.eye(len(index))))
+            residual = total @ jnp.where(there, solved[index], 0.0)
+            return residual, total - jnp.where(both, scaled[index][:, index], 0.0)
+
+        members, there, predicted = (jnp.asarray(part) for part in folds)
+        residuals, shared = jax.vmap(of_fold)(members, there)
+
+        # Scatter the folds back to runs; each run is predicted in one fold.
+        flat = jnp.zeros(len(self.runs.log)).at[members.ravel()].add((residuals * predicted).ravel())
+        rows, columns = members[:, :, None], members[:, None]
+        both = predicted[:, :, None] & predicted[:, None]
+        together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
+        return LeftOut(residual=flat, shared=together, own=parts, noise=noise)
+
+    def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
+        """Negative log score of the sources that count, with the weak prior of the hyperparameters."""
+        import jax
+        import jax.numpy as jnp
+        from jax.scipy.special import logsumexp
+
+        residual, shared, parts, noise = self.left_out(State(vector, scale, weight))
+        fixed = shared + parts.fixed
+        hyper = unpack(vector)
+        *nodes, heavy = standard_nodes()
+
+        # Sources scatter by unknown scales of their own: a quadrature over two log-normal scales,
+        # for what layouts share and for what is a run's own.
+        scales = [jnp.exp(2 * hyper["scatter"][at] * node) for at, node in enumerate(nodes)]
+        prior = np.log(heavy)[:, None]
+
+        def unconditional(index: Any, there: Any) -> Any:
+            """Mean log score of a source's runs while none of them is known."""
+            fixed_of = jnp.diag(fixed)[index]
+            within_of = jnp.diag(parts.within)[index]
+            repeats_of = jnp.diag(parts.repeats)[index]
+            variance = fixed_of + scales[0][:, None] * within_of + scales[1][:, None] * (repeats_of + noise)
+
+            # The density of a mixture: that of every node, weighted by how likely the node is.
+            log = logsumexp(_log_normal(residual[index], variance) + prior, axis=0)
+            return jnp.where(there, log, 0.0).sum() / there.sum()
+
+        def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
+            """Mean log score of a source's other runs once the drawn ones are known."""
+            # The source's block of every part, and in it the columns of the drawn runs. Parts
+            # stay apart, since every node multiplies them by its own scales.
+            covariances = [part[index][:, index] for part in (fixed, parts.within, parts.repeats)]
+            columns_of_drawn = []
+            for run in drawn:
+                columns_of_drawn.append([part[:, run] for part in covariances])
+
+            def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
+                """Log likelihoods of the known runs, one after the other, and of the others after them.
+
+                Each known run takes its column of the covariance's Cholesky root from the residuals and variances.
+                """
+                fixed_part, within_part, repeats_part = (jnp.diag(part) for part in covariances)
+                remainder = residual[index]
+                variance = fixed_part + scale * within_part + own_scale * (repeats_part + noise)
+                log = 0.0
+                columns: list[Any] = []
+                for run, (fixed_column, within_column, repeats_column) in zip(drawn, columns_of_drawn, strict=True):
+                    with_run = fixed_column + scale * within_column + own_scale * repeats_column
+                    gain = with_run - sum(root * root[run] for root in columns)
+                    log = log + _log_normal(remainder[run], variance[run])
+                    remainder = remainder - gain * remainder[run] / variance[run]
+                    columns.append(gain / jnp.sqrt(variance[run]))
+                    variance = variance - columns[-1] ** 2
+                return log, _log_normal(remainder, variance)
+
+            # Bayes' rule over the nodes: one under which the known runs are likely counts more
+            # for the others.
+            likely, log = jax.vmap(condition)(*scales)
+            likely = likely[:, None] + prior
+            log = logsumexp(log + likely, axis=0) - logsumexp(likely)
+
+            # The known runs themselves are not predicted, nor is padding; a source with too few
+            # runs scores 0.
+            is_unknown = there.at[drawn].set(False)
+            log = jnp.where(is_unknown, log, 0.0)
+            return jnp.where(enough, log.sum() / jnp.maximum(is_unknown.sum(), 1), 0.0)
+
+        members, there = jnp.asarray(self.members), jnp.asarray(self.there)
+
+        # Score each source as a whole unseen site, and after 1, 3 and 8 of its runs.
+        score = jax.vmap(unconditional)(members, there) @ counted
+        for drawn, enough in self.known.values():
+            each = jax.vmap(jax.vmap(conditional, (None, None, None, 0)))(members, there, enough, drawn)
+            score += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
+
+        # A weak log-normal prior holds hyperparameters that few sources tell of near their start.
+        first = np.log(np.concatenate([*START.values()]))
+        deviations = [np.full(len(values), _LOOSE.get(name, 1.0)) for name, values in START.items()]
+        loose = np.concatenate(deviations)
+        return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
+
+    def scaled(self, state: State) -> State:
+        """Scales of sources given their runs, and weights of runs by how far each lies from the others."""
+        left_out = self.left_out(state)
+        residual = np.asarray(left_out.residual)
+        shared = np.asarray(left_out.shared)
+        own_covariance = np.asarray(sum(left_out.own))
+        noise = left_out.noise
+        scale, weight = np.ones(len(self.sources)), np.ones(len(residual))
+        for source, there in enumerate(self.there):
+            index = self.members[source][there]
+            block, error = np.ix_(index, index), residual[index]
+            of_source = own_covariance[block] + np.diag(noise / state.weight[index])
+
+            # Student's t as a scale mixture of normals (EM): the scale of a source given its
+            # runs, then the weight of each run given the others.
+            squares = float(error @ np.linalg.solve(shared[block] + of_source, error))
+            scale[source] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
+            inverse = np.linalg.inv(shared[block] + scale[source] * of_source)
+            weight[index] = (OUTLIERS + 1) / (OUTLIERS + (inverse @ error) ** 2 / np.diag(inverse))
+        return State(state.vector, scale, weight)
+
+
+def _log_normal(error: Any, variance: Any) -> Any:
+    import jax.numpy as jnp
+
+    return -0.5 * (error**2 / variance + jnp.log(2 * jnp.pi * variance))
+
+
+def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of every code in rows of one length, and which of them are there."""
+    members_of_code = [np.flatnonzero(codes == at) for at in range(count)]
+    lengths = np.array([len(members) for members in members_of_code])
+    index = np.zeros((count, max(lengths)), int)
+    for row, members in zip(index, members_of_code, strict=True):
+        row[: len(members)] = members
+    return index, np.arange(index.shape[1]) < lengths[:, None]

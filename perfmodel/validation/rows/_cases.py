@@ -1,0 +1,501 @@
+"""A published row -> model, cluster, job and layout, or the reason why it cannot be; a table of them -> what end-to-end
+calibration takes."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.calibration import Run
+from perfmodel.errors import PerfModelError, TableError
+from perfmodel.prediction import check_layout, check_machine
+from perfmodel.schedule import schedule_names
+from perfmodel.spec import (
+    Cluster,
+    Framework,
+    Job,
+    Layout,
+    Model,
+    Transformer,
+    schedule_name,
+    written,
+)
+from perfmodel.units import GB
+from perfmodel.validation.rows._cells import (
+    FROM_OTHERS,
+    Row,
+    Spread,
+    Unusable,
+    count,
+    missing_columns,
+    number,
+    read_rows,
+    spread_of,
+    text,
+)
+from perfmodel.validation.rows._keys import (
+    CONTRADICTIONS,
+    job_values,
+    key_tables,
+    layout_values,
+    rows_of,
+    with_framework_keys,
+    with_plain_columns,
+)
+from perfmodel.validation.rows._model import model_of
+from perfmodel.validation.rows._own_runs import has_words_of_predict, own_run, require_words
+from perfmodel.validation.rows._recipe import RowRecipe, recipe_of
+from perfmodel.validation.rows._words import (
+    adapter_rank_of,
+    adapters_of,
+    attends_in_8_bits,
+    contradictions_in_words,
+    dtype_of,
+    fp8_recipe_of,
+    framework_name,
+    graphs_of,
+    keeps_16_bits_alone,
+    launch_switches,
+    layout_switches,
+    leaves_policy_open,
+    network_of,
+    offloads_activations,
+    recompute_modules_of,
+    recompute_of,
+    repeated_layers,
+    seq_len_of,
+    sharding_of,
+    unread_words,
+)
+from perfmodel.validation.rows.vocabulary import INTERLEAVED_NAMES
+from perfmodel.workload import parameter_count
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COPIES_TO_HOST: Final = "copies of activations to the host"
+"""Name of what `Case.assumed` holds where a run may copy activations to the host and nothing says whether it does."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One published run, ready to predict."""
+
+    case_id: str
+    model: Model
+    cluster: Cluster
+    job: Job
+    layout: Layout
+    framework: Framework
+    assumed: tuple[str, ...] = ()
+    """Names of what nothing in the row tells, and was assumed."""
+    contradictions: tuple[str, ...] = ()
+    """Cells that say different things of one setting, each in a sentence; the first named there was taken."""
+    stated_layout: str = ""
+    """The part of the layout that the run states, in a layout's notation; the rest is as its framework has it."""
+    stated_job: frozenset[str] = frozenset()
+    """Names of the fields of the job that the run states."""
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """Names of all fields of layout and job that the run states."""
+        return frozenset(Layout.values(self.stated_layout)) | self.stated_job
+
+    @property
+    def recompute_stated(self) -> bool:
+        """Whether the run states what is recomputed."""
+        return not {"recompute", "recompute_full_layers"}.isdisjoint(self.stated)
+
+    def relaid(self, **changes: Any) -> "Case":
+        """The case with some fields of the layout stated otherwise, and the rest as its framework then has it.
+
+        Raises:
+            LayoutError: a layout that is not possible.
+        """
+        values = Layout.values(self.stated_layout) | changes
+        text = ",".join(f"{name}={written(value)}" for name, value in values.items())
+        layout, _ = self.framework.layout(text, self.model)
+        return replace(self, layout=layout, stated_layout=text)
+
+    def with_job(self, **changes: Any) -> "Case":
+        """The case with some fields of the job stated otherwise."""
+        job = replace(self.job, **changes)
+        return replace(self, job=job, stated_job=self.stated_job | frozenset(changes))
+
+
+_SCHEDULES = {
+    "none": "1f1b",
+    "": "1f1b",
+    **dict.fromkeys(INTERLEAVED_NAMES, "interleaved"),
+    # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
+    "zb-1p": "zb-h1",
+    "zb-2p": "zb-h2",
+    # All programs here wait for all gradients before an update.
+    "zb-2p-sync-optimizer": "zb-h2",
+}
+
+
+def read_case(row: Row, framework: Framework | None = None) -> Case:
+    """Build the case of one row: what it states, completed by the framework of its column of that name.
+
+    Args:
+        framework: instead of the row's.
+
+    Raises:
+        Unusable: naming the cell that is missing or the feature that is not modelled.
+        PerfModelError: where catalog or specs refuse what the row states.
+    """
+    # The framework comes first, since it completes what the row leaves out of model, batch and layout.
+    row = with_plain_columns(row)
+    run_name = f"run {text(row, 'case_id')}"
+    keys = key_tables(row)
+    run_framework = framework
+    assumed_framework = False
+    if run_framework is None:
+        run_framework, assumed_framework = framework_of(framework_name(row))
+    run_framework = with_framework_keys(run_framework, keys.get("framework", {}), run_name)
+
+    described = model_of(row, run_framework)
+    model = described.model
+    seq_len, assumed_length = seq_len_of(row, model)
+    row = _with_degrees_of_devices(row)
+    spread = spread_of(row, seq_len, run_framework)
+    cluster, network_contradictions = cluster_of(row, keys.get("network", {}), run_name)
+    dtype, assumed_dtype = dtype_of(row)
+
+    preset = recipe_of(row, run_framework, model, cluster.device, dtype)
+    layout_text = stated_layout(row, spread, model, run_framework, preset)
+    # Where the data sheet has no host link, nobody knows what copies to the host cost, so they are left out.
+    unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
+    if offloads_activations(row) and not unknown_offload:
+        layout_text += ",offload=true"
+    layout_text = _with_layout_keys(layout_text, keys.get("layout", {}), run_name)
+    layout, _ = run_framework.layout(layout_text, model)
+    if layout.devices != count(row, "n_devices", layout.devices):
+        raise Unusable("degrees do not multiply to the devices")
+
+    # Batch, length and element type have stood in plain columns since `with_plain_columns`.
+    job_fields = _stated_job(row, run_framework, preset, dtype)
+    for name, value in job_values(keys.get("job", {}), run_name).items():
+        if name not in ("global_batch", "seq_len", "dtype"):
+            job_fields[name] = value
+    job = run_framework.job(
+        model,
+        cluster.device,
+        global_batch=spread.global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        **job_fields,
+    )
+    check_machine(cluster, job, layout.devices, "the run")
+
+    possibly_assumed = {
+        "framework": assumed_framework,
+        "seq_len": assumed_length,
+        "dtype": assumed_dtype,
+        COPIES_TO_HOST: unknown_offload or leaves_policy_open(row),
+        "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
+    }
+    assumed = (
+        *described.assumed,
+        *text(row, FROM_OTHERS).split(),
+        *spread.assumed,
+        *(name for name, is_assumed in possibly_assumed.items() if is_assumed),
+        *unread_words(row),
+    )
+    contradictions = (
+        *text(row, CONTRADICTIONS).splitlines(),
+        *network_contradictions,
+        *contradictions_in_words(row),
+        *_contradictions_of_sizes(row, model, cluster),
+    )
+
+    # Graphs count as stated only where the row or its recipe speaks of the launch at all.
+    stated_job = frozenset(job_fields)
+    if not text(row, "launch_and_overlap") and "cuda_graphs" not in {
+        **preset.job,
+        **keys.get("job", {}),
+    }:
+        stated_job -= {"cuda_graphs"}
+    return Case(
+        case_id=text(row, "case_id"),
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=layout,
+        framework=run_framework,
+        assumed=assumed,
+        contradictions=tuple(dict.fromkeys(contradictions)),
+        stated_layout=layout_text,
+        stated_job=stated_job,
+    )
+
+
+def _with_degrees_of_devices(row: Row) -> Row:
+    """The row with as many replicas as the other degrees leave of its devices, as launchers have it, where all are
+    stated and contradict each other (`CONTRADICTIONS` says so)."""
+    if any(number(row, name) is None for name in ("tp", "pp", "dp", "n_devices")):
+        return row
+    devices = count(row, "n_devices")
+    devices_per_replica = count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    return row if devices % devices_per_replica else {**row, "dp": devices // devices_per_replica}
+
+
+def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster of a row: of its column of that name, else by its words, with the network that `network.*` columns
+    state; and in what its columns contradict each other.
+
+    Raises:
+        Unusable, PerfModelError: the words or numbers of the network cannot be read.
+    """
+    # A catalog's cluster has its network; `network.*` changes it. Else device, node size and the
+    # words for the links make one.
+    network, contradictions = network_of(row)
+    nics_per_node, nic_gbit_per_s = adapters_of(row)
+    if text(row, "cluster"):
+        cluster = catalog.cluster(text(row, "cluster"))
+        return catalog.with_network(cluster, network_keys, f"{run_name}: network.*"), contradictions
+    cluster = catalog.cluster_for(
+        text(row, "device"),
+        count(row, "devices_per_node") if number(row, "devices_per_node") is not None else None,
+        text(row, "intra_link"),
+        network,
+        nics_per_node,
+        nic_gbit_per_s,
+    )
+    # Words and adapters of `network.*` stand in plain columns already (`with_plain_columns`).
+    figures = dict(network_keys)
+    for name in ("inter_link", "nics_per_node", "nic_gbit_per_s"):
+        figures.pop(name, None)
+    return catalog.with_network(cluster, figures, f"{run_name}: network.*"), contradictions
+
+
+def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -> dict[str, Any]:
+    """Fields of the job that a row's words and its recipe state."""
+    switches = launch_switches(row)
+    job_fields: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
+
+    # Attention in 8 bits is a kernel of fused attention: without the latter there is none.
+    flash = number(row, "flash_attention")
+    if flash is not None:
+        job_fields["flash_attention"] = bool(flash)
+        job_fields["fp8_attention"] = bool(flash) and job_fields.get("fp8_attention", False)
+    modules = recompute_modules_of(row)
+    if modules:
+        job_fields["recompute_modules"] = modules
+    recipe = fp8_recipe_of(row, framework)
+    if recipe is not None:
+        job_fields["fp8_recipe"] = recipe
+    if dtype in ("fp8", "fp4") and flash != 0 and attends_in_8_bits(row):
+        job_fields["fp8_attention"] = True
+    if keeps_16_bits_alone(row):
+        job_fields["optimizer"] = "adam16bit"
+
+    # Switches of a launch are statements only where they are on: a launch that does not name one
+    # may still have it by its framework's default.
+    for dispatcher in ("hybridep", "deepep"):
+        if switches.get(dispatcher):
+            job_fields["expert_dispatcher"] = dispatcher
+    if switches.get("fused_experts"):
+        job_fields["fused_experts"] = True
+    if "operation_fuser" in switches:
+        job_fields["operation_fuser"] = switches["operation_fuser"]
+    if switches.get("blocking_launches"):
+        job_fields["blocking_launches"] = True
+    if switches.get("bf16 gradients"):
+        job_fields["grad_dtype"] = "bf16"
+
+    # A row with adapters (LoRA) trains these alone. Their exchange by all-to-all is a switch of
+    # its own.
+    rank = adapter_rank_of(row)
+    if rank is not None:
+        job_fields |= {"frozen": True, "adapter_rank": rank}
+        job_fields["adapter_all_to_all"] = switches.get("lora_a2a", False) and rank > 0
+    return job_fields
+
+
+def _with_layout_keys(layout_text: str, keys: Mapping[str, Any], run_name: str) -> str:
+    """A layout's notation with the fields that `layout.*` columns state, which win."""
+    stated = layout_values(keys, run_name)
+    if not stated:
+        return layout_text
+    values = Layout.values(layout_text) | stated
+    # A mode and a number of layers exclude each other: the one that the columns state replaces the other.
+    if "recompute_full_layers" in stated and "recompute" not in stated and values.get("recompute") == "full":
+        values["recompute"] = "none"
+    if stated.get("recompute") == "full" and "recompute_full_layers" not in stated:
+        values.pop("recompute_full_layers", None)
+    return ",".join(f"{name}={written(value)}" for name, value in values.items())
+
+
+_MOST_OFF_PARAMETERS: Final = 0.15
+"""Stated parameters over those of the model, from which they contradict each other: counts leave embeddings out, or
+padding and heads in."""
+
+
+def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[str, ...]:
+    """Sentences on how the stated parameters and memory of a row contradict its model and device."""
+    contradictions = []
+    stated = number(row, "params_b")
+    if stated and isinstance(model, Transformer):
+        counted = parameter_count(model) / 1e9
+        if abs(stated / counted - 1) > _MOST_OFF_PARAMETERS:
+            contradictions.append(f"params_b={stated:g} and {counted:.3g} billion parameters of its sizes")
+    memory = number(row, "measured_peak_memory_gb")
+    if memory and memory * GB > cluster.device.memory_bytes * 1.01:
+        capacity = cluster.device.memory_bytes / GB
+        contradictions.append(f"measured_peak_memory_gb={memory:g} and {capacity:.3g} GB of {cluster.device.name}")
+    return tuple(contradictions)
+
+
+def framework_of(name: str) -> tuple[Framework, bool]:
+    """The framework that a cell names, `generic` for an empty one, and whether it is assumed: the first version for a
+    year before that, `generic` for a name that the catalog does not have."""
+    try:
+        return catalog.framework(name or "generic"), False
+    except PerfModelError:
+        plain = name.partition("@")[0]
+        if plain in catalog.frameworks():
+            return catalog.framework_versions(plain)[0], True
+        return catalog.framework("generic"), True
+
+
+def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
+    """The layout that a row states, and its recipe, in a layout's notation; what they leave out is its framework's.
+
+    Raises:
+        Unusable: a schedule that is not modelled.
+    """
+    # Degrees and batch of the row over what its recipe sets; everything else is added only where
+    # the row says it.
+    name = text(row, "schedule").lower()
+    schedule = _SCHEDULES.get(name, schedule_name(name))
+    if schedule.partition(":")[0] not in schedule_names():
+        raise Unusable(f"schedule {name} is not modelled")
+    fields: dict[str, Any] = {
+        degree: getattr(spread, degree) for degree in ("tp", "pp", "dp", "cp", "micro_batch")
+    } | recipe.layout
+
+    fields["ep"] = count(row, "ep", 1)
+    if getattr(model, "experts", None):
+        etp = _expert_tp(row, spread, fields["ep"])
+        if etp != spread.tp:
+            fields["etp"] = etp
+    # Several model chunks per stage only run interleaved, whatever the row calls the schedule.
+    vpp = count(row, "vpp", 1) if spread.pp > 1 else 1
+    if vpp > 1:
+        fields |= {"vpp": vpp, "schedule": "interleaved"}
+    elif name:
+        fields["schedule"] = schedule.replace("interleaved", "1f1b")
+    fields |= sharding_of(row, spread.dp, spread.pp)
+    sequence_parallel = number(row, "sequence_parallel")
+    if sequence_parallel is not None:
+        fields["sequence_parallel"] = bool(sequence_parallel)
+    recompute = recompute_of(row)
+    if recompute:
+        fields["recompute"] = recompute
+
+    # Without tensor parallelism there are no collectives that could be overlapped, whatever the
+    # launch says.
+    switches = launch_switches(row)
+    if "tp_overlap" in switches:
+        fields["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
+    fields |= layout_switches(row)
+
+    # Whole layers to recompute are a number of their own, beside which the mode is `none`.
+    layers = repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))
+    if layers is not None:
+        fields |= {"recompute": "none", "recompute_full_layers": layers}
+
+    # `selective` means parts of every layer in some frameworks and some whole layers in others,
+    # where the utilisation tells how many.
+    layers = _selected_layers(row, spread, model)
+    if layers and framework.launch.selective_layers:
+        fields |= {"recompute": "none", "recompute_full_layers": layers}
+    return ",".join(f"{key}={str(value).lower()}" for key, value in fields.items())
+
+
+def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
+    """Tensor-parallel degree inside experts: of its column; else tp, or the largest part of it with which `ep` groups
+    of experts find their ranks in a stage."""
+    # Experts take ep * etp of a stage's tp * cp * dp ranks. The largest part of tp that comes out
+    # even is what launchers derive.
+    ranks = spread.tp * spread.cp * spread.dp
+    fitting = [n for n in range(1, spread.tp + 1) if spread.tp % n == 0 and ranks % (ep * n) == 0]
+    return count(row, "etp", max(fitting, default=spread.tp))
+
+
+def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
+    """Layers that are recomputed as a whole where `selective` means some of them: a share f of them makes HFU / MFU
+    = 1 + f / 3, a forward being a third. 0 where the row does not tell."""
+    hardware, useful = number(row, "measured_hfu"), number(row, "measured_mfu")
+    if not text(row, "recompute").startswith("selective") or spread.pp > 1 or hardware is None or not useful:
+        return 0
+    layers = model.layers if isinstance(model, Transformer) else 0
+    return round(min(1.0, max(0.0, 3 * (hardware / useful - 1))) * layers)
+
+
+def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, int]]:
+    """Timed runs of a table, and why other rows are none (reason -> rows).
+
+    Args:
+        file: csv with the columns of `data/published/README.md`, or with those that `predict` takes: `model`,
+            `cluster`, `layout`, `global_batch` and so on, with `step_time_s`; or such a frame.
+
+    Raises:
+        TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
+    """
+    import pandas as pd
+
+    if isinstance(file, pd.DataFrame):
+        table, name = file, "table of runs"
+    else:
+        table, name = read_rows(Path(file)), str(file)
+
+    # Two kinds of tables: columns of published runs, and words of `predict`.
+    in_words = has_words_of_predict(table)
+    if in_words:
+        require_words(table, name)
+    missing = [] if in_words else missing_columns(table)
+    if missing:
+        columns = "columns" if len(missing) > 1 else "column"
+        raise TableError(
+            f"{name}: not a table of runs (no {columns} {', '.join(missing)}); give the columns of validate cases, or "
+            "model, cluster, layout, global_batch and step_time_s"
+        )
+    runs, skipped = [], Counter()
+    for row_number, row in enumerate(rows_of(table), 1):
+        try:
+            runs.append(own_run(row, row_number) if in_words else _run(row))
+        except PerfModelError as reason:
+            skipped[str(reason)] += 1
+    if not runs:
+        reason, _ = skipped.most_common(1)[0] if skipped else ("it is empty", 0)
+        raise TableError(f"{name}: no row can be used; mostly because: {reason}")
+    return runs, dict(skipped.most_common())
+
+
+def _run(row: Row) -> Run:
+    """Return a published row as a run to calibrate with."""
+    measured = row["measured_iter_time_s"]
+    if measured is None or row.get("status") not in (None, "ok"):
+        raise Unusable("no step time was measured")
+    case = read_case(row)
+    check_layout(case.model, case.cluster, case.job, case.layout)
+    try:
+        measured_s = float(measured)
+    except ValueError:
+        measured_s = np.nan
+    return Run(
+        name=case.case_id,
+        model=case.model,
+        cluster=case.cluster,
+        job=case.job,
+        layout=case.layout,
+        measured_s=measured_s,
+        framework=case.framework,
+    )

@@ -1,0 +1,303 @@
+"""The model of a row of published runs: what the row states, and for the rest what its name stands for."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Experts, Framework, Job, Model, Transformer
+from perfmodel.validation.rows._cells import Row, Unusable, count, number, text
+from perfmodel.validation.rows._keys import key_tables, states_whole_model
+from perfmodel.validation.rows._words import seq_len_of, vocab_of
+from perfmodel.workload import parameter_count, step_flops
+
+_LLAMA: Final[dict[str, Any]] = {
+    "gated_ffn": True,
+    "activation": "silu",
+    "norm": "rms_norm",
+    "positions": "rope",
+    "tied_embeddings": False,
+    "bias": False,
+    "dropout": False,
+}
+_FAMILY: Final[dict[str, dict[str, Any]]] = {
+    "gpt": {},
+    "bert": {"causal": False, "token_types": 2, "pooler_and_mlm_head": True},
+    "llama": _LLAMA,
+    "moe": _LLAMA,
+    "nemotron": {
+        "positions": "rope",
+        "tied_embeddings": False,
+        "bias": False,
+        "activation": "relu2",
+    },
+}
+"""Fields of a model by the first word of a row's family; the words after it describe."""
+_SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")
+MOST_HEADS: Final = 4096
+
+
+@dataclass(frozen=True)
+class RowModel:
+    """A row's model, and names of what was assumed of it."""
+
+    model: Model
+    assumed: tuple[str, ...] = ()
+
+
+def model_of(row: Row, framework: Framework) -> RowModel:
+    """The model of a row, with what its columns `model.*` state: whole by themselves, or changes of the model that its
+    plain columns describe.
+
+    Args:
+        framework: pads a vocabulary that the row does not state as it ran.
+
+    Raises:
+        Unusable: the row states too little, or another kind of network.
+        PerfModelError: a key that no model has, or a value that it cannot have.
+    """
+    keys = key_tables(row).get("model", {})
+    columns_name = f"run {text(row, 'case_id')}: model.*"
+    if states_whole_model(keys):
+        return RowModel(catalog.model_from_toml({"name": text(row, "model") or "unnamed"} | keys, columns_name))
+    described = _described_model(row, framework)
+    if not keys:
+        return described
+    return replace(described, model=catalog.model_with(described.model, keys, columns_name))
+
+
+def _described_model(row: Row, framework: Framework) -> RowModel:
+    """The model that a row's plain columns describe.
+
+    It is the catalog's if that has the row's name and shape; one cut or widened to the row's shape if the name stands
+    for experts or latent attention, whose sizes rows seldom state; else one built from the row.
+
+    Args:
+        framework: pads a vocabulary that the row does not state as it ran.
+
+    Raises:
+        Unusable: the row states too little, or another kind of network.
+    """
+    # A name of the catalog counts only where every size that the row states agrees with it.
+    name, family = text(row, "model"), _family(row)
+    named = known_model(name)
+    states_depth = any(number(row, column) is not None for column in ("heads", "layers", "params_b"))
+    stated = states_depth and number(row, "hidden") is not None
+    if named is not None and _same_shape(named, row):
+        return RowModel(_further_tokens(named, row))
+    if named is None and not stated and number(row, "layers") is None:
+        raise Unusable("model shape is not stated and the name is not in the catalog")
+    relative = _of_shape(family, row)
+    if relative is not None:
+        return RowModel(relative)
+
+    # The name of a cut model begins with the whole one's, before `cut`, a number of layers (`-L4`) or a space.
+    base = named
+    for separator in (r"[- ]cut\b", r"-L\d", r" "):
+        base = base or known_model(re.split(separator, name)[0])
+    if isinstance(base, Transformer):
+        # Rows seldom state the sizes of experts or latent attention.
+        has_further_sizes = base.experts is not None or base.latent_attention is not None
+        if has_further_sizes or family not in _FAMILY or not stated:
+            return _reshaped(base, row)
+    if family not in _FAMILY:
+        raise Unusable(f"family {text(row, 'family')} without a catalog entry")
+    if not stated:
+        raise Unusable("model shape is not stated and the name is not in the catalog")
+    return _built(row, family, framework)
+
+
+def _family(row: Row) -> str:
+    family_words = text(row, "family", "gpt").lower().split()
+    return family_words[0] if family_words else "gpt"
+
+
+_SIZE_AFTER_NAME: Final = re.compile(r"(.+)-(\d+(?:\.\d+)?)b", re.IGNORECASE)
+_MOST_OFF_SIZE: Final = 0.05
+"""Relative difference between the size that a name ends with and the parameters of the model."""
+
+
+def known_model(name: str) -> Model | None:
+    """The catalog's model of a name, which may end with the billions of parameters that the model has; None where the
+    catalog has none."""
+    named = _of_catalog(name)
+    if named is not None:
+        return named
+
+    # A size after the name may tell a variant of another size, so that it has to agree with the
+    # model's parameters.
+    parts = _SIZE_AFTER_NAME.fullmatch(name)
+    model = _of_catalog(parts[1]) if parts else None
+    if parts is None or not isinstance(model, Transformer):
+        return None
+    billions = parameter_count(model) / 1e9
+    return model if abs(float(parts[2]) / billions - 1) <= _MOST_OFF_SIZE else None
+
+
+def _of_catalog(name: str) -> Model | None:
+    try:
+        return catalog.model(name) if name else None
+    except PerfModelError:
+        return None
+
+
+def _of_shape(family: str, row: Row) -> Model | None:
+    """The catalog's model of a family that rows cannot describe in full, in the shape that the row states."""
+    if family in _FAMILY:
+        return None
+    of_family = (catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-"))
+    return next((model for model in of_family if _same_shape(model, row)), None)
+
+
+def _same_shape(model: Model, row: Row) -> bool:
+    """Whether every size that the row states is the model's."""
+    if not isinstance(model, Transformer):
+        return True
+    experts = model.experts
+    model_sizes = {name: {getattr(model, name)} for name in _SIZES}
+    # Sources count the layers of both stacks, or of each.
+    model_sizes["layers"] |= {model.layers + model.decoder_layers}
+    model_sizes["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
+    model_sizes |= {"n_experts": {experts.count}, "top_k": {experts.topk}} if experts else {"n_experts": {0, 1}}
+    stated = {name: number(row, name) for name in model_sizes}
+    return all(size is None or size in model_sizes[name] for name, size in stated.items())
+
+
+def _reshaped(base: Transformer, row: Row) -> RowModel:
+    """A catalog's model with the sizes that the row states."""
+    sizes = {name: count(row, name) for name in _SIZES if number(row, name) is not None}
+    # Sizes that follow from others in the catalog's model follow from them in the changed one.
+    hidden, heads = sizes.get("hidden", base.hidden), sizes.get("heads", base.heads)
+    if base.latent_attention is None and (hidden, heads) != (base.hidden, base.heads):
+        sizes["head_dim"] = max(1, hidden // heads)
+    if base.kv_heads == base.heads:
+        sizes.setdefault("kv_heads", heads)
+    ffn = count(row, "ffn_hidden", base.ffn_hidden)
+
+    # Without experts only the feed-forward size is left to change.
+    experts = base.experts
+    if experts is None:
+        return RowModel(replace(base, **sizes, ffn_hidden=ffn))
+
+    # An inner size that is not the catalog's is that of the experts.
+    inner = experts.ffn_hidden if ffn == base.ffn_hidden else ffn
+    layers = sizes.get("layers", base.layers)
+    dense, stated = _dense_layers(row, base, layers)
+    experts = replace(
+        experts,
+        count=count(row, "n_experts", experts.count),
+        topk=count(row, "top_k", experts.topk),
+        ffn_hidden=inner,
+        first_dense_layers=dense,
+    )
+    return RowModel(replace(base, **sizes, experts=experts), () if stated else ("dense layers",))
+
+
+def _dense_layers(row: Row, base: Transformer, layers: int) -> tuple[int, bool]:
+    """Leading layers without experts, and whether the row says so.
+
+    A column of its own states them; all layers of the model have those of the catalog; a cut has their share of its
+    layers, and at least one where there are any.
+    """
+    if number(row, "first_dense_layers") is not None:
+        return min(layers, count(row, "first_dense_layers", least=0)), True
+    dense = base.experts.first_dense_layers if base.experts else 0
+    if layers >= base.layers or not dense:
+        return min(layers, dense), True
+    return min(layers - 1, max(1, round(dense * layers / base.layers))), False
+
+
+def _built(row: Row, family: str, framework: Framework) -> RowModel:
+    """A stack of the family's layers in the row's sizes."""
+    hidden, tp = count(row, "hidden"), count(row, "tp", 1)
+    heads = count(row, "heads", _usual_heads(hidden, tp))
+    # Frameworks pad the tokenizer's entries so that tensor-parallel ranks get as many each.
+    vocab, unpadded = vocab_of(row)
+    if unpadded:
+        multiple = framework.launch.vocab_multiple * tp
+        vocab = -(-vocab // multiple) * multiple
+    ffn = count(row, "ffn_hidden", 4 * hidden)
+    model = Transformer(
+        name=text(row, "model") or "unnamed",
+        layers=_layers(row, hidden, vocab),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=count(row, "kv_heads", heads),
+        head_dim=count(row, "head_dim", hidden // heads),
+        ffn_hidden=ffn,
+        vocab=vocab,
+        seq_len=count(row, "seq_len", 2048),
+        experts=_experts(row, family, ffn),
+        source=text(row, "source"),
+        **_FAMILY[family],
+    )
+    assumed = ("heads",) * (number(row, "heads") is None) + ("vocab",) * unpadded
+    return RowModel(_tied_or_not(model, row), assumed)
+
+
+def _experts(row: Row, family: str, ffn: int) -> Experts | None:
+    """Routed experts of the row's inner size, where it states how many."""
+    many = number(row, "n_experts")
+    if many is None or many <= 1:
+        if family == "moe":
+            raise Unusable("family moe: n_experts is not stated and the name is not in the catalog")
+        return None
+    dense = number(row, "first_dense_layers")
+    return Experts(
+        count=count(row, "n_experts"),
+        topk=count(row, "top_k"),
+        ffn_hidden=ffn,
+        first_dense_layers=0 if dense is None else count(row, "first_dense_layers", least=0),
+    )
+
+
+def _further_tokens(model: Model, row: Row) -> Model:
+    """The model with modules for multi-token prediction (the catalog's of the name and `-mtp`) or without them,
+    whichever comes nearer to the FLOPs per token that a row states by both its rates, visible attention counted."""
+    further = known_model(f"{model.name}-mtp")
+    tflops = number(row, "measured_tflops_per_device")
+    tokens_per_s = number(row, "measured_tokens_per_s_per_device")
+    if further is None or tflops is None or tokens_per_s is None:
+        return model
+    # Both rates are of the same run, so their ratio is the FLOPs per token that its authors counted.
+    stated = tflops * 1e12 / tokens_per_s
+    seq_len, _ = seq_len_of(row, model)
+    job = Job(global_batch=1, seq_len=seq_len)
+    chosen = min(
+        (model, further),
+        key=lambda candidate: abs(step_flops(candidate, job).total_causal / seq_len - stated),
+    )
+    return replace(chosen, name=model.name)
+
+
+def _usual_heads(hidden: int, tp: int) -> int:
+    """Heads that divide the hidden size and tp, nearest to the usual 128 per head."""
+    # Tensor parallelism has to divide the heads.
+    fitting = [h for h in range(tp, min(hidden, MOST_HEADS) + 1, tp) if hidden % h == 0]
+    return min(fitting, key=lambda h: abs(hidden / h - 128), default=max(1, hidden // 128))
+
+
+def _tied_or_not(model: Transformer, row: Row) -> Transformer:
+    """Tied or separate embeddings: whichever comes nearer to the stated parameter count."""
+    stated = number(row, "params_b")
+    if stated is None:
+        return model
+    untied_or_tied = replace(model, tied_embeddings=not model.head.tied_embeddings)
+    return min(
+        (model, untied_or_tied),
+        key=lambda candidate: abs(parameter_count(candidate) - stated * 1e9),
+    )
+
+
+def _layers(row: Row, hidden: int, vocab: int) -> int:
+    """Stated layers, or those that the parameter count leaves, as a multiple of the pipeline depth."""
+    if number(row, "layers") is not None:
+        return count(row, "layers")
+    params_b = number(row, "params_b")
+    if params_b is None:
+        raise Unusable("layers are not stated")
+    pp = count(row, "pp", 1)
+    # A layer has 4 h^2 parameters in attention and 8 h^2 in its feed-forward block.
+    layers = (params_b * 1e9 - vocab * hidden) / (12 * hidden**2)
+    return max(1, round(layers / pp)) * pp

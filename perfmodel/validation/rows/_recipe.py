@@ -1,0 +1,99 @@
+"""What a row of published runs leaves to the recipe of its framework or release, as the catalog has it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.spec import Device, Framework, Model, Transformer
+from perfmodel.validation.rows._cells import Row, count, text
+from perfmodel.validation.rows._model import known_model, model_of
+from perfmodel.validation.rows._words import fp8_recipe_of, recompute_of
+
+NO_RELEASE: Final = "default"
+"""Release of recipes that have none: a launcher has its configurations beside it, a container its examples."""
+_LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
+_JOB: Final = (
+    "blocking_launches",
+    "cuda_graphs",
+    "expert_dispatcher",
+    "flash_attention",
+    "fp8_attention",
+    "fused_experts",
+    "wide_modules",
+    "wide_last_layers",
+)
+
+
+@dataclass(frozen=True)
+class RowRecipe:
+    """Fields of a layout and of a job that a row leaves to its recipe."""
+
+    layout: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+
+
+def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
+    """The recipe that a row refers to, as the catalog has it, or an empty one. Cells of the row go before it."""
+    release = _recipe_release(row)
+    if release is None:
+        return RowRecipe()
+    plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
+
+    # The recipe is looked up under the 8-bit recipe that the row, the framework's plain `fp8`, or
+    # its default stands for, in this order.
+    narrow = fp8_recipe_of(row, framework) or plain or framework.job_defaults(dtype)["fp8_recipe"]
+    set_by = catalog.recipe(framework.name, _usual_name(model), device.name, narrow or dtype, release)
+    layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
+    job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
+    if plain and not fp8_recipe_of(row, framework):
+        job["fp8_recipe"] = plain
+
+    # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.
+    fewer = set_by.get("fewer_on_last_stage", 0)
+    stages = count(row, "pp", 1) * count(row, "vpp", 1)
+    if isinstance(model, Transformer) and fewer and stages > 1:
+        layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
+        if remainder == 0 and layers_per_chunk >= fewer:
+            partition = [layers_per_chunk] * (stages - 1) + [layers_per_chunk - fewer]
+            layout["partition"] = "-".join(map(str, partition))
+
+    # What the row itself says of recompute wins over the recipe, which is filled in only where it
+    # says nothing.
+    if not recompute_of(row):
+        modules = set_by.get("recompute_modules")
+        if modules:
+            layout["recompute"], job["recompute_modules"] = "selective", modules
+        elif modules is not None:
+            layout["recompute"] = "none"
+        layers = set_by.get("recompute_layers")
+        if isinstance(model, Transformer) and layers:
+            layout |= {"recompute": "none", "recompute_full_layers": layers}
+        # Recompute would be refused beside offloaded layers.
+        if "offload_layers" in set_by and count(row, "pp", 1) == 1:
+            layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
+    return RowRecipe(layout, job)
+
+
+def _recipe_release(row: Row) -> str | None:
+    """The release of the recipe whose settings a row refers to, by its column `recipe_release` (`v25.04`); empty where
+    recipes have none (`default`), None where the row refers to none."""
+    release = text(row, "recipe_release")
+    if not release:
+        return None
+    return "" if release == NO_RELEASE else release.removeprefix("v")
+
+
+def _usual_name(model: Model) -> str:
+    """The catalog's name of a model, or the model's, where the catalog has none."""
+    return (known_model(model.name) or model).name
+
+
+def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
+    """The row with the devices over which FSDP shards weights, where its recipe tells them and the row does not."""
+    release = _recipe_release(row)
+    if not release or text(row, "sharding").lower() not in ("fsdp", "fsdp+dp"):
+        return row
+    model = _usual_name(model_of(row, framework).model)
+    device = catalog.device(text(row, "device")).name
+    shards = catalog.recipe(framework.name, model, device, "", release).get("shards")
+    return {**row, "sharding": f"FSDP over {shards} devices"} if shards else row

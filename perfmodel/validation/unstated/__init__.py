@@ -1,0 +1,36 @@
+"""What described runs leave open: every choice that they may have made, and the prediction as a mixture of all.
+
+Beside this door are `priors` (how people run) and `mixture` (weights and quantiles of log-normal step times).
+"""
+
+from typing import TYPE_CHECKING
+
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.validation.unstated._choice import Chain
+    from perfmodel.validation.unstated._completions import FRAMEWORK_CHAIN, GENERIC, VERSION, completions
+    from perfmodel.validation.unstated._described_run import JobRun, RowRun, described_job
+    from perfmodel.validation.unstated._encoder_choices import real_tokens
+    from perfmodel.validation.unstated._features import case_features, model_features
+    from perfmodel.validation.unstated._open_cells import (
+        CHUNKS_CHAIN,
+        DEGREE_CHAIN,
+        DTYPE_CHAIN,
+        MICRO_BATCH_CHAIN,
+        PARALLELISM,
+        PARALLELISM_CHAIN,
+        chunks_of,
+        filled_rows,
+        parallelism_of,
+        stated_degrees,
+    )
+    from perfmodel.validation.unstated._open_choices import OPEN_CHOICES, DataParallelOverlap
+    from perfmodel.validation.unstated._run_mixture import (
+        RunPrediction,
+        log_likelihoods,
+        name_open_choices,
+        predict_run,
+    )
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,96 @@
+"""A choice of a run beside its degrees, and the values that it may have.
+
+A choice knows whether a run states it, what value a run has, and the run with every value that its framework can run.
+How likely the values are is learned from published runs that state them (`perfmodel.validation.unstated.priors`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from perfmodel.spec import Cluster
+from perfmodel.validation.rows import Case
+from perfmodel.validation.unstated._features import RunFeatures
+from perfmodel.validation.unstated.priors import ChoicePriors
+
+Chain = tuple[tuple[str, ...], ...]
+"""Names of features (`RunFeatures`) of each context, from general to special."""
+OF_FRAMEWORK: Final[Chain] = (("era",), ("framework",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One value of a choice, and what a run with it states."""
+
+    value: str
+    """Value of the choice, by which runs are told apart."""
+    counted_as: str = ""
+    """Value by which published runs are counted, which may be coarser; empty where it is `value`."""
+    share: float = 1.0
+    """Share of the probability of `counted_as` that is this value's."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the layout."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the job."""
+    cluster: Cluster | None = None
+    """Cluster in place of the run's."""
+
+    def applied(self, case: Case) -> Case:
+        """A run with this value.
+
+        Raises:
+            PerfModelError: the run cannot have it.
+        """
+        changed = case.relaid(**self.layout) if self.layout else case
+        changed = changed.with_job(**self.job) if self.job else changed
+        return changed if self.cluster is None else replace(changed, cluster=self.cluster)
+
+
+class OpenChoice(ABC):
+    """One choice of a run, such as what is recomputed."""
+
+    name: str
+    chain: Chain = OF_FRAMEWORK
+    takes_memory: bool = True
+    """Whether the choice decides how much memory a run needs."""
+    tunable: bool = True
+    """Whether who runs it can choose freely, and so prefers what is faster."""
+
+    @abstractmethod
+    def matters(self, case: Case) -> bool:
+        """Whether the run has such a choice at all."""
+
+    @abstractmethod
+    def stated(self, case: Case) -> bool:
+        """Whether the run states it."""
+
+    @abstractmethod
+    def value(self, case: Case) -> str:
+        """The value that the run has, as published runs are counted by it."""
+
+    @abstractmethod
+    def variants(self, case: Case) -> Sequence[Variant]:
+        """The values that the run's framework can run."""
+
+    def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
+        """Values of a run that leaves the choice open, with their prior probabilities; none of a run that does not."""
+        # Several variants may be counted as one value in published runs. The value's probability
+        # is shared out among them by `share`.
+        if self.stated(case) or not self.matters(case):
+            return []
+        variants = self.variants(case)
+        if len(variants) == 1:
+            return [(variants[0], 1.0)]
+        values = tuple(dict.fromkeys(variant.counted_as or variant.value for variant in variants))
+        chances = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
+        chance = dict(zip(values, chances.tolist(), strict=True))
+        return [(variant, variant.share * chance[variant.counted_as or variant.value]) for variant in variants]
+
+    def usual(self, case: Case) -> str | None:
+        """Return what the framework does by default, which a case whose run leaves the choice open has."""
+        return None if self.stated(case) else self.value(case)
+
+
+def on_or_off(choice: bool) -> str:
+    return "on" if choice else "off"

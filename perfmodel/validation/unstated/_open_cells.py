@@ -1,0 +1,283 @@
+"""Degrees, micro-batch and element type of a run: every plausible value, where the run leaves them open.
+
+These are filled in as cells of a row, since the batch, the devices and the rest of the layout follow from them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.validation.rows import Row, count, number, text
+from perfmodel.validation.rows.vocabulary import INTERLEAVED_NAMES, SHARDING, read_phrases
+from perfmodel.validation.unstated._features import RunFeatures
+from perfmodel.validation.unstated.priors import ChoicePriors
+
+_DEGREES: Final = ("tp", "pp", "dp")
+MOST_STAGES: Final = 16
+MOST_TENSOR: Final = 16
+MOST_CONTEXT: Final = 8
+MOST_CHUNKS: Final = 16
+MOST_MICRO_BATCH: Final = 1024
+
+DEGREE_CHAIN: Final = (("kind",), ("size",), ("framework",))
+MICRO_BATCH_CHAIN: Final = (
+    ("kind", "length"),
+    ("size", "length"),
+    ("stages", "size"),
+    ("framework",),
+)
+CHUNKS_CHAIN: Final = (("framework",),)
+DTYPE_CHAIN: Final = (("architecture",), ("framework",))
+
+
+@dataclass(frozen=True)
+class FilledRow:
+    """A row with some of its open cells filled in."""
+
+    cells: Row
+    weight: float = 1.0
+    """Prior probability of what was filled in."""
+    chosen: dict[str, str] = field(default_factory=dict)
+    """Values that were filled in, by choice."""
+
+    def filled(self, name: str, value: str, weight: float, **cells: Any) -> "FilledRow":
+        """The row with a further choice filled in."""
+        return FilledRow({**self.cells, **cells}, self.weight * weight, {**self.chosen, name: value})
+
+
+def filled_rows(
+    row: Row,
+    features: RunFeatures,
+    priors: ChoicePriors,
+    micro_batch: int | None,
+    narrow: str | None,
+    *,
+    names_schedules: bool,
+) -> list[FilledRow]:
+    """The row with what it leaves open of degrees, micro-batch, chunks and element type filled in, in every plausible
+    way; the row itself where nothing is open.
+
+    - Two or more degrees: tensor parallelism of up to `MOST_TENSOR` ranks within a node (a slice of TPUs), up to
+      `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not stated either), in powers of two,
+      such that replicas share out the batch.
+    - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
+    - The micro-batch: powers of two that divide what a replica gets.
+    - Model chunks per stage, in a pipeline of no stated schedule, of 1F1B unless its framework names schedules, or of
+      an interleaved one (several then): all that divide the layers of a stage, and powers of two (chunks may be
+      uneven). What a framework cannot run is left out later.
+    - Over how many replicas weights are sharded, where `sharding` says `FSDP+DP` and no number: a node and more, in
+      powers of two, each as likely.
+    - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
+
+    Args:
+        row: cells of one run.
+        features: of the run.
+        priors: how likely the values are.
+        micro_batch: what the framework takes where nothing is said, if that is known.
+        narrow: the element type of 8 bits that the framework runs on the device, if any.
+        names_schedules: whether its launches name their schedule (`LaunchDefaults.names_schedules`).
+
+    Raises:
+        Unusable: a cell that is no number.
+    """
+    # Fill in one group of cells after the other. Each step multiplies the rows by its possible
+    # values, or leaves a row that states them as it is.
+    rows = [FilledRow(row)]
+    steps = [_with_degrees, _with_replicas, _with_shards]
+    if not names_schedules or text(row, "schedule").lower() != "1f1b":
+        steps.insert(2, _with_chunks)
+    if micro_batch is None:
+        steps.insert(2, _with_micro_batch)
+    for step in steps:
+        filled: list[FilledRow] = []
+        for before in rows:
+            choices = list(step(before, features, priors))
+            filled += choices or [before]
+        rows = filled
+    if not narrow:
+        return rows
+    filled = []
+    for before in rows:
+        filled += _with_dtype(before, features, priors, narrow)
+    return filled
+
+
+def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with degrees that it may have had, where it leaves two or more open."""
+    row = before.cells
+    if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
+        return
+    devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
+    # Tensor parallelism stays within a node, whose links are fast enough for its collectives.
+    inside = min(devices, count(row, "devices_per_node", 8), MOST_TENSOR)
+    usual = {
+        "tp": powers_of_two(inside),
+        "pp": powers_of_two(MOST_STAGES),
+        "cp": powers_of_two(MOST_CONTEXT),
+    }
+    contexts = features.contexts(DEGREE_CHAIN)
+    possible, chances = [], []
+    for name, values in usual.items():
+        if number(row, name) is not None:
+            values = (count(row, name),)
+        weights = priors.probabilities(name, contexts, tuple(map(str, values)))
+        possible.append(values)
+        chances.append(dict(zip(values, weights.tolist(), strict=True)))
+    # Degrees whose replicas do not come out even, or do not share out the batch, cannot have run.
+    for tp, pp, cp in product(*possible):
+        dp, rest = divmod(devices, tp * pp * cp)
+        if dp and not rest and (not batch or batch % dp == 0) and count(row, "dp", dp) == dp:
+            weight = chances[0][tp] * chances[1][pp] * chances[2][cp]
+            yield before.filled(
+                "degrees",
+                f"tp={tp},pp={pp},cp={cp}",
+                weight,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                dp=dp,
+            )
+
+
+def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with the replicas that its other degrees leave, where all are stated and contradict the devices."""
+    row = before.cells
+    if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
+        return
+
+    # Where all degrees are stated and do not multiply to the devices, launchers derive the
+    # replicas from the rest.
+    devices = count(row, "n_devices")
+    devices_per_replica = count(row, "tp") * count(row, "pp") * count(row, "cp", 1)
+    if devices_per_replica * count(row, "dp") != devices and devices % devices_per_replica == 0:
+        yield before.filled(
+            "dp",
+            str(devices // devices_per_replica),
+            1.0,
+            dp=devices // devices_per_replica,
+        )
+
+
+def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with micro-batches that divide what a replica gets, where it leaves them open."""
+    row = before.cells
+    if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
+        return
+    batch = count(row, "global_batch", 0)
+    devices_per_replica = count(row, "tp", 1) * count(row, "pp", 1) * count(row, "cp", 1)
+    dp = count(
+        row,
+        "dp",
+        max(1, count(row, "n_devices", devices_per_replica) // devices_per_replica),
+    )
+
+    # Micro-batches have to divide what a replica gets of the batch.
+    share = batch // dp if batch and batch % dp == 0 else 1
+    sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
+    stages = "pipeline" if count(row, "pp", 1) > 1 else "one stage"
+    contexts = replace(features, stages=stages).contexts(MICRO_BATCH_CHAIN)
+
+    # Probabilities are over all powers of two, since counts do not know which of them divide this
+    # batch. They are normalised over the possible ones later.
+    chances = priors.probabilities("micro_batch", contexts, tuple(map(str, powers_of_two(MOST_MICRO_BATCH))))
+    for size in sizes:
+        yield before.filled(
+            "micro_batch",
+            str(size),
+            float(chances[size.bit_length() - 1]),
+            micro_batch=size,
+        )
+
+
+def nearest_power_of_two(value: float) -> int:
+    """The power of two that is nearest in the logarithm, as micro-batches and degrees are counted."""
+    return 1 << max(0, round(float(np.log2(value))))
+
+
+def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with numbers of model chunks, where it leaves them open."""
+    row = before.cells
+    stages, schedule = count(row, "pp", 1), text(row, "schedule").lower()
+    is_interleaved = schedule in INTERLEAVED_NAMES
+    if stages == 1 or text(row, "vpp") or not (is_interleaved or schedule in ("", "1f1b")):
+        return
+
+    # All published runs that state an interleaved schedule and a number of chunks have several.
+    per_stage = max(1, count(row, "layers", stages) // stages)
+    dividing = {n for n in range(1, min(MOST_CHUNKS, per_stage) + 1) if per_stage % n == 0}
+    possible = sorted(dividing | {*powers_of_two(min(MOST_CHUNKS, per_stage))})
+    if is_interleaved:
+        possible = [chunks for chunks in possible if chunks > 1] or possible
+
+    # Published runs are counted by three kinds of chunks; numbers of one kind share its probability.
+    kinds = [chunks_of(chunks, per_stage) for chunks in possible]
+    known = tuple(dict.fromkeys(kinds))
+    chances = priors.probabilities("vpp", features.contexts(CHUNKS_CHAIN), known)
+    chance = dict(zip(known, chances.tolist(), strict=True))
+    for chunks, kind in zip(possible, kinds, strict=True):
+        yield before.filled("vpp", str(chunks), chance[kind] / kinds.count(kind), vpp=chunks)
+
+
+def chunks_of(chunks: int, layers_per_stage: int) -> str:
+    """How published runs are counted by model chunks per stage."""
+    if chunks == 1:
+        return "one"
+    return "a layer each" if chunks >= layers_per_stage else "some"
+
+
+def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with groups over which its weights may be sharded, where it says `FSDP+DP` alone."""
+    row = before.cells
+    sharding = text(row, "sharding")
+    if not read_phrases(sharding, SHARDING).says("fsdp and dp"):
+        return
+    dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
+
+    # Weights are sharded over a node at least, since within a node gathers are cheap.
+    groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]
+    for size in groups:
+        yield before.filled(
+            "replicate",
+            str(dp // size),
+            1 / len(groups),
+            sharding=f"FSDP over {size} devices",
+        )
+
+
+def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str) -> Iterator[FilledRow]:
+    if text(before.cells, "dtype") or text(before.cells, "dtype_recipe"):
+        yield before
+        return
+    chances = priors.probabilities("dtype", features.contexts(DTYPE_CHAIN), ("16 bits", "8 bits"))
+    yield before.filled("dtype", "bf16", float(chances[0]), dtype="bf16")
+    yield before.filled("dtype", narrow, float(chances[1]), dtype=narrow)
+
+
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """Powers of two up to a number."""
+    return tuple(1 << i for i in range(most.bit_length()))
+
+
+PARALLELISM: Final = "parallelism"
+"""The choice between `PARALLELISMS` that a framework is used for; degrees say how much of it."""
+PARALLELISMS: Final = ("data", "tensor", "pipeline")
+PARALLELISM_CHAIN: Final = (("size",), ("framework",))
+
+
+def parallelism_of(tp: int, pp: int) -> str:
+    """The most involved kind of parallelism of a layout."""
+    if pp > 1:
+        return "pipeline"
+    return "tensor" if tp > 1 else "data"
+
+
+def stated_degrees(row: Row) -> dict[str, str]:
+    """Degrees and micro-batch that a row states, by name, as they are counted."""
+    stated = {}
+    for name in ("tp", "pp", "cp", "micro_batch"):
+        if number(row, name) is not None:
+            stated[name] = str(nearest_power_of_two(count(row, name)))
+    return stated

@@ -1,0 +1,486 @@
+"""What runs may have chosen where they do not state it, in the order in which the choices are drawn."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from perfmodel.catalog import cluster_for
+from perfmodel.catalog.networks import ADAPTERS_NOT_STATED, REFERENCE_NETWORK, devices_of_adapters
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import RecomputeModule, Transformer
+from perfmodel.validation.rows import COPIES_TO_HOST, Case
+from perfmodel.validation.unstated._choice import OpenChoice, Variant, on_or_off
+from perfmodel.validation.unstated._encoder_choices import EncoderHead, EncoderLength, Padding
+
+SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
+"""Shares of a stage's layers that a run may repeat in full, beside all of them."""
+_WHOLE_STAGES: Final = 0.5
+"""Assumed share of runs with full recompute that repeat all layers; tables write `full` for some layers too."""
+
+
+class Recompute(OpenChoice):
+    """Recompute in backward: of nothing, of parts of layers, of some layers, of all layers."""
+
+    name = "recompute"
+    chain = (("size",), ("size", "era"), ("framework",))
+
+    def matters(self, case: Case) -> bool:
+        return isinstance(case.model, Transformer) and case.job.mode == "train" and not case.layout.offload_layers
+
+    def stated(self, case: Case) -> bool:
+        return case.recompute_stated
+
+    def value(self, case: Case) -> str:
+        return "full" if case.layout.recompute_full_layers else case.layout.recompute
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        framework = case.framework
+
+        # Modes that the framework has. `full` may also mean some of the layers, which tables do
+        # not tell apart.
+        modes = framework.capabilities.recomputes
+        variants = [Variant(value=mode, layout={"recompute": mode}) for mode in modes if mode != "full"]
+        if "full" not in modes:
+            return variants
+        # A compiled step recomputes by one policy for all layers.
+        partly: list[Variant] = []
+        if framework.host.execution != "compiled" and isinstance(case.model, Transformer):
+            partly = self._partly(case.model.layers, case.layout.pp)
+        share = _WHOLE_STAGES if partly else 1.0
+        variants.append(Variant(value="full", layout={"recompute": "full"}, share=share))
+        return [*variants, *partly]
+
+    def _partly(self, layers: int, stages: int) -> list[Variant]:
+        """Full recompute of some layers of every stage."""
+        per_stage = -(-layers // stages)
+
+        # A few shares of a stage's layers stand for all numbers of layers.
+        numbers = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
+        variants = []
+        for number in numbers:
+            variants.append(
+                Variant(
+                    value=f"full in {number} of {per_stage} layers",
+                    counted_as="full",
+                    share=(1 - _WHOLE_STAGES) / len(numbers),
+                    layout={"recompute": "none", "recompute_full_layers": (number,)},
+                )
+            )
+        return variants
+
+
+class HostActivations(OpenChoice):
+    """Whether a compiled step whose policy is its own (`remat_policy: custom`) copies activations to the host.
+
+    Such a policy names tensors that stay on the device, go to the host or are computed again (MaxText configs/base.yml,
+    `decoder_layer_input` and following). On the host go the inputs of layers and the products of attention; the rest of
+    a layer is repeated, attention too, since the names hold none of its kernel's results. These tensors were read in
+    recipes of Trillium (AI-Hypercomputer/tpu-recipes@10ca5b92 training/trillium/Llama3.1-8B-MaxText/v6e-8/README.md)
+    with their times in view. No table says how many policies do so, so both are as likely.
+    """
+
+    name = "activations_on_host"
+
+    def matters(self, case: Case) -> bool:
+        # Where the device's link to the host is not known, nobody knows what copies cost.
+        layout, framework = case.layout, case.framework
+        copies = framework.capabilities.offloads and case.cluster.device.host_bandwidth_bytes_per_s is not None
+        is_open = COPIES_TO_HOST in case.assumed and layout.recompute == "full"
+        trains = isinstance(case.model, Transformer) and case.job.mode == "train"
+        return is_open and copies and trains and framework.host.execution == "compiled" and layout.pp == 1
+
+    def stated(self, case: Case) -> bool:
+        return False
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.layout.offload_layers > 0)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        if not isinstance(case.model, Transformer):
+            raise PerfModelError(f"{self.name}: {case.model.name} has no layers whose activations go to the host")
+        feed_forward: RecomputeModule = "mlp" if case.model.experts is None else "moe"
+        # All layers but one: the last one's backward begins at once.
+        on_host = {"recompute": "selective", "offload_layers": case.model.layers - 1}
+        repeated = {"recompute_modules": ("core_attn", "layernorm", feed_forward)}
+        return [Variant(value="off"), Variant(value="on", layout=on_host, job=repeated)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+class Sharding(OpenChoice):
+    """The stage of ZeRO (3: as fully sharded data parallelism)."""
+
+    name = "zero"
+    chain = (("stages",), ("stages", "size"), ("framework",))
+
+    def matters(self, case: Case) -> bool:
+        # States are sharded over the ranks that hold the same weights: replicas, and the ranks among
+        # which sequences are cut.
+        return case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
+
+    def stated(self, case: Case) -> bool:
+        return "zero" in case.stated
+
+    def value(self, case: Case) -> str:
+        return str(case.layout.zero)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        # Several frameworks refuse ZeRO stages in pipelines that they run without (DeepSpeed
+        # runtime/pipe/engine.py: 2 and 3 are incompatible with pipeline parallelism).
+        capabilities = case.framework.capabilities
+        stages = capabilities.zero_stages_in_pipelines if case.layout.pp > 1 else capabilities.zero_stages
+        return [Variant(value=str(stage), layout={"zero": stage}) for stage in stages]
+
+
+class SlicesThatShard(OpenChoice):
+    """Whether every slice of TPUs holds all model states, or all slices together hold them once.
+
+    XLA's frameworks shard over the links of a slice and copy over the network between slices unless asked for more
+    (MaxText configs/base.yml: `ici_fsdp_parallelism` and `dcn_data_parallelism` are the axes of -1).
+    """
+
+    name = "replicate"
+
+    def matters(self, case: Case) -> bool:
+        layout, cluster = case.layout, case.cluster
+        is_sharded = layout.zero == 3 and layout.pp == 1 and case.job.mode == "train"
+        return is_sharded and cluster.device.vendor == "Google" and self._slices(case) > 1
+
+    def stated(self, case: Case) -> bool:
+        return "replicate" in case.stated
+
+    def value(self, case: Case) -> str:
+        return "one slice" if case.layout.replicate > 1 else "all slices"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        together = Variant(value="all slices", layout={"replicate": 1})
+        slices = self._slices(case)
+        if case.layout.dp % slices:
+            return [together]
+        return [Variant(value="one slice", layout={"replicate": slices}), together]
+
+    def usual(self, case: Case) -> str | None:
+        return "one slice"
+
+    @staticmethod
+    def _slices(case: Case) -> int:
+        return -(-case.layout.devices // case.cluster.levels[0].size)
+
+
+class SequenceParallel(OpenChoice):
+    """Whether norms are sharded over tensor-parallel ranks along the sequence."""
+
+    name = "sequence_parallel"
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.tp > 1 and isinstance(case.model, Transformer)
+
+    def stated(self, case: Case) -> bool:
+        return "sequence_parallel" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.layout.sequence_parallel)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        choices = case.framework.capabilities.sequence_parallel_choices
+        return [Variant(value=on_or_off(choice), layout={"sequence_parallel": choice}) for choice in choices]
+
+
+class ExpertTensorParallel(OpenChoice):
+    """Whether tensor parallelism shards experts too."""
+
+    name = "etp"
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.tp > 1 and isinstance(case.model, Transformer) and case.model.experts is not None
+
+    def stated(self, case: Case) -> bool:
+        return "etp" in case.stated
+
+    def value(self, case: Case) -> str:
+        return "tp" if case.layout.expert_tp == case.layout.tp else "1"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [
+            Variant(value="tp", layout={"etp": case.layout.tp}),
+            Variant(value="1", layout={"etp": 1}),
+        ]
+
+
+class ExpertDispatcher(OpenChoice):
+    """The dispatcher that exchanges tokens between experts, where the framework has several kinds."""
+
+    name = "expert_dispatcher"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        has_choice = len(case.framework.capabilities.expert_dispatchers) > 1 or self.stated(case)
+        return has_choice and case.layout.ep > 1
+
+    def stated(self, case: Case) -> bool:
+        return "expert_dispatcher" in case.stated
+
+    def value(self, case: Case) -> str:
+        return case.job.experts.expert_dispatcher
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        names = case.framework.capabilities.expert_dispatchers
+        return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
+
+
+_BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta"})
+"""Architectures of NVIDIA that no FlashAttention runs on: the first generation needs Turing or Ampere, the second
+Ampere (Dao-AILab/flash-attention README, installation)."""
+
+
+class FlashAttention(OpenChoice):
+    """Whether attention is fused; on devices that FlashAttention does not run on it is not."""
+
+    name = "flash_attention"
+    tunable = False
+    chain = (("era",), ("era", "kind"), ("framework", "era"))
+
+    def matters(self, case: Case) -> bool:
+        return isinstance(case.model, Transformer)
+
+    def stated(self, case: Case) -> bool:
+        return "flash_attention" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.job.kernels.flash_attention)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        unfused = Variant(value="off", job={"flash_attention": False, "fp8_attention": False})
+        if case.cluster.device.architecture in _BEFORE_FLASH_ATTENTION:
+            return [unfused]
+        return [Variant(value="on", job={"flash_attention": True}), unfused]
+
+
+class UnsaidSwitch(OpenChoice):
+    """A switch of the job, of the choice's own name. No published run says it, so both values are as likely."""
+
+    def stated(self, case: Case) -> bool:
+        return self.name in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(getattr(case.job, self.name))
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=on_or_off(is_on), job={self.name: is_on}) for is_on in (False, True)]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+class ChunkedLoss(UnsaidSwitch):
+    """Whether head and loss take the tokens part by part."""
+
+    name = "chunked_loss"
+    tunable = False
+
+    def matters(self, case: Case) -> bool:
+        job = case.job
+        has_logits = isinstance(case.model, Transformer) and job.loss.head == "vocabulary" and job.mode == "train"
+        return has_logits and case.framework.launch.chunks_loss_unsaid and not job.loss.loss_with_gradient
+
+
+class Fp8ActivationInputs(UnsaidSwitch):
+    """Whether inputs of activations are kept in 8 bits."""
+
+    name = "fp8_activation_inputs"
+
+    def matters(self, case: Case) -> bool:
+        return case.job.dtype == "fp8" and case.framework.capabilities.keeps_fp8_activation_inputs
+
+
+class OperationFuser(UnsaidSwitch):
+    """Whether Transformer Engine's operation fuser is on."""
+
+    name = "operation_fuser"
+
+    def matters(self, case: Case) -> bool:
+        is_narrow = case.job.dtype in ("fp8", "fp4")
+        return case.framework.launch.fuses_operations_unsaid and (is_narrow or case.job.fine_tuning.adapter_rank > 0)
+
+
+class DataParallelOverlap(OpenChoice):
+    """Whether gradients are reduced and weights gathered beside kernels, where the framework can."""
+
+    name = "dp_overlap"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        framework = case.framework
+        can_hide = framework.communication.hides(case.layout.zero, case.layout.tp)
+        hides = framework.default_layout.overlap_grad_reduce and can_hide
+        return hides and case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
+
+    def stated(self, case: Case) -> bool:
+        return "overlap_grad_reduce" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.layout.overlap_grad_reduce)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        exposed = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+        return [Variant(value="on"), Variant(value="off", layout=exposed)]
+
+
+class TensorParallelOverlap(OpenChoice):
+    """Whether tensor-parallel collectives run beside products, where the framework can: by default or by a switch."""
+
+    name = "tp_overlap"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.tp > 1 and (case.framework.cuts_collectives or self.stated(case))
+
+    def stated(self, case: Case) -> bool:
+        return "tp_overlap" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.layout.tp_overlap)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
+
+
+class ExpertOverlap(OpenChoice):
+    """Whether exchanges between experts run beside the pass of another micro-batch, where the framework can."""
+
+    name = "ep_overlap"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return case.layout.ep > 1 and (self._can_run(case) or self.stated(case))
+
+    def _can_run(self, case: Case) -> bool:
+        """Megatron-Core pairs the passes of two micro-batches, in pipelines those of two model chunks, and does not
+        repeat whole layers meanwhile (megatron/training/arguments.py, overlap_moe_expert_parallel_comm)."""
+        layout = case.layout
+        pairs = layout.pp == 1 or layout.vpp > 1
+        repeats_layers = layout.recompute == "full" or bool(layout.recompute_full_layers)
+        return case.framework.capabilities.pairs_passes and pairs and not repeats_layers and case.job.mode == "train"
+
+    def stated(self, case: Case) -> bool:
+        return "ep_overlap" in case.stated
+
+    def value(self, case: Case) -> str:
+        return on_or_off(case.layout.ep_overlap)
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=on_or_off(choice), layout={"ep_overlap": choice}) for choice in (True, False)]
+
+
+class CudaGraphs(OpenChoice):
+    """Whether the host replays layers from CUDA graphs, where the framework can."""
+
+    name = "cuda_graphs"
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return case.framework.capabilities.layer_graphs and case.framework.host.execution == "eager"
+
+    def stated(self, case: Case) -> bool:
+        return "cuda_graphs" in case.stated
+
+    def value(self, case: Case) -> str:
+        return case.job.kernels.cuda_graphs
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers")]
+
+
+_RATES: Final = ("1", "1/2", "1/4", "1/8")
+"""Rate of the network between nodes, relative to the maker's reference system, which has an adapter for each device."""
+
+
+class Network(OpenChoice):
+    """Rate of the network between nodes, where the run names none of known rate, or not how many adapters have it."""
+
+    name = "network"
+    tunable = False
+    chain = (("vendor",), ("architecture",), ("scale",), ("fabric",))
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        levels = case.cluster.levels
+        return len(levels) > 1 and not case.cluster.kinds and case.layout.devices > levels[0].size
+
+    def stated(self, case: Case) -> bool:
+        # A reference network was assumed whole; of the other kind the rate was stated, but not how
+        # many adapters have it.
+        return case.cluster.levels[-1].source not in (
+            REFERENCE_NETWORK,
+            ADAPTERS_NOT_STATED,
+        )
+
+    def value(self, case: Case) -> str:
+        """The nearest of `_RATES`."""
+        # Rates are counted relative to the maker's reference system, so that a fast fabric of
+        # 2016 and one of 2024 are one value.
+        cluster = case.cluster
+        reference = cluster_for(cluster.device.name, cluster.levels[0].size, "", "").levels[-1]
+        ratio = cluster.levels[-1].bandwidth_bytes_per_s / reference.bandwidth_bytes_per_s
+        return min(_RATES, key=lambda rate: max(ratio / _ratio(rate), _ratio(rate) / ratio))
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        *inner, outer = case.cluster.levels
+        rates = _RATES
+        fastest = outer.bandwidth_bytes_per_s
+        if outer.source == ADAPTERS_NOT_STATED:
+            # The rate is read as a node's: with an adapter for each device they would have it each.
+            sharing = devices_of_adapters(case.cluster)
+            rates = tuple(rate for rate in _RATES if _ratio(rate) * sharing >= 1)
+            fastest *= sharing
+        variants = []
+        for rate in rates:
+            level = replace(outer, bandwidth_bytes_per_s=fastest * _ratio(rate), source="assumed")
+            variants.append(Variant(value=rate, cluster=replace(case.cluster, levels=(*inner, level))))
+        return variants
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
+def _ratio(rate: str) -> float:
+    """A rate of `_RATES` as a number."""
+    over, _, under = rate.partition("/")
+    return float(over) / float(under or 1)
+
+
+OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
+    EncoderLength(),
+    Sharding(),
+    SlicesThatShard(),
+    Recompute(),
+    HostActivations(),
+    SequenceParallel(),
+    ExpertTensorParallel(),
+    FlashAttention(),
+    EncoderHead(),
+    Padding(),
+    ChunkedLoss(),
+    Fp8ActivationInputs(),
+    OperationFuser(),
+    CudaGraphs(),
+    ExpertDispatcher(),
+    DataParallelOverlap(),
+    TensorParallelOverlap(),
+    ExpertOverlap(),
+    Network(),
+)
+"""Open choices in the order in which they are drawn: those that take memory first."""
+
+
+def stated_values(case: Case) -> dict[str, str]:
+    """Values that a run states, by choice."""
+    stated = {}
+    for choice in OPEN_CHOICES:
+        try:
+            if choice.matters(case) and choice.stated(case):
+                stated[choice.name] = choice.value(case)
+        except PerfModelError:
+            continue
+    return stated

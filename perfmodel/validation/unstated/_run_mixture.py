@@ -1,0 +1,376 @@
+"""The prediction of a described run: the mixture of all that it may have been.
+
+Every completion of the description (`_completions`) has a prior probability, learned from how people run. A run that
+ended well has fitted into memory, so each completion is weighted by its probability to fit: what cannot have fitted
+vanishes. A run that ran out of memory is not conditioned on anything. People tune: the faster a completion is, the
+likelier (`tuned_weights`). The step time is the median of the mixture of the completions' log-normal distributions, and
+the interval its 5 % and 95 % quantiles.
+
+Two probabilities to fit must not be mixed up. `fits_probability` is that of the description, before the run is known to
+have fitted: it may be scored against whether runs fitted. The weights of the mixture use that the run fitted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import Prediction, Site, StepProblem, explain, step_problem
+from perfmodel.prediction.memory import fullness, needed_memory, rank_devices
+from perfmodel.spec import Framework
+from perfmodel.units import GIB
+from perfmodel.validation.rows import Case, Row, framework_of
+from perfmodel.validation.unstated._completions import (
+    Completion,
+    completions,
+    open_choices,
+    thinned,
+    with_open_choices,
+)
+from perfmodel.validation.unstated._described_run import DescribedRun, RowRun
+from perfmodel.validation.unstated._features import scale_of
+from perfmodel.validation.unstated.mixture import (
+    ChoiceEffect,
+    LogNormalMixture,
+    Tuning,
+    choice_effects,
+    posterior_weights,
+    tuned_weights,
+    weighted_median,
+)
+from perfmodel.validation.unstated.priors import ChoicePriors, choice_priors
+
+MOST_MEMORY: Final = 16
+"""Completions that differ in memory and are timed."""
+MOST_TIMED: Final = 24
+"""Completions that are timed."""
+UNLIKELY_TO_FIT: Final = 0.1
+"""Probability to fit below which a run that fitted contradicts its description, which is said."""
+HELD_BACK: Final = 0.05
+"""Share of published runs that something holds back which nothing here describes, assumed: without it a few of them
+would decide how much people tune."""
+HELD_BACK_DENSITY: Final = 0.2
+"""Probability density of the log of their step times: as likely anywhere within a factor of 150."""
+_NOTICEABLE: Final = 0.005
+"""Relative change of the step time below which an open choice is not worth a figure."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunPrediction:
+    """Step time and memory of a described run."""
+
+    case: Case
+    """The completion that stands for the run: the likeliest one."""
+    prediction: Prediction
+    """Prediction of `case`."""
+    step_time_s: float
+    """Median of the mixture."""
+    step_time_lo_s: float
+    """5 % quantile of the step time."""
+    step_time_hi_s: float
+    """95 % quantile of the step time."""
+    memory_counted_bytes: dict[str, float]
+    """Weighted median peak by what counts it (`Prediction.memory_counted_bytes`)."""
+    fits: bool
+    """Whether the completions that fit weigh more than the others, a priori."""
+    fits_probability: float
+    """Of the description, before it is known whether the run fitted."""
+    effects: tuple[ChoiceEffect, ...]
+    """Effects of the open choices on the step time, the largest first."""
+    assumed: tuple[str, ...]
+    """Assumptions about what the description leaves open, the largest effect first, and contradictions last."""
+    completions: tuple[Case, ...]
+    weights: Float[np.ndarray, " completions"]
+    """Posterior probabilities of `completions`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: those of the likeliest completion, with time, interval and memory of the mixture."""
+        return self.prediction.to_dict() | {
+            "step_time_s": self.step_time_s,
+            "step_time_lo_s": self.step_time_lo_s,
+            "step_time_hi_s": self.step_time_hi_s,
+            "memory_counted_bytes": self.memory_counted_bytes,
+            "fits": self.fits,
+            "fits_probability": self.fits_probability,
+            "assumed": list(self.assumed),
+            "completions": len(self.completions),
+            "open_choices": [vars(effect) for effect in self.effects],
+        }
+
+    @property
+    def open_deviation(self) -> float:
+        """Standard deviation of the log step time between completions."""
+        return float(sum(effect.variance for effect in self.effects) ** 0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class _Weighed:
+    """A completion with what is known of its memory."""
+
+    completion: Completion
+    problem: StepProblem
+    can_fit: float
+    """Probability that what it needs fits, fragmentation aside: an allocator gives back what it loses between tensors
+    before it gives up, so this is what a run that ran tells."""
+    fits_probability: float
+    """As `Prediction.fits_probability`."""
+
+
+def predict_run(
+    run: DescribedRun | Row,
+    calibration: Path | None = None,
+    site: Site | None = None,
+    framework: Framework | None = None,
+) -> RunPrediction:
+    """Predict a run of which some settings are stated, as the mixture of all that it may have been.
+
+        predict_run(described_job("llama3-8b", "dgx-h100", devices=64, global_batch=256))
+
+    Args:
+        run: a job (`described_job`), or the cells of one run as `validate cases` reads them.
+        calibration: directory made by `perfmodel fit`.
+        site: constants of the place, which also say what source the priors are learned without.
+        framework: instead of the run's.
+
+    Raises:
+        PerfModelError: the run cannot be read, or none of its completions can be laid out.
+    """
+    run = run if isinstance(run, DescribedRun) else RowRun(run)
+    site = site or Site()
+    priors = choice_priors(site.left_out)
+
+    # All completions timed, then weighted by how people tune machines of this size.
+    timed = _timed(run, calibration, site, framework, priors)
+    mixture = timed.mixture(priors.tuning.get(timed.scale, Tuning()))
+    weight, step_s = mixture.weight, mixture.quantile(0.5)
+    effects = choice_effects(weight, mixture.median, [each.chosen for each in timed.completions], step_s)
+    cases = [each.case for each in timed.completions]
+    likeliest = int(np.argmax(weight))
+    fits_probability = timed.memory.fits_probability
+    return RunPrediction(
+        case=cases[likeliest],
+        prediction=timed.predictions[likeliest],
+        step_time_s=step_s,
+        step_time_lo_s=mixture.quantile(0.05),
+        step_time_hi_s=mixture.quantile(0.95),
+        memory_counted_bytes=_median_peaks(timed.predictions, weight),
+        # A run that leaves nothing open fits as its only completion does, with the margin of
+        # memory that its framework has; a mixture by the probability.
+        fits=timed.predictions[0].fits if len(timed.memory.completions) == 1 else fits_probability >= 0.5,
+        fits_probability=fits_probability,
+        effects=tuple(effects),
+        assumed=(
+            *_assumed(cases, effects),
+            *cases[likeliest].contradictions,
+            *timed.memory.contradiction,
+        ),
+        completions=tuple(cases),
+        weights=weight,
+    )
+
+
+def name_open_choices(run: DescribedRun) -> list[str]:
+    """Names of what a run leaves open, under its framework or `generic` if it names none.
+
+    Raises:
+        PerfModelError: the run cannot be read.
+    """
+    framework, _ = framework_of(run.framework_name)
+    return open_choices(run, framework, choice_priors())
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedRun:
+    """Completions of a run with their step times."""
+
+    completions: list[Completion]
+    predictions: list[Prediction]
+    weight: Float[np.ndarray, " completions"]
+    """Weights of the completions given that they fitted, before it counts that people prefer what is faster."""
+    memory: "_MemoryOfRun"
+
+    @property
+    def scale(self) -> str:
+        """Class of the machine by its nodes (`scale_of`)."""
+        case = self.completions[0].case
+        return scale_of(case.layout.devices, case.cluster.levels[0].size)
+
+    def mixture(self, tuning: Tuning) -> LogNormalMixture:
+        """Mixture of the step times."""
+        times_s = np.array([each.step_time_s for each in self.predictions])
+        prior_given_fit = [each.given for each in self.completions]
+        return LogNormalMixture(
+            weight=tuned_weights(self.weight, times_s, prior_given_fit, tuning),
+            median=times_s,
+            lo=np.array([each.step_time_lo_s for each in self.predictions]),
+            hi=np.array([each.step_time_hi_s for each in self.predictions]),
+        )
+
+
+def _timed(
+    run: DescribedRun,
+    calibration: Path | None,
+    site: Site,
+    framework: Framework | None,
+    priors: ChoicePriors,
+) -> _TimedRun:
+    """The completions that stand for a run, timed.
+
+    Raises:
+        PerfModelError: as `predict_run`.
+    """
+    # Choices that take memory first: they decide which completions can have fitted. The rest is
+    # filled in for the survivors.
+    candidates, _ = completions(run, framework, priors)
+
+    # A run that ran, or is to run, fits: completions that need too much memory are ruled out. Of
+    # a run that is said to have run out of memory none is.
+    memory = _memory_of_run(candidates, calibration, site, ran_out=run.ran_out_of_memory)
+    likely = []
+    for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):
+        if weight > 0:
+            likely.append(replace(weighed.completion, prior=weight))
+    chosen = with_open_choices(thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, most=MOST_TIMED)
+    predictions = []
+    for completion in chosen:
+        # Contradictions in a description widen the interval.
+        case = completion.case
+        of_case = replace(site, contradictions=bool(case.contradictions))
+        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, of_case)
+        predictions.append(explain(problem, case.layout))
+    return _TimedRun(chosen, predictions, np.array([each.prior for each in chosen]), memory)
+
+
+def log_likelihoods(
+    run: DescribedRun,
+    measured_s: float,
+    tunings: Sequence[Tuning],
+    site: Site,
+    priors: ChoicePriors,
+) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
+    """The scale of a run and the log-likelihood of its step time under each tuning; None where it leaves nothing open.
+
+    Raises:
+        PerfModelError: as `predict_run`.
+    """
+    timed = _timed(run, None, site, None, priors)
+    if len(timed.completions) < 2:
+        return None
+
+    # A run may be held back by something that no completion has. A flat density on top keeps it
+    # from deciding the tuning alone.
+    densities = np.array([timed.mixture(tuning).density(measured_s) for tuning in tunings])
+    return timed.scale, np.log((1 - HELD_BACK) * densities + HELD_BACK * HELD_BACK_DENSITY)
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _MemoryOfRun:
+    """Memory of a run over its completions."""
+
+    completions: list["_Weighed"]
+    """Completions that can be laid out."""
+    posterior: Float[np.ndarray, " completions"]
+    """Probabilities of the completions given that the run fitted, or before anything is known where it did not."""
+    fits_probability: float
+    """Of the description, before it is known whether the run fitted."""
+    contradiction: tuple[str, ...]
+    """A sentence where a run that fitted is not predicted to."""
+
+
+def _memory_of_run(
+    candidates: list[Completion], calibration: Path | None, site: Site, *, ran_out: bool
+) -> _MemoryOfRun:
+    """Weigh completions by whether they can have fitted.
+
+    Raises:
+        PerfModelError: none can be laid out.
+    """
+    weighed, refused = _weighed(candidates, calibration, site)
+    if not weighed:
+        raise refused[0]
+    prior = np.array([each.completion.prior for each in weighed])
+    prior = prior / prior.sum()
+    # Rounding may carry a sum of probabilities past 1.
+    fits_probability = min(1.0, float(prior @ np.array([each.fits_probability for each in weighed])))
+    # Completions that cannot have fitted vanish, those that hardly fit lose weight.
+    can_fit = np.array([1.0 if ran_out else each.can_fit for each in weighed])
+    likely = min(fits_probability, float(prior @ can_fit)) >= UNLIKELY_TO_FIT
+    contradiction = () if likely or ran_out else (_memory_contradiction(weighed),)
+    return _MemoryOfRun(weighed, posterior_weights(prior, can_fit), fits_probability, contradiction)
+
+
+def _weighed(
+    candidates: list[Completion], calibration: Path | None, site: Site
+) -> tuple[list[_Weighed], list[PerfModelError]]:
+    """The completions that can be laid out, with their memory, and why others cannot."""
+    weighed: list[_Weighed] = []
+    refused: list[PerfModelError] = []
+    for completion in candidates:
+        case = completion.case
+        try:
+            problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+
+            # Two questions: whether the tensors fit once the allocator has given back all it can,
+            # and whether they fit with its usual losses.
+            memory = needed_memory(problem, case.layout)
+            devices = rank_devices(problem, case.layout)
+            spread = site.memory_spread()
+            needed = max(rank.peak / device.memory_bytes for rank, device in zip(memory, devices, strict=True))
+            shown = fullness(problem, case.layout, memory)
+        except PerfModelError as error:
+            refused.append(error)
+            continue
+        weighed.append(
+            _Weighed(
+                completion,
+                problem,
+                spread.probability(needed, 1.0),
+                spread.probability(shown, 1.0),
+            )
+        )
+    return weighed, refused
+
+
+def _median_peaks(predictions: list[Prediction], weight: Float[np.ndarray, " completions"]) -> dict[str, float]:
+    counters: tuple[str, ...] = tuple(predictions[0].memory_counted_bytes)
+    medians = {}
+    for counter in counters:
+        peaks = np.array([each.memory_counted_bytes[counter] for each in predictions])
+        medians[counter] = weighted_median(peaks, weight)
+    return medians
+
+
+def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
+    """Names of the settings that were open, those that move the step time first, with figures."""
+    by_name = {effect.name: effect for effect in effects}
+    names = [effect.name for effect in effects]
+    for case in cases:
+        names += case.assumed
+    names = list(dict.fromkeys(names))
+    sentences = []
+    for name in names:
+        effect = by_name.get(name)
+        moves = effect is not None and max(abs(effect.lowest), abs(effect.highest)) >= _NOTICEABLE
+        sentences.append(effect.text if effect is not None and moves else name)
+    return sentences
+
+
+def _memory_contradiction(weighed: list[_Weighed]) -> str:
+    """Say of a run that ran that even its completion which fits best hardly fits, which contradicts its description."""
+    best = max(weighed, key=lambda each: each.can_fit)
+    case = best.completion.case
+    memory = needed_memory(best.problem, case.layout)
+    needed = max(rank.peak for rank in memory)
+    capacity = case.cluster.device.memory_bytes
+    shown = fullness(best.problem, case.layout, memory) * capacity
+    return (
+        f"memory: predicted to need {needed / GIB:.0f} GiB ({shown / GIB:.0f} with what the allocator loses) of "
+        f"{capacity / GIB:.0f} GiB although the run fitted"
+    )

@@ -1,0 +1,70 @@
+"""Rooms have front doors of a size that can be held in mind, and tests go through them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import perfmodel
+
+PACKAGE = Path(perfmodel.__file__).parent
+TESTS = Path(__file__).parent
+MOST_NAMES = 40
+WIDE = {"perfmodel", "perfmodel/spec"}
+"""Doors that are wider: what the documentation shows as `pm.NAME`, and the records of all rooms."""
+LOOK_INSIDE = {
+    # The command's own module: what it is given in place of a search, of processes or of a printed report.
+    "cli/test_cli.py",
+    "cli/test_cli_emulate.py",
+    "cli/test_printed_tables.py",
+    "ir/importers/test_import_model_command.py",
+    # Caches and compiled code: how often something is compiled, and where it is kept.
+    "cost/learn/test_kernel_fit.py",
+    "prediction/test_step_time_function.py",
+    "session/test_weights.py",
+    "timeline/test_timeline_cache.py",
+    "timeline/test_timeline_lanes.py",
+    "timeline/test_timeline_makespan.py",
+    # Limits and readers that are exchanged for a test.
+    "emulate/scripts/device.py",
+    "ingest/test_recipes.py",
+    "measure/fake_backend.py",
+    "measure/test_agents.py",
+    "prediction/test_fitted_files.py",
+    # One rule that no public function shows alone.
+    "ingest/test_fine_tuning.py",
+    "ir/language/test_ir_text.py",
+    "spec/test_sections.py",
+}
+"""Files of tests that import private modules, and why."""
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of everything that a file imports from the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "perfmodel":
+            for alias in node.names:
+                yield str(node.module), alias.name
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ""
+
+
+def is_private(module: str, name: str) -> bool:
+    return module.startswith("perfmodel.") and any(part.startswith("_") for part in f"{module}.{name}".split("."))
+
+
+def test_tests_go_through_doors() -> None:
+    inside = set()
+    for path in TESTS.rglob("*.py"):
+        if any(is_private(module, name) for module, name in imports(path)):
+            inside.add(path.relative_to(TESTS).as_posix())
+    assert inside == LOOK_INSIDE
+
+
+@pytest.mark.parametrize("door", sorted(PACKAGE.rglob("__init__.py")), ids=lambda door: door.parent.name)
+def test_doors_are_narrow(door: Path) -> None:
+    room = door.parent.relative_to(PACKAGE.parent).as_posix()
+    names = {name for module, name in imports(door) if name not in ("lazy_names", "shorten_reprs")}
+    assert len(names) <= MOST_NAMES or room in WIDE
