@@ -6,7 +6,7 @@ fits the limit. Voltage falls with it, and energy per operation with a power of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 from jaxtyping import Float64
@@ -174,6 +174,6 @@ def sustained_share(
     return high
 
 
-def _takes_tensor_units(op: Op) -> bool:
+def _takes_tensor_units(op: Op) -> TypeGuard[Attention | Convolution | Gemm | MoE]:
     """Whether a kernel is work of tensor units, which the power limit holds back."""
     return isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH

@@ -20,7 +20,8 @@ from perfmodel.ir.execution.events import rank_events
 from perfmodel.ir.execution.pair_times import measure_pair, predict_ranks
 from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_inference, transformer_loss
 from perfmodel.ir.program_search import dtpk_grid
-from perfmodel.measure import usable_cores, wait_until_quiet
+from perfmodel.measure import usable_cores
+from perfmodel.measure.timing import wait_until_quiet
 from perfmodel.spec import Cluster, NetworkLevel
 
 COUNTS: Final = (2, 4, 8)

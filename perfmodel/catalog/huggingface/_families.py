@@ -42,7 +42,16 @@ from perfmodel.catalog.huggingface._encoders import (
     RoFormer,
     Whisper,
 )
-from perfmodel.catalog.huggingface._experts import Arctic, Dbrx, DeepSeek, GptOss, Llama4, LlamaWithExperts, Qwen2Moe, Qwen3Moe
+from perfmodel.catalog.huggingface._experts import (
+    Arctic,
+    Dbrx,
+    DeepSeek,
+    GptOss,
+    Llama4,
+    LlamaWithExperts,
+    Qwen2Moe,
+    Qwen3Moe,
+)
 from perfmodel.catalog.huggingface._gpt import Bloom, Gpt2, GptBigCode, GptJ, GptNeo, Mpt
 from perfmodel.catalog.huggingface._hybrids import (
     Bamba,

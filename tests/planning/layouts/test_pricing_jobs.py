@@ -1,7 +1,7 @@
 """Memory and bounds of grids hold for every flag of a job, every kind of model, schedule and framework."""
 
 from dataclasses import replace
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -77,9 +77,9 @@ JOBS = (
         "base_weights": st.sampled_from(["", "", "nf4"]),
         "mean_tokens": st.sampled_from([None, None, 700.0]),
         "rms_tokens": st.sampled_from([None, None, 720.0]),
-        "head": st.sampled_from(get_args(get_type_hints(Job)["head"])),
+        "head": st.sampled_from(get_args(key_fields(Job)["head"].hint)),
         "input_samples_per_s": st.sampled_from([None, None, 40.0]),
-        "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
+        "cuda_graphs": st.sampled_from(get_args(key_fields(Job)["cuda_graphs"].hint)),
     }
     | {key: st.booleans() for key, entry in key_fields(Job).items() if isinstance(entry.default, bool)}
     | {
