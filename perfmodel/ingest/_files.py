@@ -25,7 +25,9 @@ def read_bytes(path: Path) -> bytes:
     except files.DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise TableError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a file") from None
-        raise TableError(f"{path}: damaged or truncated compressed data ({first_line(error)}); copy it again") from None
+        raise TableError(
+            f"{path}: the compressed data are damaged or cut short ({first_line(error)}); copy the file again"
+        ) from None
     except ValueError as error:
         raise TableError(f"{path}: {error}") from None
     if not data.strip():
@@ -42,10 +44,10 @@ def read_text(path: Path) -> str:
     try:
         text = read_bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise TableError(f"{path}: not a text file (byte {error.start}); is it of the format you named?") from None
+        raise TableError(f"{path}: this is not a text file (byte {error.start}); name its format") from None
     # UTF-16 and binary files may decode as UTF-8, but no text has NUL characters.
     if "\0" in text:
-        raise TableError(f"{path}: not a text file (it has NUL characters); is it of the format you named?")
+        raise TableError(f"{path}: this is not a text file, because it has NUL characters; name its format")
     return text
 
 
@@ -63,9 +65,9 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: not complete JSON (line {error.lineno}: {error.msg}); was the export cut short?"
         ) from None
     except ValueError as error:
-        raise TableError(f"{path}: not usable JSON ({first_line(error)}); export it again") from None
+        raise TableError(f"{path}: this JSON cannot be read ({first_line(error)}); export it again") from None
     if not isinstance(value, dict):
-        raise TableError(f"{path}: the JSON is a {type(value).__name__}, not an object; is it of the format you named?")
+        raise TableError(f"{path}: the JSON must be an object, got {type(value).__name__}; name its format")
     return value
 
 

@@ -32,12 +32,14 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     """
     version = data.get("version")
     if version not in _VERSIONS:
-        raise TableError(f"{path}: file version {version!r} of nccl-tests; this release reads {_VERSIONS}")
+        raise TableError(
+            f"{path}: the file has version {version!r} of nccl-tests; perfmodel reads {_VERSIONS}; export it as one"
+        )
     if "out_of_bounds" not in data:
-        raise TableError(f"{path}: no out_of_bounds in it: the run was cut short; run it again")
+        raise TableError(f"{path}: the run was cut short, because the file has no out_of_bounds; run it again")
     wrong = number(mapping(data["out_of_bounds"], "out_of_bounds", path).get("count"), "out_of_bounds count", path)
     if wrong != 0:
-        raise TableError(f"{path}: {wrong:g} values came out wrong; do not use this run")
+        raise TableError(f"{path}: the run computed {wrong:g} wrong values; run the test again")
     command = [text(argument, "args", path) for argument in listing(data.get("args", []), "args", path)]
     test = test_of(Path(command[0]).name) if command else ""
     settings = allowed(text(e, "env", path) for e in listing(data.get("env", []), "env", path))
@@ -53,7 +55,9 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
         first_ranks.append(ListedRank(str(process.get("group", 0)), host, device))
     # A damaged number of threads would make a list of billions of ranks.
     if threads * gpus * len(first_ranks) > _MOST_RANKS:
-        raise TableError(f"{path}: {threads} threads of {gpus} GPUs in {len(first_ranks)} processes; repair the config")
+        raise TableError(
+            f"{path}: {threads} threads of {gpus} GPUs contradict {len(first_ranks)} processes; correct the config"
+        )
     ranks: list[ListedRank] = []
     for rank in first_ranks:
         ranks += [rank] * (threads * gpus)
@@ -77,7 +81,7 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
                 row.setdefault("n_repeats", integer(iterations, "iterations", place, 1))
                 rows.append(row | common | {"variant": variant(layout, settings)})
     if not rows and not skipped:
-        raise TableError(f"{path}: no results in it; run the test again")
+        raise TableError(f"{path}: the file has no results; run the test again")
     return rows
 
 
@@ -89,7 +93,7 @@ def _row(
         skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
         return None
     if timing.get("nwrong") is not None and number(timing["nwrong"], "nwrong", place) != 0:
-        raise TableError(f"{place}: {timing['nwrong']} wrong values {layout}; do not use this run")
+        raise TableError(f"{place}: the run computed {timing['nwrong']} wrong values {layout}; run the test again")
     size = number(result.get("size"), "size", place, 0)
     time_us = checked_time_us(timing["time"], timing.get("alg_bw"), size, place)
     row = collective_row(test, options, place, size, text(result.get("type"), "type", place), skipped)

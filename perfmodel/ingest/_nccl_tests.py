@@ -139,7 +139,7 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
         if verdict:
             wrong = number(verdict[1], "the number of wrong values", place, 0)
             if wrong != 0 or verdict[2] == "FAILED":
-                raise TableError(f"{place}: {verdict[1]} values came out wrong ({section.test}); do not use this run")
+                raise TableError(f"{place}: {section.test} computed {verdict[1]} wrong values; run the test again")
             rows += _section_rows(section, options, skipped)
             # What follows may be the next test of the same ranks.
             section = replace(section, test="", iterations=1, columns=[], units_seen=False, first_row=0, lines=[])
@@ -155,7 +155,9 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
             "was cut short; run it again"
         )
     if not rows and not skipped:
-        raise TableError(f"{path}: no table of nccl-tests in it; give the output of e.g. all_reduce_perf")
+        raise TableError(
+            f"{path}: the file has no table of nccl-tests; give the output of all_reduce_perf or another test"
+        )
     return rows
 
 
@@ -188,7 +190,9 @@ def _comment(section: _Section, line: str, place: str) -> None:
         units = {unit for unit in line.split() if unit.startswith("(")}
         if "(us)" not in units or "(B)" not in units or units - _UNITS:
             odd = ", ".join(sorted(units - _UNITS)) or "no (us) or no (B)"
-            raise TableError(f"{place}: sizes are read in (B) and times in (us), the header has {odd}; convert it")
+            raise TableError(
+                f"{place}: sizes must be in (B) and times in (us), but the header has {odd}; convert the columns"
+            )
         section.units_seen = True
     else:
         # The list of ranks begins anew: the job runs a test with other ranks.
@@ -223,7 +227,7 @@ def _line(section: _Section, cells: list[str], place: str) -> _Line:
         TableError: there is no line of units above it, or it has too few columns.
     """
     if not section.units_seen:
-        raise TableError(f"{place}: no line of units before it; times must be in (us)")
+        raise TableError(f"{place}: a line of units must come before it, with times in (us); add that line")
     columns = section.columns
     # A timestamp is two cells: a date and a time of day.
     width = len(columns) + columns.count("timestamp")
@@ -233,11 +237,11 @@ def _line(section: _Section, cells: list[str], place: str) -> _Line:
         if len(cells) < width and index < len(cells) and _is_blank(name, cells, index):
             cells = [*cells[:index], "", *cells[index:]]
     if len(cells) != width:
-        raise TableError(f"{place}: {len(cells)} columns where the header has {width}; was the output cut short?")
+        raise TableError(f"{place}: the line has {len(cells)} columns, the header {width}; give the whole output")
     line = _Line(place, columns, cells)
     for layout, block in line.blocks().items():
         if "time" in block and block.get("#wrong", "0") not in ("0", "N/A"):
-            raise TableError(f"{place}: {block['#wrong']} wrong values {layout}; do not use this run")
+            raise TableError(f"{place}: the run computed {block['#wrong']} wrong values {layout}; run the test again")
     return line
 
 
@@ -351,7 +355,7 @@ def checked_time_us(time_us: object, algbw: object, size: float, place: str) -> 
     time = number(time_us, "time", place, 0)
     bandwidth = number(algbw, "algbw", place, 0)
     if time == 0:
-        raise TableError(f"{place}: a time of 0 us; the timer did not run, measure again")
+        raise TableError(f"{place}: the time is 0 us, because the timer did not run; measure again")
     # Two decimals of a bandwidth and few digits of a time: beyond this, a unit was converted on one side alone.
     if abs(size / time / 1e3 - bandwidth) > 0.011 + 0.02 * bandwidth:
         raise TableError(
@@ -403,7 +407,7 @@ def group_columns(ranks: Sequence[ListedRank], options: ReadOptions, place: str)
     names = {rank.device_name for rank in ranks}
     if len(names) > 1:
         listed = ", ".join(sorted(names))
-        raise TableError(f"{place}: ranks on different devices ({listed}); measure one kind at a time")
+        raise TableError(f"{place}: the ranks are on different devices ({listed}); measure one kind at a time")
     device = options.name_of(min(names, default=""))
     if not ranks:
         return {"device": device, "num_ranks": options.ranks} | options.nodes(options.ranks or 0)

@@ -59,10 +59,14 @@ def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str])
         elif line[:1].isdigit() and columns:
             cells = line.split()
             if len(cells) != len(columns):
-                raise TableError(f"{place}: {len(cells)} columns, the header has {len(columns)}; was it cut short?")
+                raise TableError(
+                    f"{place}: the line has {len(cells)} columns, the header {len(columns)}; give the whole output"
+                )
             rows += _row(test, dict(zip(columns, cells, strict=True)), place, options, skipped, dtype, software)
     if not rows and not skipped:
-        raise TableError(f"{path}: no table of an OSU benchmark in it; give the output of e.g. osu_allreduce")
+        raise TableError(
+            f"{path}: the file has no table of an OSU benchmark; give the output of osu_allreduce or another"
+        )
     return rows
 
 
@@ -80,7 +84,9 @@ def _columns(header: str, place: str) -> list[str]:
         elif "Bandwidth" in name:
             expected = "MB/s"
         if unit != expected:
-            raise TableError(f"{place}: {name} must be in ({expected}), the header says ({unit}); convert it")
+            raise TableError(
+                f"{place}: {name} must be in ({expected}), but the header says ({unit}); convert the column"
+            )
         names.append(name)
     return names
 
@@ -99,7 +105,7 @@ def _row(
         return []
     ranks = 2 if collective == "send_recv" else options.ranks
     if ranks is None:
-        raise TableError(f"{place}: OSU's output does not say how many ranks took part; say it with --ranks N")
+        raise TableError(f"{place}: the number of ranks is missing from OSU's output; give --ranks N")
     row: Row = {
         "source": "osu",
         "device": options.name_of(""),
@@ -121,12 +127,16 @@ def _row(
         # With `-f` three columns say the spread over ranks; the mean is always there, under one of several names.
         mean_us = next((v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None)
         if not mean_us:
-            raise TableError(f"{place}: no latency above zero in it; found columns {', '.join(cells)}")
+            raise TableError(
+                f"{place}: none of its latencies is above zero; its columns are {', '.join(cells)}; measure again"
+            )
         low = next((v for name, v in latencies_us.items() if name.startswith("Min")), mean_us)
         high = next((v for name, v in latencies_us.items() if name.startswith("Max")), mean_us)
         # Printed with few digits, equal times may differ in the last one.
         if not low <= mean_us * 1.001 <= high * 1.002:
-            raise TableError(f"{place}: average {mean_us:g} us is not between {low:g} and {high:g} us; repair the line")
+            raise TableError(
+                f"{place}: average {mean_us:g} us must be between {low:g} and {high:g} us; correct the line"
+            )
         row["time_us"] = mean_us
     if "Iterations" in cells:
         row["n_repeats"] = integer(cells["Iterations"], "iterations", place, 1)

@@ -100,7 +100,9 @@ def kernel_table_paths(folder: Path | str) -> list[Path]:
     kernel_tables = [p for p in sorted(Path(folder).glob("*/*.csv.gz")) if not p.name.startswith(_NOT_KERNELS)]
     paths = [p for p in kernel_tables if p.parent.name not in _NOT_FITTED]
     if not paths:
-        raise TableError(f"{folder}: no measurement tables found; name the folder that has one sub-folder per source")
+        raise TableError(
+            f"{folder}: the folder has no tables of measurements; give the one that has a sub-folder per source"
+        )
     return paths
 
 

@@ -228,7 +228,7 @@ def detect_format(path: Path | str) -> str:
         return "osu"
     elif b"Out of bounds values" in data or b"out-of-place" in data:
         return "nccl-tests"
-    raise TableError(f"{path}: of no known format; say which: {', '.join(FORMATS)}")
+    raise TableError(f"{path}: perfmodel does not recognise the format; name one of {', '.join(FORMATS)}")
 
 
 def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -> tuple[str, Any, Any]:
@@ -244,7 +244,7 @@ def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -
         Name of the format, what its reader made of the files, and the function.
     """
     if not paths:
-        raise PerfModelError("no file given")
+        raise PerfModelError("no file is named; give at least one")
     files = [Path(path) for path in paths]
     format = detect_format(files[0]) if format == "auto" else format
     # A format that lacks this kind of content is refused before its files, which may be large, are parsed.

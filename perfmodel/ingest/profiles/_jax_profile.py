@@ -59,7 +59,7 @@ def xplane_paths(path: Path) -> list[Path]:
         return [path]
     profiles = sorted(path.rglob("*.xplane.pb"))
     if not profiles:
-        raise TableError(f"{path}: no *.xplane.pb below it; give the directory that jax.profiler.trace wrote to")
+        raise TableError(f"{path}: the directory has no *.xplane.pb; give the one that jax.profiler.trace wrote to")
     # Sessions are folders called after their time: all processes of one write into the same.
     newest = max(file.parent for file in profiles)
     return [file for file in profiles if file.parent == newest]

@@ -75,9 +75,13 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
     """
     trace = read_chrome(path)
     if not is_kineto(trace):
-        raise TableError(f"{path}: not a trace of torch.profiler (no schemaVersion); name its format instead")
+        raise TableError(
+            f"{path}: this is not a trace of torch.profiler, because it has no schemaVersion; name its format instead"
+        )
     if trace.data.get("schemaVersion", 1) != 1:
-        raise TableError(f"{path}: schemaVersion {trace.data['schemaVersion']!r}; this release reads version 1")
+        raise TableError(
+            f"{path}: schemaVersion is {trace.data['schemaVersion']!r}; perfmodel reads version 1; export it as that"
+        )
     # Categories changed their case between versions of libkineto ("Kernel", "kernel").
     by_category: dict[str, list[ChromeEvent]] = {}
     for event in trace.events:

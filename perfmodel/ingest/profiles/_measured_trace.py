@@ -74,7 +74,7 @@ class MeasuredTrace:
 
     def __post_init__(self) -> None:
         if not self.n:
-            raise TableError("trace: it holds no activity of a device; record some steps")
+            raise TableError("trace: this has no activity of a device; record some steps")
         for field in self._arrays():
             if len(getattr(self, field)) != self.n:
                 raise TableError(f"trace: {field} has {len(getattr(self, field))} entries, device has {self.n}")
@@ -183,7 +183,7 @@ def trace_of(activities: Sequence[Activity], place: object) -> MeasuredTrace:
         TableError: none at all.
     """
     if not activities:
-        raise TableError(f"{place}: no activity of a device in it; record some steps with the device's events on")
+        raise TableError(f"{place}: this has no activity of a device; record some steps with the device's events on")
     ordered = sorted(activities, key=lambda a: (a.start_s, a.device, a.stream))
     distinct_names = dict.fromkeys(a.name for a in ordered)
     names = {name: number for number, name in enumerate(distinct_names)}

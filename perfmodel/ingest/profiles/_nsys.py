@@ -83,14 +83,16 @@ def read_nsys(path: Path) -> NsysFile:
         raise TableError(f"{path}: no such file")
     with path.open("rb") as file:
         if not is_sqlite(file.read(16)):
-            raise TableError(f"{path}: not an SQLite file; export the report: nsys export --type sqlite REPORT")
+            raise TableError(
+                f"{path}: this is not an SQLite file; export the report by nsys export --type sqlite REPORT"
+            )
     try:
         # Read-only: SQLite would otherwise write its journal beside a stranger's report.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
             return _Reader(path, connection).read()
     except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
-        raise TableError(f"{path}: damaged SQLite data ({error}); export the report again") from None
+        raise TableError(f"{path}: the SQLite data are damaged ({error}); export the report again") from None
 
 
 def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[tuple[int, int], Activity]]]]:
@@ -192,7 +194,9 @@ class _Reader:
             place = f"{self._path}: {table} row {index}"
             start_ns = integer(row["start"], "start", place)
             if integer(row["end"], "end", place) < start_ns:
-                raise TableError(f"{place}: it ends at {row['end']} ns, before its start {start_ns}; record it again")
+                raise TableError(
+                    f"{place}: the event ends at {row['end']} ns, before its start at {start_ns}; record it again"
+                )
             yield row
 
     def _name(self, row: Record, columns: tuple[str, ...]) -> str:

@@ -107,7 +107,7 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
         TableError: no activity of a device.
     """
     if not detailed:
-        raise TableError(f"{place}: no activity of a device in it; record some steps with the device's events on")
+        raise TableError(f"{place}: this has no activity of a device; record some steps with the device's events on")
     origin_s = min(activity.start_s for activity, _ in detailed)
     # An operator may launch several kernels, not always one after the other: they are one call of one shape.
     kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)

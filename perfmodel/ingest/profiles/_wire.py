@@ -35,7 +35,9 @@ def fields(data: bytes, place: object) -> dict[int, list[Field]]:
         elif wire in _WIDTH:
             size = _WIDTH[wire]
         else:
-            raise TableError(f"{place}: not a protocol buffer (wire type {wire} at byte {position}); record it again")
+            raise TableError(
+                f"{place}: this is not a protocol buffer (wire type {wire} at byte {position}); record it again"
+            )
         if position + size > end:
             raise TableError(
                 f"{place}: it ends within a field (byte {end} of {position + size}); was the file cut short?"
@@ -50,7 +52,7 @@ def _varint(data: bytes, position: int, place: object) -> tuple[int, int]:
     while True:
         # Seven bits a byte, lowest first, and the top bit set on all but the last.
         if position >= len(data) or shift > 63:
-            raise TableError(f"{place}: a number is cut short at byte {position}; was the file cut short?")
+            raise TableError(f"{place}: a number is cut short at byte {position}; copy the whole file again")
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift

@@ -51,7 +51,9 @@ def read_xspace(path: Path) -> tuple[XPlane, ...]:
     message = fields(read_bytes(path), path)
     planes = tuple(_plane(data, path) for data in submessages(message, 1))
     if not planes:
-        raise TableError(f"{path}: no plane in it: not an xplane.pb file of the JAX profiler; record it again")
+        raise TableError(
+            f"{path}: this is not an xplane.pb file of the JAX profiler, because it has no plane; record it again"
+        )
     return planes
 
 
@@ -95,7 +97,7 @@ def _event(
     message = fields(data, path)
     kind = integer(message, 1)
     if kind not in kinds:
-        raise TableError(f"{place}: kind {kind} of event is not described; is the file damaged?")
+        raise TableError(f"{place}: the file does not describe kind {kind} of event; record it again")
     name, facts = kinds[kind]
     start_ps, duration_ps = origin_ps + integer(message, 2), integer(message, 3)
     if start_ps < 0 or duration_ps < 0:

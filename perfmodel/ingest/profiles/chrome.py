@@ -55,10 +55,12 @@ def read_chrome(path: Path) -> ChromeTrace:
     """
     data = read_json(path)
     if "traceEvents" not in data:
-        raise TableError(f"{path}: no traceEvents in it: not a Chrome trace; is it of the format you named?")
+        raise TableError(f"{path}: this is not a Chrome trace, because it has no traceEvents; name its format")
     unit = data.get("displayTimeUnit", "ms")
     if unit not in _DISPLAY_UNITS:
-        raise TableError(f"{path}: displayTimeUnit {unit!r}; the format knows ms and ns (times are in us in any case)")
+        raise TableError(
+            f"{path}: displayTimeUnit must be ms or ns, got {unit!r}; correct it (times are in us either way)"
+        )
     events: list[ChromeEvent] = []
     processes: dict[Any, str] = {}
     threads: dict[tuple[Any, Any], str] = {}
@@ -104,7 +106,9 @@ def _name(event: Mapping[str, Any], place: str, processes: dict[Any, str], threa
 
 def _key(value: Any, place: str) -> Any:
     if isinstance(value, (dict, list)):
-        raise TableError(f"{place}: pid and tid are numbers or text, got {type(value).__name__}; export it again")
+        raise TableError(
+            f"{place}: pid and tid must be numbers or text, got {type(value).__name__}; export the trace again"
+        )
     return value
 
 
@@ -162,7 +166,7 @@ def read_own(path: Path) -> list[Activity]:
     """
     trace = read_chrome(path)
     if not is_own(trace):
-        raise TableError(f"{path}: not a trace of perfmodel; name its format (kineto, jax-trace) instead")
+        raise TableError(f"{path}: this trace is not from perfmodel; name its format (kineto, jax-trace) instead")
     return [_own_activity(event) for event in trace.events if "inside" not in event.args]
 
 
@@ -174,7 +178,9 @@ def _own_activity(event: ChromeEvent) -> Activity:
     # `Kind.ZERO` of a predicted timeline is the class of events that belong to no pass.
     phase = "" if phase == "zero" else phase
     if phase not in PHASES:
-        raise TableError(f"{event.place}: unknown event {phase!r}; write the trace again with this release")
+        raise TableError(
+            f"{event.place}: perfmodel does not know event {phase!r}; write the trace again with this release"
+        )
 
     def tag(name: str) -> int:
         return integer(fields.get(name, -1), name, event.place, -1)
