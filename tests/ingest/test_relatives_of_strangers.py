@@ -9,9 +9,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import Launch, parse_launch, read_launch
-from perfmodel.ingest.launch._megatron_settings import pipeline_segments
-from perfmodel.ingest.launch._table import BadValue
+from perfmodel.ingest.launch import BadValue, Launch, parse_launch, pipeline_segments, read_launch
 from perfmodel.prediction import predict
 from perfmodel.workload import parameter_count
 
