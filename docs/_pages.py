@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,28 +79,21 @@ def _facade_page(name: str) -> str:
         if name == "perfmodel":  # its names are documented where they live
             facade = ".".join(part for part in home.split(".") if not part.startswith("_"))
             lines.append(f"* `perfmodel.{public}` is :doc:`{facade}`'s ``{original}``")
-            continue
-        try:
-            value = getattr(module, public)
-        except ModuleNotFoundError:
-            # What an emulated script imports needs torch, an extra that the documentation is built without.
-            continue
-        lines += _entry(f"{name}.{public}", value, home, original)
+        else:
+            lines += _entry(f"{name}.{public}", getattr(module, public), home, original)
     return "\n".join(lines) + "\n"
 
 
 def _exports(name: str) -> dict[str, tuple[str, str]]:
     """What a facade imports from the project, or defines itself: name -> (its module, its name there)."""
     tree = ast.parse(inspect.getsource(importlib.import_module(name)))
-    public = dir(importlib.import_module(name))
     found: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
-        # A facade passes on what stands below it. What it imports from elsewhere, it needs itself.
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{name}."):
-            for alias in node.names:
-                exported = alias.asname or alias.name
-                if exported in public and not exported.startswith("_"):
-                    found[exported] = (str(node.module), alias.name)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfmodel"):
+            found |= {alias.asname: (str(node.module), alias.name) for alias in node.names if alias.asname}
+            if name == "perfmodel":
+                public = {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+                found |= {one: home for one, home in public.items() if one in dir(sys.modules[name])}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and name != "perfmodel":
             found[node.name] = (name, node.name)

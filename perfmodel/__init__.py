@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perfmodel.measure import read_plan, run_plan, write_plan
     from perfmodel.planning.compare_clusters import compare_clusters
     from perfmodel.planning.decision import report
-    from perfmodel.planning.design import memory_to_fit, overtake, rank_upgrades
+    from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
     from perfmodel.planning.health import check_run, runs_of_logs
     from perfmodel.planning.layouts import SearchOptions, Tariff, ask, default_space, pareto, restrict, search
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from perfmodel.session import Session
     from perfmodel.spec import Cluster, Job, Layout, NetworkLevel, Problem, Transformer
     from perfmodel.validation import calibration_report, read_runs, validate_cases, validate_kernels
-    from perfmodel.viz import gantt
+    from perfmodel.viz import gantt, write_trace
 
 
 __getattr__, __dir__ = lazy_names(__name__)

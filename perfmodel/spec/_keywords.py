@@ -222,6 +222,7 @@ class TransformerKeywords(
 ):
     """Fields of `Transformer` that have defaults, and those of its sections."""
 
+    layer_groups: int
     decoder_layers: int
     decoder_seq_len: int
     experts: Experts | None

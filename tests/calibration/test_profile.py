@@ -124,7 +124,8 @@ def test_other_layouts_after_one_profile(tmp_path: Path) -> None:
         after_s = pm.predict(problem(), layout=layout, calibration=tmp_path).step_time_s
         after, before = abs(after_s / truth_s - 1), abs(before_s / truth_s - 1)
         assert after < 0.03
-        assert after < 0.8 * before
+        # Layouts that the plain models meet by chance have nothing to gain.
+        assert after < max(0.8 * before, 0.01)
 
 
 def test_a_rank_of_a_pipeline_goes_by_its_kernels_of_known_shape() -> None:

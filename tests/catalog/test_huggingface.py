@@ -464,7 +464,7 @@ def test_a_bad_configuration_is_refused(tmp_path, text, error, message):
 @pytest.mark.parametrize("groups", [1, 2, 12])
 def test_layers_of_albert_share_weights_and_not_work(groups: int) -> None:
     config = FAMILY_COUNTS["albert"]["config"]
-    net = from_config(config | {"num_hidden_groups": groups})
+    net = model_from_config(config | {"num_hidden_groups": groups})
     plain = replace(net, layer_groups=0)
     # A layer: four products of attention and two of the feed-forward, with biases and two norms.
     h, inner = net.hidden, net.ffn_hidden
@@ -477,8 +477,8 @@ def test_layers_of_albert_share_weights_and_not_work(groups: int) -> None:
 
 
 def test_groups_of_layers_are_of_one_kind() -> None:
-    net = from_config(FAMILY_COUNTS["albert"]["config"])
+    net = model_from_config(FAMILY_COUNTS["albert"]["config"])
     with pytest.raises(PerfModelError, match="layer_groups=13 must be at most layers=12"):
         replace(net, layer_groups=13)
     with pytest.raises(PerfModelError, match="inner_group_num must be 1"):
-        from_config(FAMILY_COUNTS["albert"]["config"] | {"inner_group_num": 2})
+        model_from_config(FAMILY_COUNTS["albert"]["config"] | {"inner_group_num": 2})

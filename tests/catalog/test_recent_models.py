@@ -224,9 +224,9 @@ def test_an_unknown_family_is_told_how_to_be_described():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"mixers": "L"}, "needs delta_net"), ({"mixers": "W- *-"}, "needs window"),
+        ({"mixers": "L"}, "give delta_net if mixers has a L"), ({"mixers": "W- *-"}, "needs window"),
         ({"patches": Patches(image_size=32, patch_size=2)}, "causal=false"), ({"vocab": 0}, "vocab=0"),
-        ({"delta_net": DeltaNet(heads=2, key_heads=2, head_dim=8, key_dim=8)}, "needs delta_net for L"),
+        ({"delta_net": DeltaNet(heads=2, key_heads=2, head_dim=8, key_dim=8)}, "give delta_net if mixers has a L"),
     ],
 )  # fmt: skip
 def test_models_that_do_not_exist(changes, says):

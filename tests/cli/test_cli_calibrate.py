@@ -122,11 +122,6 @@ WRONG = {
         "jax",
         "name the network in the plan",
     ),
-    "several groups": (
-        '[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 2\nconcurrent = 2',
-        "jax",
-        "one group is measured at a time",
-    ),
     "nothing": ("", "jax", "asks for nothing"),
     "kernels of nccl-tests": (
         '[[kernels]]\nfamily = "gemm"\ndtype = "bf16"\nm = 16\nn = 24\nk = 16',

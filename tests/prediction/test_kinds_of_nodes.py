@@ -179,7 +179,7 @@ def test_kinds_are_part_of_a_layouts_notation() -> None:
         ("tp=8,pp=2,kinds=slow-quick", MIXED, "known: fast, slow"),
         ("tp=1,dp=16", MIXED, "devices .tp.cp.dp. of one kind"),
         ("tp=2,pp=4,dp=2,order=tp-cp-pp-ep-dp", MIXED, "end with pp"),
-        ("tp=8,pp=2,schedule=chimera", MIXED, "replicas of stage 0 on several kinds"),
+        ("tp=8,pp=2,schedule=chimera", MIXED, "replicas of stage 0 on different kinds"),
         ("tp=8,pp=2,kinds=fast-slow", catalog.cluster("dgx-a100"), "leave kinds= out"),
     ],
 )

@@ -1,6 +1,7 @@
 """The update of the model of sites by known runs, against Gaussian processes written out; and intervals of sites whose
 scatter is unknown."""
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,9 @@ from perfmodel.prediction.sites.known_runs import (
     scales,
     widened,
 )
-from perfmodel.prediction.sites.known_runs import known_runs as _known_runs
+
+UPDATE = importlib.import_module("perfmodel.prediction.sites.known_runs")
+"""The module, whose name its function has too."""
 
 NOISE = 0.02
 LIKENESS = LayoutKernel(near=0.05, length=2.0, own=0.02)
@@ -190,10 +193,10 @@ def test_nodes_and_their_posteriors_are_as_many_in_whatever_round_it_ends(
     rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs far apart make most nodes of the quadrature unlikely, so that they are left out."""
-    monkeypatch.setattr(_known_runs, "_REWEIGHTED", rounds)
-    monkeypatch.setattr(_known_runs, "_SETTLED", 0)
-    monkeypatch.setattr(_known_runs, "_ENOUGH", 0.0)
-    monkeypatch.setattr(_known_runs, "_UNLIKELY", 0.5)
+    monkeypatch.setattr(UPDATE, "_REWEIGHTED", rounds)
+    monkeypatch.setattr(UPDATE, "_SETTLED", 0)
+    monkeypatch.setattr(UPDATE, "_ENOUGH", 0.0)
+    monkeypatch.setattr(UPDATE, "_UNLIKELY", 0.5)
     error = np.array([0.9, -0.9, 0.8, -0.7])
     found = known_runs(site(4), np.full(4, NOISE**2), error, UNKNOWN)
     assert len(found.scales.weight) == len(found.inverse) == len(found.pull)

@@ -80,7 +80,7 @@ def test_hybrids_are_predicted():
     ("changes", "says"),
     [
         ({"mixers": "MEX"}, "a letter per layer"), ({"mixers": "M"}, "a letter per layer"),
-        ({"mamba": None}, "needs mamba for M"), ({"mixers": "**"}, "needs mamba for M"),
+        ({"mamba": None}, "give mamba if mixers has a M"), ({"mixers": "**"}, "give mamba if mixers has a M"),
         ({"mixers": "ME"}, "experts for E"),
     ],
 )  # fmt: skip

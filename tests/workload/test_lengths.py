@@ -78,7 +78,7 @@ def test_shorter_sequences_make_no_step_longer(cp_kind, share):
         predict("llama2-7b", "dgx-a100", layout, job=Job(global_batch=16, seq_len=8192, mean_tokens=mean)).step_time_s
         for mean in (8192 * share, 8192)
     ]
-    assert steps[0] <= steps[1] * 1.03  # tokens that divide by nothing multiply less well
+    assert steps[0] <= steps[1] * 1.05  # tokens that divide by nothing multiply less well
 
 
 @pytest.mark.parametrize(

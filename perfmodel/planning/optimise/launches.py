@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from perfmodel.display import shorten_reprs
 from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._contiguous import NothingFitsError
 from perfmodel.planning.optimise._partition import (
@@ -246,3 +247,6 @@ class _MemoryLimit:
 
     def __call__(self, values: Values) -> Float[Array, " ranks"]:
         return self.memory.bytes(_parameters(values)) / values["usable_bytes"] - 1.0
+
+
+shorten_reprs(__name__)

@@ -114,4 +114,5 @@ def test_words_follow_the_probability(probability: float, words: str) -> None:
 
 
 def test_a_result_without_a_recommendation_names_its_best(tight: SearchResult) -> None:
-    assert replace(tight, recommended=None).first_to_try is tight.layouts[0]
+    without = replace(tight, recommendation=replace(tight.recommendation, prediction=None))
+    assert without.first_to_try is tight.layouts[0]
