@@ -4,7 +4,7 @@
     pm.predict("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
 
 This door has the functions that the documentation shows, and the records that are given to them. Records that they
-return, and all else, are behind the doors of their rooms (`perfmodel.catalog.devices`, `perfmodel.viz.write_trace`).
+return, and all else, are behind the doors of their rooms (`perfmodel.catalog.devices`, `perfmodel.prediction.Site`).
 Names are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from perfmodel.session import Session
     from perfmodel.spec import Cluster, Job, Layout, NetworkLevel, Problem, Transformer
     from perfmodel.validation import calibration_report, read_runs, validate_cases, validate_kernels
-    from perfmodel.viz import gantt, write_trace
+    from perfmodel.viz import gantt, write_gantt, write_trace
 
 
 __getattr__, __dir__ = lazy_names(__name__)
