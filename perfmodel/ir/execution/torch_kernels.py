@@ -252,4 +252,4 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "adam": _adam,
     }
 )
-"""Kernels by name of the op: torch, operands, `a`ttributes and types of the `out`puts to tensors."""
+"""Kernels by name of the op. Each takes torch, the operands, `a` (attributes) and `out` (types of the outputs)."""
