@@ -86,17 +86,15 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
         return least_s
 
     # Energies of all traffic, and of all arithmetic at the rate at which a FLOP's was measured.
-    at, amounts = [], []
+    at: list[int] = []
+    products: list[KernelOp] = []
     for i, op in enumerate(ops):
         if _takes_tensor_units(op):
             at.append(i)
-            amounts.append((*op.amounts(), _WIDTH[op.dtype]))
+            products.append(op)
     if not at:
         return least_s
-    flops, moved_bytes, width = np.array(amounts).T
-    memory_j, flops = energy.byte_j * moved_bytes, flops * width
-    reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
-    compute_j = energy.flop_j * flops * reference_s**_VOLTAGE
+    memory_j, compute_j = _energies_j(energy, device, products)
 
     # Newton's method from below, as the energy that fits is concave in the time. It begins at what the longer of
     # traffic and arithmetic takes alone.
@@ -150,17 +148,13 @@ def sustained_share(
     budget_w = device.power_w - device.idle_power_w
     if budget_w <= 0:
         return 1.0
-    width = np.array([_WIDTH[op.dtype] if _takes_tensor_units(op) else 0.0 for op in ops])
     pays = np.array([not isinstance(op, Attention) for op in ops])
-    flops, moved_bytes = np.array([op.amounts() for op in ops]).T
-    flops = flops * width
-    reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
+    memory_j, compute_j = _energies_j(energy, device, ops)
     sustained_s = sustained_seconds(device, ops)
 
     def excess_j(share: float) -> float:
         time_s = np.maximum(np.maximum(alone_s, share * sustained_s), 1e-300)
-        compute_j = energy.flop_j * flops * (reference_s / time_s) ** _VOLTAGE
-        excess = energy.byte_j * moved_bytes + compute_j - budget_w * time_s
+        excess = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
         return float(counts @ np.where(pays, excess, np.maximum(excess, 0.0)))
 
     # Energy falls and time rises with the share, so there is one from which on the limit holds. At 1 it does: every
@@ -172,6 +166,18 @@ def sustained_share(
         middle = (low + high) / 2
         low, high = (middle, high) if excess_j(middle) > 0 else (low, middle)
     return high
+
+
+def _energies_j(energy: DieEnergy, device: Device, ops: Sequence[KernelOp]) -> tuple[np.ndarray, np.ndarray]:
+    """Energies of kernels' traffic, and of their arithmetic in tensor units if it took one second.
+
+    Arithmetic that takes t seconds needs the latter times t to the power of -`_VOLTAGE`.
+    """
+    width = np.array([_WIDTH[op.dtype] if _takes_tensor_units(op) else 0.0 for op in ops])
+    flops, moved_bytes = np.array([op.amounts() for op in ops]).T
+    flops = flops * width
+    reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
+    return energy.byte_j * moved_bytes, energy.flop_j * flops * reference_s**_VOLTAGE
 
 
 def _takes_tensor_units(op: Op) -> TypeGuard[Attention | Convolution | Gemm | MoE]:

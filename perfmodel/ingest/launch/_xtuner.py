@@ -227,12 +227,16 @@ def _frozen(settings: Mapping[str, Any]) -> Fields:
     }
 
 
+def _has_keys_of(table: str, settings: Mapping[str, Any]) -> bool:
+    return any(name.startswith(table) for name in settings)
+
+
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA, if the model has a configuration of it; frozen weights may lie in few bits."""
     # Without adapters quantized weights say nothing: such a configuration serves a model.
     if not any(name in settings for name in _LORA_KEYS):
         return {}
-    table = next(table for table in _LORA_TABLES if any(name.startswith(table) for name in settings))
+    table = next(table for table in _LORA_TABLES if _has_keys_of(table, settings))
     bits = 8 if is_on(settings.get(_QUANTIZED[1])) else 0
     return Adapters(
         rank=settings.get(f"{table}r", 8),
