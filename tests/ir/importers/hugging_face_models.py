@@ -215,7 +215,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 REFUSED: Mapping[str, tuple[Architecture, str]] = {
-    "mixtral": (causal("Mixtral", {**GROUPED, "num_local_experts": 4}), "topk"),
+    "mixtral": (causal("Mixtral", {**GROUPED, "num_local_experts": 4}), "sort"),
     "roberta without positions": (encoder("Roberta", SIZES), "ne.Scalar"),
 }
 """What no program can be made of yet, and the op that is in the way."""
