@@ -353,6 +353,17 @@ def read_checked(folder: Traversable, name: str) -> bytes:
     return content
 
 
+CACHES: Final = ("structures", "pipelines", "xla", "peer")
+"""Folders below `cache_dir()`: compiled structures, pipelines, what XLA compiled, the C code of emulated ranks."""
+
+
+def cache_folder(name: str) -> Path:
+    """One of `CACHES`, which `perfmodel doctor` lists and clears; it may not exist yet."""
+    if name not in CACHES:
+        raise ValueError(f"no cache is called {name!r}; list it in `CACHES`")
+    return cache_dir() / name
+
+
 def cache_dir() -> Path:
     """Folder of the caches: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
     chosen = os.environ.get("PERFMODEL_CACHE")

@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("untimed", deadline=None, derandomize="PERF
 hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What XLA has compiled once serves all workers, the processes that tests start, and later runs: a quarter of the time
-# of files that compile much. It stands where the command line keeps its own (`perfmodel.timeline.cache_dir`), which
+# of files that compile much. It stands where the command line keeps its own (`perfmodel.files.cache_dir`), which
 # drops what is not used; every program of other code, flags or versions has another name.
 USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ.get("PERFMODEL_CACHE") or USER_CACHE) / "xla"))

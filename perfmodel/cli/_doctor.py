@@ -68,11 +68,11 @@ def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> di
         CalibrationError: if `calibration` is missing or unreadable.
     """
     from perfmodel.cost import describe_calibration
-    from perfmodel.timeline import CACHE_SHARES, cache_dir
+    from perfmodel.files import CACHES, cache_folder
 
     if clear_cache:
-        for kind in CACHE_SHARES:
-            shutil.rmtree(cache_dir() / kind, ignore_errors=True)
+        for name in CACHES:
+            shutil.rmtree(cache_folder(name), ignore_errors=True)
 
     # Each part reports what it finds wrong into `problems` and goes on: a broken torch must not
     # hide the rest.
@@ -148,7 +148,8 @@ def _torch_devices(problems: list[str]) -> list[str]:
 
 def _caches(problems: list[str]) -> dict[str, Any]:
     """Return the sizes of the caches; adds what is wrong with them to `problems`."""
-    from perfmodel.timeline import CACHE_SHARES, cache_dir, cache_limit_bytes
+    from perfmodel.files import CACHES, cache_dir, cache_folder
+    from perfmodel.timeline import CACHE_SHARES, cache_limit_bytes
 
     folder = cache_dir()
     report: dict[str, Any] = {"folder": str(folder)}
@@ -156,13 +157,14 @@ def _caches(problems: list[str]) -> dict[str, Any]:
         report["limit_bytes"] = int(cache_limit_bytes())
     except PerfModelError as error:
         problems.append(str(error))
-    for kind in CACHE_SHARES:
-        sizes = [path.stat().st_size for path in (folder / kind).rglob("*") if path.is_file()]
+    for name in CACHES:
+        sizes = [path.stat().st_size for path in cache_folder(name).rglob("*") if path.is_file()]
         report |= {
-            kind: str(folder / kind),
-            f"{kind}_files": len(sizes),
-            f"{kind}_bytes": sum(sizes),
+            name: str(cache_folder(name)),
+            f"{name}_files": len(sizes),
+            f"{name}_bytes": sum(sizes),
         }
+    # Only caches that grow share the limit; a compiled peer is one small file per version.
     used = sum(report[f"{kind}_bytes"] for kind in CACHE_SHARES)
     if used > report.get("limit_bytes", used):
         problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit: perfmodel doctor --clear-cache")

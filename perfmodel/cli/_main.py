@@ -191,11 +191,12 @@ def _keep_compilations() -> None:
     """Compiled evaluators stay on disk beside the structures, so that the next run starts at once."""
     import jax
 
+    from perfmodel.files import cache_folder
     from perfmodel.ingest.tables import drop_least_recently_used
-    from perfmodel.timeline import cache_dir, cache_limit_bytes
+    from perfmodel.timeline import cache_limit_bytes
 
-    drop_least_recently_used(cache_dir() / "xla", cache_limit_bytes("xla"))
-    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+    drop_least_recently_used(cache_folder("xla"), cache_limit_bytes("xla"))
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

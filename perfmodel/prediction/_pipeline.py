@@ -15,13 +15,14 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.files import cache_folder
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_atomic
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
 from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import Phase, Schedule, weight_versions
 from perfmodel.schedule.memory import alive_at_peak, offloaded_at_peak
-from perfmodel.timeline import cache_dir, cache_limit_bytes, code_digest
+from perfmodel.timeline import cache_limit_bytes, code_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +172,7 @@ def summarise(
 class PipelineCache:
     """Pipelines on disk, a file per schedule and division of a model into blocks."""
 
-    directory: Path = field(default_factory=lambda: cache_dir() / "pipelines")
+    directory: Path = field(default_factory=lambda: cache_folder("pipelines"))
     """Folder of the files."""
     _known: dict[Path, dict[str, Float[np.ndarray, " values"]]] = field(default_factory=dict)
     """Encoded pipelines of each file that was read, by key."""

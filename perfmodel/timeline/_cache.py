@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import cache_dir
+from perfmodel.files import cache_folder
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
 from perfmodel.timeline._tables import CompiledStructure, compile_structure
@@ -28,7 +28,7 @@ from perfmodel.timeline._tables import CompiledStructure, compile_structure
 VARIABLE: Final = "PERFMODEL_CACHE_LIMIT_GB"
 DEFAULT_GB: Final = 2.0
 SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
-"""Share of the limit that each folder below `cache_dir()` has."""
+"""Share of the limit that each of the `CACHES` that grow has."""
 
 
 def cache_limit_bytes(kind: str | None = None) -> float:
@@ -110,7 +110,7 @@ def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure
 def _path(key: str) -> Path:
     """File of the structure named `key`, in the folder of its name's first digit."""
     name = hashlib.sha256(_keyed(key).encode()).hexdigest()[:32]
-    return cache_dir() / "structures" / name[0] / f"{name}.bin"
+    return cache_folder("structures") / name[0] / f"{name}.bin"
 
 
 def _save(path: Path, key: str, compiled: CompiledStructure) -> None:

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from perfmodel.cli import main
+from perfmodel.files import CACHES, cache_folder
+from perfmodel.timeline import CACHE_SHARES
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,21 @@ def test_names_a_cache_above_its_limit_and_clears_it(capsys, monkeypatch):
     report = doctor(capsys, "--clear-cache")
     assert report["caches"]["structures_files"] == 0
     assert not report["problems"]
+
+
+def test_lists_and_clears_every_cache(capsys, cache):
+    """No other folder is written: code asks for its cache by a name of this list."""
+    for name in CACHES:
+        (cache / name / "inner").mkdir(parents=True, exist_ok=True)
+        (cache / name / "inner" / "file").write_bytes(bytes(10))
+    caches = doctor(capsys)["caches"]
+    assert all(caches[name] == str(cache_folder(name)) for name in CACHES)
+    assert all(caches[f"{name}_bytes"] >= 10 for name in CACHES)
+    assert {*CACHE_SHARES} < {*CACHES}
+    doctor(capsys, "--clear-cache")
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+    with pytest.raises(ValueError, match="other"):
+        cache_folder("other")
 
 
 def test_names_a_setting_that_is_wrong(capsys, monkeypatch):

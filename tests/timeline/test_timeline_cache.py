@@ -13,9 +13,10 @@ import pytest
 from timeline_cases import distinct_durations, pipeline_1f1b
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files import cache_dir
 from perfmodel.prediction import _pipeline
 from perfmodel.program import ProgramSpec, build
-from perfmodel.timeline import _cache, cache_dir, cache_limit_bytes, load_or_compile, makespan
+from perfmodel.timeline import _cache, cache_limit_bytes, load_or_compile, makespan
 
 SPEC = ProgramSpec(stages=4, micro_batches=8, grad_reduce="overlap")
 

@@ -21,7 +21,7 @@ from perfmodel.emulate.environment import EmulationError, Orders
 from perfmodel.emulate.wire._gloo_messages import kind_of, number_of, without_delay
 from perfmodel.emulate.wire._operations import Network
 from perfmodel.emulate.wire._python_peer import Group, Peer, operation_row
-from perfmodel.files import cache_dir
+from perfmodel.files import cache_folder
 
 SOURCE: Final = Path(__file__).with_name("_peer_loop.c")
 _FLAGS: Final = ("-O2", "-shared", "-fPIC")
@@ -63,7 +63,7 @@ def compiled_loop() -> ctypes.CDLL | None:
         return None
     source = SOURCE.read_bytes()
     name = hashlib.sha256(source + " ".join((compiler, *_FLAGS)).encode()).hexdigest()[:32]
-    built = cache_dir() / "peer" / f"{name}.so"
+    built = cache_folder("peer") / f"{name}.so"
     try:
         # Code is only loaded from a folder that nobody else can write to.
         built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
