@@ -101,6 +101,91 @@ def test_wave_quantisation_counts_whole_waves() -> None:
     assert np.all(physics.quantised_flops >= physics.flops)
 
 
+def physics_on_a100(op: KernelOp) -> Physics:
+    return kernel_physics(FIGURES, rows_from_ops([op]))[0]
+
+
+MOST_PADDING = {"gemm": 4, "conv": 4, "moe": 8, "attention": 64 * 10}
+"""How many times its FLOPs a kernel keeps a device busy at most: few tiles are split over idle multiprocessors; of
+attention the tile is of 64 queries, and a tenth of a wave is filled at least."""
+
+
+@given(st.one_of(gemms, attentions, convolutions, experts))
+@settings(max_examples=200)
+def test_padding_costs_something_and_not_everything(op: KernelOp) -> None:
+    physics = physics_on_a100(op)
+    padded = float(np.squeeze(physics.quantised_flops / physics.flops))
+    assert 1 - 1e-12 <= padded <= MOST_PADDING[op.family] * (1 + 1e-12)
+
+
+FULL = {"batch": 27, "heads": 32, "kv_heads": 1, "head_dim": 64, "causal": False, "seq_q": 1024, "seq_kv": 1024}
+"""Attention of 27 * 32 * 8 = 64 * 108 blocks of 128 queries: whole tiles, and whole waves."""
+
+
+def test_a_filled_wave_of_whole_query_tiles_wastes_nothing_and_a_query_more_costs_a_tile() -> None:
+    full = physics_on_a100(Attention(**FULL))
+    assert full.quantised_flops == full.flops
+    more = physics_on_a100(Attention(**FULL | {"seq_q": 1025, "batch": 3 * 27}))
+    # 9 blocks of 128 queries a head make whole waves too, 17 tiles of 64 cover 1,025 queries
+    assert more.quantised_flops == pytest.approx(more.flops * 17 * 64 / 1025)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_decoding_reads_keys_once_for_as_many_heads_as_a_tile_packs(kv_heads: int) -> None:
+    """32 heads of queries share a read of their keys; with one more each head reads them itself, on vector lanes."""
+    shape = {"batch": 64, "kv_heads": kv_heads, "seq_q": 1, "seq_kv": 4096, "head_dim": 128, "phase": "decode"}
+    packed, beyond = (physics_on_a100(Attention(**shape, heads=n * kv_heads)) for n in (32, 33))
+    # half of the FLOPs go by vector lanes, and each block costs what starting it does: one per head that reads
+    block = (packed.vector_ops - packed.flops / 2) / (64 * kv_heads)
+    assert block > 0
+    assert beyond.vector_ops == pytest.approx(8 * beyond.flops / 2 + block * 64 * 33 * kv_heads)
+
+
+IMAGE = {"batch": 5, "c_in": 100, "h_in": 27, "w_in": 34, "c_out": 72, "k_h": 3, "k_w": 3, "pad_h": 1, "pad_w": 1}
+
+
+def assert_among(expected: list[float], features: list[np.ndarray]) -> None:
+    """Each expected value is one of the features, as often as it is expected."""
+    values = sorted(float(np.squeeze(feature)) for feature in features)
+    for value in expected:
+        place = min(range(len(values)), key=lambda i: abs(values[i] - value))
+        assert values.pop(place) == pytest.approx(value, rel=1e-9)
+
+
+def test_channels_fill_a_share_of_their_tiles() -> None:
+    """100 channels are 13 tiles of 8, 4 of 32, 2 of 64, 1 of 128; 72 are 9, 3, 2 and 1."""
+    in_shares = [100 / (13 * 8), 100 / (4 * 32), 100 / (2 * 64), 100 / 128]
+    out_shares = [72 / (9 * 8), 72 / (3 * 32), 72 / (2 * 64), 72 / 128]
+    assert_among(in_shares + out_shares, physics_on_a100(Convolution(**IMAGE)).features)
+
+
+@pytest.mark.parametrize(("kernel", "saved"), [(3, {2: 36 / 16, 4: 144 / 36}), (5, {2: 100 / 36, 4: 400 / 64})])
+def test_transforms_of_filled_tiles_save_what_their_authors_say(kernel: int, saved: dict[int, float]) -> None:
+    """F(2 x 2, 3 x 3) has 16 products for 36, F(4 x 4, 3 x 3) 36 for 144 (Lavin and Gray, section 4.1)."""
+    image = IMAGE | {"batch": 32, "h_in": 24, "w_in": 32, "c_out": 128, "k_h": kernel, "k_w": kernel}
+    op = Convolution(**image | {"pad_h": kernel // 2, "pad_w": kernel // 2}, dtype="fp16")
+    physics, machine = kernel_physics(FIGURES, rows_from_ops([op]))
+    expected = []
+    for tile, saving in saved.items():
+        points, tiles = (tile + kernel - 1) ** 2, 32 * (24 // tile) * (32 // tile)
+        moved_bytes = points * (tiles * (100 + 128) + 100 * 128) * 2 * 2
+        blocks = tiles / 32 * 128 / 64 / 108
+        expected += [np.log2(op.flops / saving / machine.peak[0] * 1e6)]
+        expected += [np.log2(moved_bytes / machine.bandwidth[0] * 1e6), np.log2(blocks), blocks / np.ceil(blocks), 1.0]
+    assert_among(expected, physics.features)
+
+
+def test_transforms_pad_images_to_whole_tiles() -> None:
+    """27 x 34 pixels are 14 x 17 tiles of 2, 7 x 9 of 4; 5 images make 1,190 and 315 of them, and 38 and 10 blocks."""
+    op = Convolution(**IMAGE, dtype="fp16")
+    physics, machine = kernel_physics(FIGURES, rows_from_ops([op]))
+    expected = [27 * 34 / (14 * 17 * 4), 27 * 34 / (7 * 9 * 16)]
+    for points, blocks_of_tiles in ((16, 38), (36, 10)):
+        fused_flops = 2 * points * (blocks_of_tiles * 32) * (2 * 64) * 100
+        expected += [np.log2(fused_flops / machine.peak[0] * 1e6), np.log2(blocks_of_tiles * 2 / 108)]
+    assert_among(expected, physics.features)
+
+
 @pytest.mark.parametrize(
     "op",
     [
