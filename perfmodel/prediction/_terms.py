@@ -58,6 +58,7 @@ def _fused_quantisation(problem: StepProblem) -> StepProblem:
 STEP_TERMS: Final = (
     StepTerm("clock under load", _site(sustained=(), power_limited=False)),
     StepTerm("older attention kernels", _framework(attention="fastest")),
+    StepTerm("products that nobody tuned", _framework(tuned_products=True)),
     StepTerm("unfused kernels", _job(eager_kernels=())),
     StepTerm("loss apart from its gradient", _job(loss_with_gradient=True)),
     StepTerm("quantised operands", _fused_quantisation),

@@ -94,6 +94,9 @@ class Framework(Stated, Sectioned):
     """Where the facts are from: files with their version, or pages of documentation."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel; `flash-2-then-cudnn`: FlashAttention-2, and cuDNN's on Blackwell."""
+    tuned_products: bool = False
+    """Products run the kernels that somebody tuned for their very sizes, instead of what the library's heuristic takes
+    (`STOCK_PRODUCTS`)."""
     host: HostCosts = field(default=HostCosts(), metadata=section())
     """What the host does and takes."""
     communication: CommunicationCosts = field(default=CommunicationCosts(), metadata=section())

@@ -16,7 +16,7 @@ from perfmodel.prediction import EAGER, Site, block_times, explain, priced_event
 from perfmodel.prediction.blocks import GRAPH_OPERATORS
 from perfmodel.prediction.overlap import time_phases
 from perfmodel.prediction.placement import Placement
-from perfmodel.prediction.sites import FORWARD_SHARE, attention_slowdown, generation
+from perfmodel.prediction.sites import FORWARD_SHARE, STOCK_PRODUCTS, attention_slowdown, generation
 from perfmodel.prediction.sites.constants import source_medians, sustained
 from perfmodel.prediction.sites.teams import share_a_team, team_key
 from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout
@@ -100,6 +100,31 @@ def test_the_first_generation_of_attention_is_slower_on_amd_too(name: str) -> No
     for kernel in ("flash-1", "flash-1-triton"):
         assert attention_slowdown(kernel, device, HEADS) == attention_slowdown(kernel, A100, HEADS) > 1.0
     assert attention_slowdown("flash-1", catalog.device("Gaudi2"), HEADS) == 1.0
+
+
+@pytest.mark.parametrize("name", ["MI100", "MI210", "MI250", "MI300X", "MI355X", "H100-SXM5-80GB", "Gaudi2", "TPU-v5p"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_products_that_nobody_tuned_are_slower_where_the_tables_hold_tuned_ones(name: str, dtype: str) -> None:
+    device, product = catalog.device(name), Gemm(m=4096, n=4096, k=4096, dtype=dtype)
+    stock, tuned = EAGER.replace(tuned_products=False), EAGER.replace(tuned_products=True)
+    assert generation(tuned, product, device) == 1.0
+    # MI100 and NVIDIA's devices were timed as frameworks run them.
+    is_tuned_table = name in ("MI210", "MI250", "MI300X", "MI355X")
+    assert generation(stock, product, device) == (STOCK_PRODUCTS if is_tuned_table else 1.0)
+    for op in (HEADS, MemoryBound(op="gelu", rows=8, hidden=8, n_inputs=1)):
+        assert generation(stock, op, device) == generation(tuned, op, device)
+
+
+@pytest.mark.parametrize("name", ["MI250", "MI300X"])
+def test_tuned_products_shorten_a_step_on_amd_by_their_share_at_most(name: str) -> None:
+    cluster, job = catalog.cluster("dgx-a100"), Job(global_batch=8, seq_len=2048)
+    on_amd = replace(cluster, device=catalog.device(name))
+    for where, least in ((on_amd, 1.05), (cluster, 1.0)):
+        took_s = [
+            float(step_times_s(step_problem(MODEL, where, job, None, EAGER.replace(tuned_products=tuned)), [LAYOUT])[0])
+            for tuned in (True, False)
+        ]
+        assert least <= took_s[1] / took_s[0] <= STOCK_PRODUCTS
 
 
 @pytest.mark.parametrize(("pass_", "head", "causal", "tflops"), [

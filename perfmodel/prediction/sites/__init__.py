@@ -37,6 +37,7 @@ from perfmodel.prediction.sites._site import (
     COMPILED,
     EAGER,
     FORWARD_SHARE,
+    STOCK_PRODUCTS,
     Site,
     attention_slowdown,
     generation,
