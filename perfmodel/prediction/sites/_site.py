@@ -160,10 +160,10 @@ _TUNED_TABLES: Final = ("CDNA2", "CDNA3", "CDNA4")
 """Architectures whose tables hold the best kernel of each size after tuning (hipBLASLt's library logic), or that are
 extrapolated from those. The tables of MI100 hold what stock PyTorch ran."""
 STOCK_PRODUCTS: Final = 1.3
-"""Time of a product that nobody tuned relative to the tuned kernel: the share of the fp32 peak that tuned products reach
-on MI210 (0.77, 13 sizes from 3e10 FLOPs on in hipBLASLt's library logic) over that of PyTorch 2.4.1 on MI100 at such
-sizes. In mean 1.28 over the operators of models (32), as geometric mean 1.36 over all sizes (738, NeuSight's tables).
-Products in 16 and 8 bits are taken to lose as much."""
+"""Time of a product that nobody tuned relative to the tuned kernel: the share of the fp32 peak that tuned products
+reach on MI210 (0.77, 13 sizes from 3e10 FLOPs on in hipBLASLt's library logic) over that of PyTorch 2.4.1 on MI100 at
+such sizes. In mean 1.28 over the operators of models (32), as geometric mean 1.36 over all sizes (738, NeuSight's
+tables). Products in 16 and 8 bits are taken to lose as much."""
 
 
 def stock_slowdown(framework: Framework, device: Device, op: Gemm) -> float:
