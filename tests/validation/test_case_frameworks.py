@@ -193,3 +193,14 @@ def test_a_launch_that_compiles_is_the_compiled_framework():
 @pytest.mark.parametrize("name", ["megatron-core@2025", "maxtext@2025", "somebody@2024", ""])
 def test_a_framework_without_a_compiled_entry_keeps_its_name(name: str):
     assert framework_name({"framework": name, "device": "H100", "launch_and_overlap": "compile=1"}) == name
+
+
+@pytest.mark.parametrize(
+    "words", ["PyTorch + TransformerEngine, script in the issue", "DDP with Transformer Engine 1.7"]
+)
+def test_layers_of_transformer_engine_are_a_framework_of_their_own(words: str):
+    row = {"framework": "pytorch@2024", "device": "H100", "framework_as_stated": words}
+    assert framework_name(row) == "pytorch-te@2024"
+    assert framework_name(row | {"framework_as_stated": "PyTorch"}) == "pytorch@2024"
+    # Megatron-Core runs these layers anyway.
+    assert framework_name(row | {"framework": "megatron-core@2025"}) == "megatron-core@2025"

@@ -47,6 +47,8 @@ _OF_TRANSFORMER_ENGINE: Final = ("delayed", "current", "mxfp8")
 """Recipes by which frameworks that run Transformer Engine take 8 bits where nothing is said."""
 _COMPILES: Final = re.compile(r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torch\.)?compiled?(?![\w-])")
 """Words for torch.compile in a framework's description: neither `nocompile` nor `without torch.compile`."""
+_LAYERS_OF_TRANSFORMER_ENGINE: Final = re.compile(r"transformer ?engine", re.IGNORECASE)
+"""Words for Transformer Engine's layers in a framework's description."""
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -339,7 +341,7 @@ def framework_name(row: Row) -> str:
     """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names,
     Megatron-DeepSpeed on Gaudi is Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel submits to
     MLPerf beside it: DeepSpeed (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune). A framework
-    whose launch compiles is the catalog's compiled one."""
+    whose launch compiles, or whose layers are Transformer Engine's, is an entry of the catalog of its own."""
     # The same name means another code base on other hardware or with another sharding.
     name = text(row, "framework")
     if text(row, "device").lower().startswith("gaudi"):
@@ -352,8 +354,13 @@ def framework_name(row: Row) -> str:
 
     # torch.compile is a switch of a launch, and an entry of its own in the catalog.
     plain, at, year = name.partition("@")
-    compiled = f"{plain}-compile"
-    return f"{compiled}{at}{year}" if compiled in frameworks() and _compiles(row) else name
+    compiled, of_te_layers = f"{plain}-compile", f"{plain}-te"
+    if compiled in frameworks() and _compiles(row):
+        return f"{compiled}{at}{year}"
+
+    # So are layers of Transformer Engine, where a framework has others by default.
+    names_te = _LAYERS_OF_TRANSFORMER_ENGINE.search(text(row, "framework_as_stated"))
+    return f"{of_te_layers}{at}{year}" if of_te_layers in frameworks() and names_te else name
 
 
 def _compiles(row: Row) -> bool:
