@@ -48,12 +48,16 @@ SHOWN: dict[str, dict[str, Any]] = {
     "updates by the host": {"offload_states": "optimizer"},
 }
 """What a layout has to have for a term to show."""
+SHOWN_ON = {"products that nobody tuned": "MI300X"}
+"""The device that a term shows on, where it is not every one."""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_term_makes_a_step_longer(name: str) -> None:
     """Beside all others, but where a step waits for its host nothing on the device makes it longer."""
     problem = loaded() if name in OF_HOSTS else without(loaded(), OF_HOSTS)
+    if name in SHOWN_ON:
+        problem = replace(problem, cluster=replace(problem.cluster, device=catalog.device(SHOWN_ON[name])))
     layout = LAYOUT.replace(**SHOWN.get(name, {}))
     assert step_s(without(problem, [name]), layout) < step_s(problem, layout) * (1 - 1e-6)
 
