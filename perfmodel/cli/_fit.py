@@ -192,6 +192,8 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
         print(f"replaces {len(names)} shipped series: {fabric}")
+    for what, longer in collectives.get("groups_at_once", {}).items():
+        print(f"{what}: {longer:.2f} times as long as alone")
     for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
             print(f"{count:,} rows of {family} set aside: {reason}")

@@ -237,6 +237,8 @@ _HELD_TO: Final = (
 """Algorithms that a run may be held to, as NCCL names them, with the cells that say so."""
 _REPEATED: Final = re.compile(r"(^|;)(in_place|out_of_place)$|^\d+_concurrent_groups$|^allreduce(_large)?$")
 """Variants, or ends of them, that name how a run was repeated, not another way of communicating."""
+_BESIDE: Final = re.compile(r"(?:^|_)groups_at_once_(\d+)$")
+"""End of the variant of rows for which `calibrate` ran several groups at once (`concurrent` in a plan)."""
 _HARMLESS: Final = ("", "rounded_busbw", "above_nic_rate_by_in_network_reduction", "device_inferred")
 """Checks that leave a row fit for use."""
 _BY_LIBRARY: Final = ("", "auto")
@@ -248,17 +250,19 @@ def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     - `way`: how it was run, where that is another way of communicating; else `""`
     - `doubtful`: whether it counts a test for a second time (`in_place`) or a `check` names a defect
     - `disturbed`: whether others used the machine while it was timed (its `variant` begins with `suspect`)
+    - `groups`: how many groups ran at once, each of them timed; 1 for a group alone
     - `held_to`: the algorithm that the library was held to (`ring`, `tree`, `nvls`, `nvls_tree`, `collnet`), else `""`
     - `library_chose`: whether the algorithm was left to the library
     """
     if "way" in table:
         return table
     algorithm, variant = text(table, "algorithm"), text(table, "variant")
-    # Disturbance says how a row was timed, not another way of communicating.
+    # Disturbance, and groups beside, say how a row was timed, not another way of communicating.
     disturbed = relabel(variant, is_marked_suspect).astype(bool)
     return table.assign(
-        way=np.where(disturbed, "", relabel(variant, lambda name: _REPEATED.sub("", name))).astype(object),
+        way=np.where(disturbed, "", relabel(variant, _way)).astype(object),
         disturbed=disturbed,
+        groups=relabel(variant, _groups_at_once).astype(np.int64),
         doubtful=(number(table, "in_place", 0.0) != 0) | relabel(text(table, "check"), _defective).astype(bool),
         held_to=relabel(algorithm, _held_to),
         library_chose=np.isin(algorithm, _BY_LIBRARY),
@@ -293,6 +297,15 @@ def published_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
         "variant": table["id"],
     }
     return pd.DataFrame(columns).reset_index(drop=True)
+
+
+def _way(variant: str) -> str:
+    return _REPEATED.sub("", _BESIDE.sub("", variant))
+
+
+def _groups_at_once(variant: str) -> int:
+    beside = _BESIDE.search(variant)
+    return int(beside.group(1)) if beside else 1
 
 
 def _defective(check: str) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import CollectiveModel, describe_calibration
 from perfmodel.cost.learn import fit_calibration
-from perfmodel.cost.learn.collectives import Sources, collective_rows, least_volume, set_aside
+from perfmodel.cost.learn.collectives import Sources, collective_rows, least_volume, set_aside, slowdowns
 from perfmodel.cost.learn.collectives.links import link_class
 from perfmodel.cost.learn.training import fit_collectives
 from perfmodel.errors import TableError
@@ -167,6 +167,51 @@ def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
     assert count == len(other)
     with pytest.raises(TableError, match="disturbed by other work while it was timed; measure again"):
         fit_calibration([other], tmp_path / "none")
+
+
+@settings(max_examples=30)
+@given(
+    longer=st.floats(0.9, 6.0),
+    groups=st.integers(2, 8),
+    beside=st.lists(st.booleans(), min_size=len(SIZE), max_size=len(SIZE)).filter(any),
+)
+def test_rows_of_several_groups_are_compared_with_one_group_alone(
+    longer: float, groups: int, beside: list[bool]
+) -> None:
+    """They are no part of a series, change no verdict on rows of one group, and their slowdown is told."""
+    clean = log("A100-SXM4-80GB", "NVLink3 NVSwitch", 230e9)
+    more = clean[beside].assign(variant=f"groups_at_once_{groups}", time_us=longer * clean["time_us"][beside])
+    rows = collective_rows(pd.concat([clean, more], ignore_index=True))
+    assert len(rows.keys) == 1
+    reason = set_aside(rows)
+    assert (reason[: len(clean)] == set_aside(collective_rows(clean))).all()
+    assert all("beside other groups" in why for why in reason[len(clean) :])
+    assert slowdowns(rows) == {
+        f"A100-SXM4-80GB all_gather inside a node, {groups} groups at once": pytest.approx(longer)
+    }
+
+
+def test_slowdowns_need_the_same_size_alone_and_no_disturbance() -> None:
+    clean = log("A100-SXM4-80GB", "NVLink3 NVSwitch", 230e9)
+    beside = clean.assign(variant="groups_at_once_2", time_us=2 * clean["time_us"])
+    disturbed = clean.assign(variant="suspect_interference_groups_at_once_2", time_us=9 * clean["time_us"])
+    assert slowdowns(collective_rows(clean)) == {}
+    assert slowdowns(collective_rows(beside)) == {}
+    assert slowdowns(collective_rows(pd.concat([clean[:4], beside[4:]], ignore_index=True))) == {}
+    rows = collective_rows(pd.concat([clean, beside, disturbed], ignore_index=True))
+    assert [*slowdowns(rows).values()] == [pytest.approx(2.0)]
+    assert sum("disturbed" in why for why in set_aside(rows)) == len(disturbed)
+
+
+def test_rows_of_several_groups_are_no_part_of_a_fit(tmp_path) -> None:
+    clean = log("L40S", "PCIe4", 20e9)
+    beside = clean.assign(variant="groups_at_once_2", time_us=2 * clean["time_us"])
+    (_, alone), (report, both) = (
+        (fit_calibration(tables, tmp_path / name), CollectiveModel.load(tmp_path / name))
+        for name, tables in (("clean", [clean]), ("both", [clean, beside]))
+    )
+    assert (alone.table_times(clean).time_s == both.table_times(clean).time_s).all()
+    assert [*report["collectives"]["groups_at_once"].values()] == [pytest.approx(2.0)]
 
 
 def test_kernels_set_aside_are_counted(tmp_path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Priced,
         predict_collective_rows,
     )
-    from perfmodel.cost.learn.collectives._rows import collective_rows, counted, set_aside
+    from perfmodel.cost.learn.collectives._rows import collective_rows, counted, set_aside, slowdowns
     from perfmodel.cost.learn.collectives._studies import (
         LeftOut,
         Study,

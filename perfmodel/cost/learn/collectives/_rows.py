@@ -1,12 +1,13 @@
 """Measured collectives as typed columns, and which of them say nothing of a device's links.
 
-Rows of four kinds are set aside, each with the reason in words: rows that others disturbed, links that the table does
-not name (an efficiency would be relative to a guess), rates above the link (a wrong unit, size or link), and rates far
-below it (a host at fault, another job on the network).
+Rows of five kinds are set aside, each with the reason in words: rows that others disturbed, rows of several groups at
+once (`slowdowns` tells what they show), links that the table does not name (an efficiency would be relative to a
+guess), rates above the link (a wrong unit, size or link), and rates far below it (a host at fault, another job on the
+network).
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -85,6 +86,8 @@ class CollectiveRows:
     """A second count of the same test (`in_place`) or marked by a `check`, bool[n]."""
     disturbed: np.ndarray
     """Marked by its collector: others used the machine while it was timed, bool[n]."""
+    groups: np.ndarray
+    """Groups that ran at once on the same nodes, int64[n]; 1: the row's group alone."""
     slow: np.ndarray
     """Whether it is known to run far below its links (`usable`): told as measured, but no guide to others; bool[n]."""
     skipped: np.ndarray
@@ -154,6 +157,7 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
         time_s=number(table, "time_us") * 1e-6,
         doubtful=table["doubtful"].to_numpy(bool),
         disturbed=table["disturbed"].to_numpy(bool),
+        groups=table["groups"].to_numpy(np.int64),
         slow=np.zeros(len(table), bool),
         skipped=_reasons(kind, size, ranks),
     )
@@ -218,6 +222,7 @@ LARGE_S: Final = 1e-3
 HOPS: Final = 10.0
 """...nor are this many hops per rank."""
 DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
+BESIDE: Final = "timed beside other groups, whose share of the links is computed; compared with one group alone"
 MESH_PEERS: Final = 7
 """A node of eight without a switch has a link per peer: few ranks use a share of the links only."""
 
@@ -239,12 +244,13 @@ def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tupl
         str[n] and bool[n].
     """
     reason, slow = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
+    reason[rows.groups > 1] = BESIDE
     reason[rows.disturbed] = DISTURBED
 
-    # Disturbed rows are judged by nothing else, and the rates of their series are those of the others.
-    undisturbed = np.flatnonzero(~rows.disturbed)
-    for (code, between), group in groups_of(rows.series[undisturbed], rows.between[undisturbed]):
-        index = undisturbed[group]
+    # These are judged by nothing else, and the rates of their series are those of the others.
+    alone = np.flatnonzero(~rows.disturbed & (rows.groups == 1))
+    for (code, between), group in groups_of(rows.series[alone], rows.between[alone]):
+        index = alone[group]
         key = rows.keys[code]
         if not (between and key.starts(no_guide)):
             tier = between or is_network(key.interconnect, key.device)
@@ -260,6 +266,38 @@ def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
         if why:
             counts[f"{name} {kind}: {why}"] += 1
     return dict(counts.most_common())
+
+
+def slowdowns(rows: CollectiveRows) -> dict[str, float]:
+    """How many times as long collectives take with groups beside them as alone; median over sizes that have both.
+
+    Groups that share a link equally take as many times as long as there are groups, groups on links of their own take
+    no longer.
+
+    Returns:
+        By device, kind, place and number of groups, in words.
+    """
+    # Times of the same series, placement and size: alone, and by the number of groups beside each other.
+    alone_s: dict[tuple[Hashable, ...], list[float]] = defaultdict(list)
+    beside_s: dict[tuple[str, int], list[tuple[tuple[Hashable, ...], float]]] = defaultdict(list)
+    device = rows.of_series("device")
+    for i in np.flatnonzero(~rows.disturbed).tolist():
+        columns = (rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node, rows.buffer_bytes)
+        same = tuple(column[i] for column in columns)
+        time_s, groups = float(rows.time_s[i]), int(rows.groups[i])
+        if groups == 1:
+            alone_s[same].append(time_s)
+        else:
+            place = "between nodes" if rows.between[i] else "inside a node"
+            beside_s[f"{device[i]} {rows.kind[i]} {place}", groups].append((same, time_s))
+
+    # Rows that were repeated count by their median.
+    result = {}
+    for (what, groups), timed in sorted(beside_s.items()):
+        ratios = [time_s / float(np.median(alone_s[same])) for same, time_s in timed if same in alone_s]
+        if ratios:
+            result[f"{what}, {groups} groups at once"] = float(np.median(ratios))
+    return result
 
 
 def _of_tier(

@@ -18,10 +18,12 @@ from perfmodel.cost.learn.collectives import (
     CollectiveWeights,
     Scope,
     Sources,
+    collective_rows,
     collective_weights,
     fit_rows,
     save_collective_weights,
     shape_spread,
+    slowdowns,
     usable,
 )
 from perfmodel.cost.learn.collectives import expert_exchanges as moe
@@ -258,7 +260,8 @@ def fit_calibration(
 
     Returns:
         By fitted file: `rows`, the errors on shapes kept out (fractions) and by reason the rows `set_aside`; of
-        collectives also the number of `series`, of shipped ones `kept` and by fabric the names of those `replaced`.
+        collectives also the number of `series`, of shipped ones `kept` and by fabric the names of those `replaced`,
+        and how much longer they took with `groups_at_once` (`slowdowns`), where that was measured.
 
     Raises:
         TableError: for a malformed table, or if no table has a usable row of the wanted family.
@@ -287,6 +290,9 @@ def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, 
         tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
     ).notes
     facts = {name: notes[name] for name in ("kept", "replaced", "set_aside")}
+    longer = slowdowns(collective_rows(pd.concat(list(tables), ignore_index=True)))
+    if longer:
+        facts["groups_at_once"] = longer
     return {"rows": sum(map(len, tables)), "series": notes["own"] + notes["own_exchanges"]} | facts
 
 
