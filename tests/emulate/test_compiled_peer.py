@@ -17,13 +17,16 @@ from perfmodel.emulate import Network, PeerPlace
 from perfmodel.emulate.environment import Orders
 from perfmodel.emulate.wire import (
     DATA,
+    HEADER,
     KEPT_BYTES,
     KINDS,
     PEER,
     RECV_READY,
+    RETURNS_OWN,
     SEND_READY,
     Connection,
     Header,
+    Incoming,
     PeerProcess,
     compiled_loop,
     join,
@@ -67,6 +70,13 @@ class Rank:
         self.connections[peer].send(what, slot, nbytes, view)
         self.connections[peer].flush()
 
+    def write(self, peer: int, content: bytes) -> None:
+        """Write bytes by hand, however long it takes."""
+        connected = self.connections[peer].socket
+        connected.setblocking(True)
+        connected.sendall(content)
+        connected.setblocking(False)
+
     def serve(self, until: int) -> None:
         """Exchange messages until so many have been received, and all that was offered has left."""
         sockets = {connection.socket: peer for peer, connection in self.connections.items()}
@@ -83,9 +93,9 @@ class Rank:
                     lambda header, peer=peer: self._arrived(peer, header),
                 )
 
-    def _place(self, peer: int, header: Header) -> memoryview:
+    def _place(self, peer: int, header: Header) -> Incoming:
         self.buffers[peer] = bytearray(header.nbytes)
-        return memoryview(self.buffers[peer])
+        return Incoming(memoryview(self.buffers[peer]), header.nbytes)
 
     def _arrived(self, peer: int, header: Header) -> None:
         if header.what == DATA:
@@ -126,9 +136,9 @@ def answered(tmp_path: Path, compiled: bool, network: Network, seed: int) -> tup
 
 
 def determined(received: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """What does not depend on which message came first: short data that wait for the rank's own (`Operation`)."""
-    waits = (KINDS.index("all_gather"), KINDS.index("all_to_all"))
-    return [(peer, slot, data) for peer, slot, data in received if slot >> 56 in waits and len(data) <= 1 << 16]
+    """What does not depend on which message came first: data that are the rank's own (`Operation`)."""
+    waits = [KINDS.index(kind) for kind in RETURNS_OWN]
+    return [(peer, slot, data) for peer, slot, data in received if slot >> 56 in waits and len(data) <= KEPT_BYTES]
 
 
 @needs_compiler
@@ -139,6 +149,8 @@ def test_both_loops_answer_alike(tmp_path: Path, network: Network) -> None:
     )
     assert (compiled, not_compiled) == (True, False)
     assert determined(own) == determined(same)
+    assert max(len(data) for _, _, data in determined(own)) == 300_000
+    assert all(any(data) for _, _, data in determined(own) if len(data) >= 1000)
     assert [(p, s, len(d)) for p, s, d in own] == [(p, s, len(d)) for p, s, d in same]
     assert len(operations) == 100
     facts = ("rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages")
@@ -147,6 +159,62 @@ def test_both_loops_answer_alike(tmp_path: Path, network: Network) -> None:
     ]
     for row in operations:
         assert row["first_s"] <= row["begin_s"] <= row["last_s"] + network.latency_s
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("kind", RETURNS_OWN)
+def test_own_data_are_passed_on_while_they_come(tmp_path: Path, compiled: bool, kind: str) -> None:
+    """On a slow link an answer neither waits for the whole of the rank's message nor is zeros."""
+    orders = Orders(address="", rank=0, world_size=3, real_ranks=(0,), out=str(tmp_path))
+    slot, nbytes = slot_of(kind, 0), 1 << 20
+    data = np.random.default_rng(0).bytes(nbytes)
+    with peers(orders, Network(), PeerPlace(compiled=compiled)) as emulated:
+        rank = Rank.joined(emulated.orders, (0, 1, 2))
+        # Around a ring data go to one neighbour and come from the other.
+        to, source = (1, 2) if kind == "all_gather" else (1, 1)
+        rank.say(source, RECV_READY, slot, nbytes)
+        rank.say(to, SEND_READY, slot, nbytes)
+        granted: list[Header] = []
+        answer = Incoming(memoryview(bytearray(nbytes)), nbytes)
+        while RECV_READY not in [header.what for header in granted]:
+            assert select.select([rank.connections[to].socket], [], [], 20.0)[0]
+            assert rank.connections[to].receive(lambda header: answer, granted.append)
+        # Half of the data by hand, as on a link that takes its time.
+        message = HEADER.pack(HEADER.size + nbytes, DATA, slot, 0, nbytes, 0) + data
+        half = HEADER.size + nbytes // 2
+        rank.write(to, message[:half])
+        while answer.arrived < nbytes // 2:
+            assert select.select([rank.connections[source].socket], [], [], 20.0)[0], "no answer before the whole"
+            assert rank.connections[source].receive(lambda header: answer, granted.append)
+        assert answer.arrived == nbytes // 2
+        assert bytes(answer.data[: nbytes // 2]) == data[: nbytes // 2]
+        rank.write(to, message[half:])
+        while not answer.complete:
+            assert select.select([rank.connections[source].socket], [], [], 20.0)[0]
+            assert rank.connections[source].receive(lambda header: answer, granted.append)
+        assert bytes(answer.data) == data
+        for connection in rank.connections.values():
+            connection.socket.close()
+        emulated.end()
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiler), False])
+def test_real_ranks_beside_each_other_are_answered_in_a_ring(tmp_path: Path, compiled: bool) -> None:
+    """Rank 0 sends to rank 1, which is real: what it gets are the data that rank 1 sends to the emulated rank 2."""
+    orders = Orders(address="", rank=0, world_size=4, real_ranks=(0, 1), out=str(tmp_path))
+    slot, data = slot_of("all_gather", 0), b"of rank one"
+    with peers(orders, Network(), PeerPlace(compiled=compiled)) as emulated:
+        ranks = [Rank.joined(Orders(**{**vars(emulated.orders), "rank": rank}), (0, 1, 2, 3)) for rank in (0, 1)]
+        ranks[0].say(3, RECV_READY, slot, len(data))
+        ranks[1].offers[2, slot] = data
+        ranks[1].say(2, SEND_READY, slot, len(data))
+        ranks[1].serve(0)
+        ranks[0].serve(1)
+        assert ranks[0].received == [(3, slot, data)]
+        for rank in ranks:
+            for connection in rank.connections.values():
+                connection.socket.close()
+        emulated.end()
 
 
 def failure(tmp_path: Path, compiled: bool, real_ranks: tuple[int, ...]) -> str:

@@ -19,11 +19,13 @@ from perfmodel.emulate.wire import (
     Calls,
     Connection,
     Header,
+    Incoming,
     Links,
     Message,
     Operation,
     connects_to,
     peers,
+    ring_source,
 )
 
 LATENCY_S = 1.0
@@ -119,9 +121,9 @@ def one_rank(program: list[Round], window: int, kind: str, size: int, place: int
         if to is not None:
             pair = operation.pair(to, Wire())  # pyright: ignore[reportArgumentType]
             pair.offered.append(Message(8, posted_s))
-            due_s = operation.try_receive(pair, posted_s)
+            due_s = operation.try_receive(to, pair, posted_s)
             times_s.append(due_s)
-            assert operation.try_receive(pair, due_s) == due_s
+            assert operation.try_receive(to, pair, due_s) == due_s
             assert operation.arrive(to, 8, due_s) == ""
         done_s.append(max(times_s))
     return max((d for k, d in enumerate(done_s) if waits(program, k)), default=0.0)
@@ -167,7 +169,7 @@ def test_messages_share_the_real_ranks_links() -> None:
     assert operation.try_send(0, pair, 2.0, zeros) == pytest.approx(3.0)
     assert links.in_s == pytest.approx(2.0)
     assert pair.sent == 0b1
-    assert operation.try_receive(pair, 9.0) == NEVER_S
+    assert operation.try_receive(0, pair, 9.0) == NEVER_S
 
 
 def test_a_message_that_was_not_expected_is_refused() -> None:
@@ -175,10 +177,19 @@ def test_a_message_that_was_not_expected_is_refused() -> None:
     pair = operation.pair(1, Wire())  # pyright: ignore[reportArgumentType]
     pair.offered.append(Message(8, 0.0))
     assert "message 0 to place 1, of 8 bytes, was not expected" in operation.arrive(1, 8, 0.0)
-    operation.try_receive(pair, 0.0)
+    operation.try_receive(1, pair, 0.0)
     assert "of 9 bytes, was not expected" in operation.arrive(1, 9, 0.0)
     assert operation.arrive(1, 8, 0.0) == ""
     assert pair.arrived == 0b1
+
+
+def come(operation: Operation, peer: int, data: bytes) -> None:
+    """The data of a message that was granted come as a whole."""
+    if data:
+        place = operation.place_for(peer, len(data), memoryview(bytearray(64)))
+        place.room()[:] = data
+        place.arrived += len(data)
+    assert operation.arrive(peer, len(data), 0.0) == ""
 
 
 def test_an_all_gather_returns_the_real_ranks_own_data() -> None:
@@ -187,13 +198,38 @@ def test_an_all_gather_returns_the_real_ranks_own_data() -> None:
     left.asked.append(Message(4, 0.0))
     assert operation.try_send(2, left, 0.0, lambda n: memoryview(bytes(n))) == NEVER_S  # sizes must be its own
     right.offered.append(Message(4, 0.0))
-    operation.try_receive(right, 0.0)
-    operation.place_for(1, 4, memoryview(bytearray(4)))[:] = b"mine"
-    operation.arrive(1, 4, 0.0)
-    sent: list[bytes] = []
-    left.connection.send = lambda what, slot, n, data=None: sent.append(bytes(data or b""))  # type: ignore[method-assign]
+    operation.try_receive(1, right, 0.0)
+    sent: list[Any] = []
+    left.connection.send = lambda what, slot, n, data=None: sent.append(data)  # type: ignore[method-assign]
+    # Granted, its own data are certain to come: they go on as they come.
     assert operation.try_send(2, left, 0.0, lambda n: memoryview(bytes(n))) == 0.0
-    assert sent == [b"", b"mine"]
+    come(operation, 1, b"mine")
+    announced, data = sent
+    assert announced is None
+    assert data.complete
+    assert bytes(data.data) == b"mine"
+
+
+def test_real_ranks_beside_each_other_get_the_data_of_the_last_of_them() -> None:
+    """Ranks 0 and 1 of four: what 0 sends in a ring goes to 1, so that emulated ranks have the data of 1 alone."""
+    assert [ring_source((0, 1, 2, 3), (0, 1), place) for place in (0, 1)] == [1, 1]
+    assert [ring_source((4, 5, 6, 7), (7, 4), place) for place in (0, 3)] == [4, 4]
+    assert ring_source((0, 2, 4), (0, 4), 2) == 0
+    assert ring_source((3, 5), (3, 5), 1) == 5
+    slot = KINDS.index("all_gather") << 56
+    last = Operation(slot, 4, 1, 0.0, Network(), Links())
+    begun: list[Operation] = []
+    first = Operation(slot, 4, 0, 0.0, Network(), Links(), lambda: begun[0] if begun else None)
+    left = first.pair(3, Wire())  # pyright: ignore[reportArgumentType]
+    left.asked.append(Message(4, 0.0))
+    zeros = lambda n: memoryview(bytes(n))  # noqa: E731
+    assert first.try_send(3, left, 0.0, zeros) == NEVER_S
+    begun.append(last)
+    assert first.try_send(3, left, 0.0, zeros) == NEVER_S
+    right = last.pair(2, Wire())  # pyright: ignore[reportArgumentType]
+    right.offered.append(Message(4, 0.0))
+    last.try_receive(2, right, 0.0)
+    assert first.try_send(3, left, 0.0, zeros) == 0.0
 
 
 @settings(max_examples=60)
@@ -210,14 +246,14 @@ def test_an_all_to_all_returns_own_data_however_late_they_come(size, place, nbyt
     sent_bytes = nbytes if sent_bytes is None else sent_bytes
     operation = Operation(KINDS.index("all_to_all") << 56, size, place, 0.0, Network(), Links())
     peers_of_rank = [peer for peer in range(size) if peer != place]
-    answers: dict[int, list[bytes]] = {peer: [] for peer in peers_of_rank}
+    answers: dict[int, list[Any]] = {peer: [] for peer in peers_of_rank}
     # per peer: what the real rank has yet to do, in two independent chains
     pending = [(peer, ["ask"]) for peer in peers_of_rank] + [(peer, ["offer", "data"]) for peer in peers_of_rank]
     while pending:
         peer, steps = chain = order.choice(pending)
         wire = Wire()
         wire.send = lambda what, slot, n, data=None, peer=peer: (  # type: ignore[method-assign]
-            answers[peer].append(bytes(data)) if what == DATA and data is not None else None
+            answers[peer].append(data) if what == DATA and data is not None else None
         )
         pair = operation.pair(peer, wire)  # pyright: ignore[reportArgumentType]
         what = steps.pop(0)
@@ -225,17 +261,61 @@ def test_an_all_to_all_returns_own_data_however_late_they_come(size, place, nbyt
             pair.asked.append(Message(nbytes, 0.0))
         elif what == "offer":
             pair.offered.append(Message(sent_bytes, 0.0))
-            assert operation.try_receive(pair, 0.0) == 0.0
+            assert operation.try_receive(peer, pair, 0.0) == 0.0
         else:
-            if sent_bytes:
-                operation.place_for(peer, sent_bytes, memoryview(bytearray(64)))[:] = bytes([peer + 1]) * sent_bytes
-            assert operation.arrive(peer, sent_bytes, 0.0) == ""
+            come(operation, peer, bytes([peer + 1]) * sent_bytes)
         if not steps:
             pending.remove(chain)
         operation.try_send(peer, pair, 0.0, lambda n: memoryview(bytes(n)))
     for peer in peers_of_rank:
         own = bytes([peer + 1]) * nbytes if sent_bytes == nbytes else bytes(nbytes)
-        assert answers[peer] == [own]
+        (answer,) = answers[peer]
+        assert bytes(answer.data if isinstance(answer, Incoming) else answer) == own
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 50_000), min_size=1, max_size=4),
+    share=st.floats(0.0, 1.0),
+)
+def test_data_are_passed_on_as_they_come_and_nothing_overtakes_them(sizes: list[int], share: float) -> None:
+    """What follows a message that is still coming waits; what has come of it leaves at once."""
+    one, other = socket.socketpair()
+    with one, other:
+        sender, receiver = Connection(one), Connection(other)
+        contents = [bytes([k + 1]) * size for k, size in enumerate(sizes)]
+        sources = [Incoming(memoryview(bytearray(content)), len(content)) for content in contents]
+        places: list[Incoming] = []
+        came: list[Header] = []
+
+        def place(header: Header) -> Incoming:
+            places.append(Incoming(memoryview(bytearray(header.nbytes)), header.nbytes))
+            return places[-1]
+
+        def exchange() -> None:
+            for _ in range(20):
+                sender.flush()
+                assert receiver.receive(place, came.append)
+
+        for k, source in enumerate(sources):
+            sender.send(SEND_READY, k, source.nbytes)
+            sender.send(DATA, k, source.nbytes, source)
+        for source in sources:
+            source.arrived = int(share * source.nbytes)
+            exchange()
+            assert not sender.sending
+            coming = [i for i, other in enumerate(sources) if not other.complete]
+            assert sender.stalled == bool(coming)
+            if coming:
+                assert len(came) == 2 * coming[0] + 1
+                there_bytes = sum(there.arrived for there in places)
+                assert there_bytes == sum(sizes[: coming[0]]) + sources[coming[0]].arrived
+            source.arrived = source.nbytes
+        exchange()
+        assert len(came) == 2 * len(sizes)
+        assert not sender.sending
+        assert not sender.stalled
+        assert [bytes(there.data) for there in places] == [content for content in contents if content]
 
 
 def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
@@ -244,7 +324,7 @@ def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
         sender, receiver = Connection(one), Connection(other)
         long = bytes(range(256)) * 4096
         came: list[Header] = []
-        data = memoryview(bytearray(len(long)))
+        data = Incoming(memoryview(bytearray(len(long))), len(long))
         sender.send(RECV_READY, 7, 5)
         sender.send(SEND_READY, 7, len(long))
         sender.send(DATA, 7, len(long), memoryview(long))
@@ -258,7 +338,7 @@ def test_messages_arrive_whole_however_the_socket_cuts_them() -> None:
             (DATA, len(long)),
             (DATA, 0),
         ]
-        assert bytes(data) == long
+        assert bytes(data.data) == long
         one.close()
         assert not receiver.receive(lambda header: data, came.append)
 

@@ -12,14 +12,26 @@ if TYPE_CHECKING:
     from perfmodel.emulate.wire._compiled_peer import compiled_loop, plain
     from perfmodel.emulate.wire._gloo_messages import (
         DATA,
+        HEADER,
         KINDS,
         RECV_READY,
         SEND_READY,
         Connection,
         Header,
+        Incoming,
         connects_to,
     )
-    from perfmodel.emulate.wire._operations import KEPT_BYTES, NEVER_S, Calls, Links, Message, Network, Operation
+    from perfmodel.emulate.wire._operations import (
+        KEPT_BYTES,
+        NEVER_S,
+        RETURNS_OWN,
+        Calls,
+        Links,
+        Message,
+        Network,
+        Operation,
+    )
+    from perfmodel.emulate.wire._python_peer import ring_source
     from perfmodel.emulate.wire._wire import (
         OPERATION_COLUMNS,
         PEER,

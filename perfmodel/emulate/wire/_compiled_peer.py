@@ -92,7 +92,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "peer_new": (handle, (real, real, _Begin)),
         "peer_watch": (number, (handle, number)),
-        "peer_group": (number, (handle, number, number, number, number)),
+        "peer_group": (number, (handle, number, number, number, number, number, number)),
         "peer_connection": (number, (handle, number, number, number)),
         "peer_serve": (number, (handle,)),
         "peer_failure": (number, (handle, ctypes.c_char_p, number)),
@@ -141,7 +141,10 @@ class CompiledPeer(Peer):
         super()._formed(group)
         link = [*self._reals].index(group.rank)
         real = len({*group.members} & {*self._orders.real_ranks})
-        self._library.peer_group(self._loop, len(group.members), group.place, link, int(real > 1))
+        # Groups of several real ranks with the same members are one ring.
+        ring = min(i for i, same in enumerate(self._groups) if (same.name, same.members) == (group.name, group.members))
+        source = group.members.index(group.source)
+        self._library.peer_group(self._loop, len(group.members), group.place, link, int(real > 1), ring, source)
 
     def _connected(self, connected: socket.socket, group: Group, peer: int) -> None:
         without_delay(connected)

@@ -9,6 +9,7 @@ follow once both have. Slots tell operations apart: the first byte is the kind o
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 # Memory layout of gloo's `Op` preamble, little-endian as it is sent.
@@ -85,25 +86,67 @@ def without_delay(connected: socket.socket) -> socket.socket:
     return connected
 
 
+@dataclass(eq=False, slots=True)
+class Incoming:
+    """Data of one message on their way in. What has come may be sent on before the rest is there."""
+
+    data: memoryview
+    nbytes: int
+    """Bytes of the message; where there are more than `data` hold, they are written over themselves."""
+    arrived: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is there."""
+        return self.arrived == self.nbytes
+
+    def room(self) -> memoryview:
+        """Where the next bytes go."""
+        at = self.arrived % len(self.data)
+        return self.data[at : at + self.nbytes - self.arrived]
+
+
+@dataclass(eq=False, slots=True)
+class _Outgoing:
+    """A header, or data, in line to be sent."""
+
+    data: memoryview
+    source: Incoming | None = None
+    """Message that the data are still coming with; None: all are there."""
+    sent: int = 0
+
+    def ready(self) -> memoryview:
+        """What can leave now."""
+        there = len(self.data) if self.source is None else min(self.source.arrived, len(self.data))
+        return self.data[self.sent : there]
+
+
 class Connection:
     """One end of a pair of ranks; never blocks."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = without_delay(connected)
         self._box, self._have = memoryview(bytearray(_BOX_BYTES)), 0
-        self._header, self._into, self._at, self._left = Header(0, 0, 0), self._box, 0, 0
-        self._out: list[memoryview] = []
+        # The message whose data are coming, until all are there.
+        self._header = Header(0, 0, 0)
+        self._incoming: Incoming | None = None
+        self._out: list[_Outgoing] = []
 
     @property
     def sending(self) -> bool:
         """Whether something waits until the socket takes more."""
-        return bool(self._out)
+        return bool(self._out) and bool(self._out[0].ready())
 
-    def receive(self, place: Callable[[Header], memoryview], arrived: Callable[[Header], None]) -> bool:
+    @property
+    def stalled(self) -> bool:
+        """Whether something waits until more of a message that it passes on has come."""
+        return bool(self._out) and not self._out[0].ready()
+
+    def receive(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> bool:
         """Take what has come, up to some MiB.
 
         Args:
-            place: where the data of a message go; what is longer is written over itself.
+            place: where the data of a message go.
             arrived: told of every message that is there as a whole.
 
         Returns:
@@ -115,10 +158,12 @@ class Connection:
             while taken < _MOST_AT_ONCE:
                 # Two states: in the middle of a long message, whose rest goes straight to its place, or between
                 # messages.
-                if self._left:
-                    got = self.socket.recv_into(self._into[self._at : self._at + self._left])
-                    self._at, self._left = (self._at + got) % len(self._into), self._left - got
-                    if got and not self._left:
+                incoming = self._incoming
+                if incoming is not None:
+                    got = self.socket.recv_into(incoming.room())
+                    incoming.arrived += got
+                    if incoming.complete:
+                        self._incoming = None
                         arrived(self._header)
                 else:
                     got = self.socket.recv_into(self._box[self._have :])
@@ -133,7 +178,7 @@ class Connection:
             return False
         return True
 
-    def _open(self, place: Callable[[Header], memoryview], arrived: Callable[[Header], None]) -> None:
+    def _open(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> None:
         """Take whole messages out of the box, and what there is of a last one's data."""
         box, at, have = self._box, 0, self._have
         # Many messages are headers alone; one read may bring dozens.
@@ -142,11 +187,12 @@ class Connection:
             at += HEADER.size
             header = Header(what, slot, nbytes)
             if what == DATA and nbytes:
-                into, there = place(header), min(nbytes, have - at)
-                into[:there] = box[at : at + there]
+                incoming, there = place(header), min(nbytes, have - at)
+                incoming.room()[:there] = box[at : at + there]
+                incoming.arrived += there
                 at += there
-                if there < nbytes:
-                    self._header, self._into, self._at, self._left = header, into, there, nbytes - there
+                if not incoming.complete:
+                    self._header, self._incoming = header, incoming
                     break
             arrived(header)
         # A header that is cut off waits at the front of the box for the rest.
@@ -154,31 +200,41 @@ class Connection:
         box[:rest] = box[at:have]
         self._have = rest
 
-    def send(self, what: int, slot: int, nbytes: int, data: memoryview | None = None) -> None:
-        """Put a message in line for `flush`."""
-        if data is None:
-            self._out.append(memoryview(HEADER.pack(HEADER.size, what, slot, 0, nbytes, 0)))
+    def send(self, what: int, slot: int, nbytes: int, data: memoryview | Incoming | None = None) -> None:
+        """Put a message in line for `flush`; data that are still coming leave as they come."""
+        data_bytes = 0 if data is None else nbytes
+        self._out.append(_Outgoing(memoryview(HEADER.pack(HEADER.size + data_bytes, what, slot, 0, nbytes, 0))))
+        if data is None or not nbytes:
             return
-        self._out.append(memoryview(HEADER.pack(HEADER.size + nbytes, what, slot, 0, nbytes, 0)))
-        if nbytes:
-            self._out.append(data[:nbytes])
+        if isinstance(data, Incoming):
+            self._out.append(_Outgoing(data.data[:nbytes], None if data.complete else data))
+        else:
+            self._out.append(_Outgoing(data[:nbytes]))
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send what waits, as far as it is there and the socket takes it."""
         out = self._out
-        while out:
+        while self.sending:
+            # Nothing overtakes data that have not come.
+            parts = []
+            for item in out[:_MOST_PARTS]:
+                parts.append(item.ready())
+                if item.sent + len(parts[-1]) < len(item.data):
+                    break
             try:
                 # Header and data leave in one system call without being copied together.
-                sent = self.socket.sendmsg(out[:_MOST_PARTS])
+                sent = self.socket.sendmsg(parts)
             except BlockingIOError:
                 return
             except OSError:  # the other end has gone
                 out.clear()
                 return
             done = 0
-            while done < len(out) and sent >= len(out[done]):
-                sent -= len(out[done])
+            for item, part in zip(out, parts, strict=False):
+                taken = min(sent, len(part))
+                item.sent += taken
+                sent -= taken
+                if item.sent < len(item.data):
+                    break
                 done += 1
             del out[:done]
-            if sent:
-                out[0] = out[0][sent:]

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from perfmodel.emulate.wire._gloo_messages import DATA, RECV_READY, SEND_READY, Connection, kind_of
+from perfmodel.emulate.wire._gloo_messages import DATA, RECV_READY, SEND_READY, Connection, Incoming, kind_of
 
 NEVER_S: Final = float("inf")
 KEPT_BYTES: Final = 1 << 22
 """Bytes of a message's data that are remembered, at most; of longer ones nothing is, and zeros are sent."""
-_AWAITED_BYTES: Final = 1 << 16
-_OF_ITS_OWN: Final = ("all_gather", "all_to_all")
+RETURNS_OWN: Final = ("all_gather", "all_to_all")
 """Kinds in which the real rank finds copies of its own data, so that sizes that scripts exchange fit."""
 
 
@@ -71,6 +70,8 @@ class Pair:
     sent: int = 0
     granted: int = 0
     arrived: int = 0
+    places: dict[int, Incoming] = field(default_factory=dict)
+    """Where granted messages go that are to be remembered, by number."""
     in_turn: bool = False
     """Whether it is in line to be looked at."""
 
@@ -123,7 +124,16 @@ Zeros = Callable[[int], memoryview]
 class Operation:
     """One collective of one group, or the messages of one tag."""
 
-    def __init__(self, slot: int, size: int, place: int, begin_s: float, network: Network, links: Links) -> None:
+    def __init__(
+        self,
+        slot: int,
+        size: int,
+        place: int,
+        begin_s: float,
+        network: Network,
+        links: Links,
+        source: "Callable[[], Operation | None] | None" = None,
+    ) -> None:
         """
         Args:
             slot: its messages'.
@@ -132,11 +142,14 @@ class Operation:
             begin_s: when the emulated ranks come to it.
             network: to them.
             links: of the real rank.
+            source: the same operation of the real rank whose data reach the emulated ones, None before its first
+                message; by default this one.
         """
         self.slot, self.kind, self.size, self.place, self.begin_s = slot, kind_of(slot), size, place, begin_s
         self._network, self._links = network, links
         self.pairs: dict[int, Pair] = {}
-        self._kept: dict[tuple[int, int], memoryview] = {}
+        self._source = source or (lambda: self)
+        self._kept: dict[tuple[int, int], Incoming] = {}
         self.first_s = self.last_s = 0.0
         self.in_bytes = self.out_bytes = self.messages = 0
 
@@ -147,15 +160,14 @@ class Operation:
             pair = self.pairs[peer] = Pair(connection)
         return pair
 
-    def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> memoryview:
-        """Return the buffer for the data of the message that is coming from the real rank."""
-        # What is longer than that only needs somewhere to go.
-        if nbytes > KEPT_BYTES:
-            return scrap
-        key = (self._part(peer, first_clear(self.pairs[peer].arrived)), nbytes)
-        if key not in self._kept:
-            self._kept[key] = memoryview(bytearray(nbytes))
-        return self._kept[key]
+    def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> Incoming:
+        """Return the place for the data of the message that is coming from the real rank."""
+        pair = self.pairs[peer]
+        place = pair.places.pop(first_clear(pair.arrived), None)
+        # What is not remembered only needs somewhere to go; of another size it is refused when it is there.
+        if place is None or place.nbytes != nbytes:
+            return Incoming(scrap, nbytes)
+        return place
 
     def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
         """Note a message's data; returns what is wrong with it, or nothing."""
@@ -204,7 +216,7 @@ class Operation:
         pair.connection.send(DATA, self.slot, nbytes, data)
         return now_s
 
-    def try_receive(self, pair: Pair, now_s: float) -> float:
+    def try_receive(self, peer: int, pair: Pair, now_s: float) -> float:
         """Let the real rank send its next message; returns as `try_send`."""
         # The receiver's readiness, which lets the real rank's library send, takes a latency to reach it.
         number = first_clear(pair.granted)
@@ -217,29 +229,46 @@ class Operation:
             return due_s
         links.out_s = due_s + nbytes / network.bytes_per_s
         pair.granted |= 1 << number
+        self._remember(peer, pair, number, nbytes)
         pair.connection.send(RECV_READY, self.slot, nbytes)
         return now_s
 
-    def _part(self, peer: int, number: int) -> int:
-        """Which data of the real rank a message answers: of an all-gather its halves, of an all-to-all the peer's."""
-        if self.kind == "all_gather":
-            return number % 2
-        return peer if self.kind == "all_to_all" else 0
+    def _remember(self, peer: int, pair: Pair, number: int, nbytes: int) -> None:
+        """Make the place of a granted message, whose data are certain to come, if it is the first of its key."""
+        # The first is the real rank's own; what a ring sends later has come from others.
+        key = self._key(peer, number, nbytes)
+        if key in self._kept:
+            return
+        is_kept = nbytes <= KEPT_BYTES
+        place = self._kept[key] = Incoming(memoryview(bytearray(nbytes if is_kept else 0)), nbytes)
+        if is_kept:
+            pair.places[number] = place
 
-    def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | None:
+    def _key(self, peer: int, number: int, nbytes: int) -> tuple[int, int]:
+        """Key of the data that a message to or from the real rank stands beside, a part and a size.
+
+        Parts are the halves of an all-gather (allgather.cc sends them in turn) and the peers of an all-to-all; of other
+        kinds any data of the right size will do.
+        """
+        if self.kind == "all_gather":
+            return number % 2, 0
+        return (peer, 0) if self.kind == "all_to_all" else (0, nbytes)
+
+    def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | Incoming | None:
         """Return data that the real rank has sent itself, of the right size, so that magnitudes are those of training.
 
-        None while small data that must be its own have not come.
+        None until it is certain that data which must be its own will come. From then on they are sent on as they come:
+        a copy of the whole would go out later than the emulated ranks' own data, which have always been there.
         """
-        data = self._kept.get((self._part(peer, number), nbytes))
-        if self.kind not in _OF_ITS_OWN or nbytes > _AWAITED_BYTES:
-            return zeros(nbytes) if data is None else data
-        if self.kind == "all_gather":
-            has_come = any(pair.arrived >> number % 2 & 1 for pair in self.pairs.values())
-        else:
-            # gloo exchanges one message each way with every rank, an empty one too (alltoallv.cc). Half of the time
-            # it asks before it offers its own, so an offer that has not come says nothing.
-            has_come = bool(self.pairs[peer].arrived)
-        if not has_come:
+        key = self._key(peer, number, nbytes)
+        if self.kind not in RETURNS_OWN or nbytes > KEPT_BYTES:
+            data = self._kept.get(key)
+            return zeros(nbytes) if data is None or not data.complete else data
+        # gloo exchanges one message each way with every rank, an empty one too (alltoallv.cc), and passes an
+        # all-gather's on in a ring. Half of the time it asks before it offers its own, so an offer that has not come
+        # says nothing.
+        source = self._source()
+        data = None if source is None else source._kept.get(key)
+        if data is None:
             return None
-        return zeros(nbytes) if data is None else data
+        return data if data.nbytes == nbytes else zeros(nbytes)

@@ -34,7 +34,6 @@ static const char *const KINDS[] = {"send_recv", "gather",    "all_gather", "red
 #define BOX_BYTES (1 << 13)
 #define SCRAP_BYTES (1 << 22)
 #define KEPT_BYTES (1 << 22)
-#define AWAITED_BYTES (1 << 16)
 #define MOST_AT_ONCE (1 << 22)
 #define MOST_PARTS 64
 #define MOST_OPERATIONS 64
@@ -54,17 +53,28 @@ typedef struct {
 struct group;
 struct operation;
 
-/* A message on its way out: its header, its data, and how much of both has left. */
+/* Data that the real rank sends, by what they answer: `Operation._key`. `data` is NULL for what is too long to be kept;
+   `number` is that of the message that brings them, -1 once it has begun. */
+typedef struct kept {
+    int part, peer, number;
+    uint64_t size, nbytes, arrived;
+    char *data;
+    struct operation *operation;
+    struct kept *next;
+} kept;
+
+/* A message on its way out: its header, its data, and how much of both has left. `source`: the data are still coming. */
 typedef struct {
     uint64_t header[HEADER_WORDS];
     const char *data;
     uint64_t nbytes, sent;
+    kept *source;
     struct operation *operation;
 } outgoing;
 
 /* One end of a connection, and the emulated rank and group that it stands for. */
 typedef struct {
-    int fd, peer, woken, watched_out;
+    int fd, peer, woken, watched_out, stalled;
     struct group *group;
     char box[BOX_BYTES];
     size_t have;
@@ -72,6 +82,7 @@ typedef struct {
     uint64_t header[HEADER_WORDS];
     char *into;
     uint64_t into_bytes, at, left;
+    kept *into_kept;
     outgoing *out;
     int first_out, n_out, out_room;
 } end_t;
@@ -83,14 +94,6 @@ typedef struct {
     messages asked, offered;
     int sent, granted, arrived, in_turn;
 } pair;
-
-/* Data that the real rank has sent, by what they answer and their size. */
-typedef struct kept {
-    int part;
-    uint64_t nbytes;
-    char *data;
-    struct kept *next;
-} kept;
 
 typedef struct operation {
     struct group *group;
@@ -105,6 +108,7 @@ typedef struct operation {
 
 typedef struct group {
     int id, size, place, link, checked;
+    int ring, source; /* groups of one ring, and the place whose data reach the emulated ranks: `ring_source` */
     operation *operations[MOST_OPERATIONS + 1];
     int n_operations;
     end_t **ends; /* by place of the emulated rank */
@@ -145,6 +149,8 @@ typedef struct {
     uint64_t numbers;
     end_t **woken;
     int n_woken, woken_room;
+    end_t **stalled; /* they wait for data that they pass on */
+    int n_stalled, stalled_room;
     row *log;
     int n_log, log_room;
     char *zeros, *scrap;
@@ -222,16 +228,49 @@ static void predecessors(const operation *op, int other, int *steps, int *queued
         *queued = g->place - (other < g->place);
 }
 
+static int returns_own(const operation *op) { return op->kind == ALL_GATHER || op->kind == ALL_TO_ALL; }
+
 static int part_of(const operation *op, int other, int number) {
     if (op->kind == ALL_GATHER)
         return number % 2;
     return op->kind == ALL_TO_ALL ? other : 0;
 }
 
-static kept *kept_of(const operation *op, int part, uint64_t nbytes) {
+static kept *kept_of(const operation *op, int other, int number, uint64_t nbytes) {
+    int part = part_of(op, other, number);
+    uint64_t size = returns_own(op) ? 0 : nbytes;
     for (kept *data = op->kept; data; data = data->next)
-        if (data->part == part && data->nbytes == nbytes)
+        if (data->part == part && data->size == size)
             return data;
+    return NULL;
+}
+
+/* Make the place of a granted message, whose data are certain to come, if it is the first of its key. */
+static void remember(operation *op, int other, int number, uint64_t nbytes) {
+    if (kept_of(op, other, number, nbytes) != NULL)
+        return;
+    kept *data = cleared(1, sizeof *data);
+    data->part = part_of(op, other, number);
+    data->size = returns_own(op) ? 0 : nbytes;
+    data->peer = other, data->number = number, data->nbytes = nbytes;
+    data->operation = op, data->next = op->kept;
+    if (nbytes <= KEPT_BYTES)
+        data->data = cleared(1, nbytes ? nbytes : 1);
+    op->kept = data;
+}
+
+/* The same operation of the real rank whose data reach the emulated ones; NULL before its first message. */
+static const operation *source_of(const peer *p, const operation *op) {
+    const group *own = op->group;
+    if (own->place == own->source || op->kind != ALL_GATHER)
+        return op;
+    for (int i = 0; i < p->n_groups; i++) {
+        const group *g = p->groups[i];
+        if (g->ring == own->ring && g->place == own->source)
+            for (int j = g->n_operations; j--;)
+                if (g->operations[j]->slot == op->slot)
+                    return g->operations[j];
+    }
     return NULL;
 }
 
@@ -248,26 +287,25 @@ static const char *zeros_of(peer *p, uint64_t nbytes) {
     return p->zeros;
 }
 
-/* Data for the real rank; NULL while small data that must be its own have not come. */
-static const char *data_of(peer *p, const pair *q, int number, uint64_t nbytes) {
+/* Data for the real rank, and in `source` what they are part of, if they may still be coming; NULL until it is certain
+   that those which must be its own will come. */
+static const char *data_of(peer *p, const pair *q, int number, uint64_t nbytes, kept **source) {
     const operation *op = q->operation;
-    const group *g = op->group;
-    int others_own = op->kind == ALL_GATHER || op->kind == ALL_TO_ALL;
-    if (others_own && nbytes <= AWAITED_BYTES) {
-        int has_come = q->arrived > 0;
-        if (op->kind == ALL_GATHER) {
-            has_come = 0;
-            for (int i = 0; i < g->size; i++)
-                has_come |= op->pairs[i].arrived > number % 2;
-        }
-        if (!has_come)
-            return NULL;
-    }
-    const kept *data = kept_of(op, part_of(op, q->end->peer, number), nbytes);
-    return data ? data->data : zeros_of(p, nbytes);
+    int must_be_own = returns_own(op) && nbytes <= KEPT_BYTES;
+    const operation *from = must_be_own ? source_of(p, op) : op;
+    kept *data = from ? kept_of(from, q->end->peer, number, nbytes) : NULL;
+    *source = NULL;
+    if (must_be_own && data == NULL)
+        return NULL;
+    if (data == NULL || data->data == NULL || data->nbytes != nbytes)
+        return zeros_of(p, nbytes);
+    if (!must_be_own && data->arrived < data->nbytes)
+        return zeros_of(p, nbytes);
+    *source = data;
+    return data->data;
 }
 
-static void send_message(end_t *end, operation *op, int what, uint64_t nbytes, const char *data) {
+static void send_message(end_t *end, operation *op, int what, uint64_t nbytes, const char *data, kept *source) {
     if (end->fd < 0)
         return;
     if (end->first_out && end->first_out == end->n_out)
@@ -283,6 +321,26 @@ static void send_message(end_t *end, operation *op, int what, uint64_t nbytes, c
     item->header[4] = nbytes;
     item->operation = op;
     op->users++;
+    if (source) {
+        item->source = source;
+        source->operation->users++;
+    }
+}
+
+static void release_item(outgoing *item) {
+    if (item->source)
+        release(item->source->operation);
+    release(item->operation);
+}
+
+/* Bytes of a message's data that could have left by now. */
+static uint64_t there_of(const outgoing *item) { return item->source ? item->source->arrived : item->nbytes; }
+
+static int is_stalled(const end_t *end) {
+    if (end->first_out == end->n_out)
+        return 0;
+    const outgoing *item = &end->out[end->first_out];
+    return there_of(item) < item->nbytes && item->sent == HEADER_BYTES + there_of(item);
 }
 
 static double try_send(peer *p, pair *q, double now_s) {
@@ -290,7 +348,8 @@ static double try_send(peer *p, pair *q, double now_s) {
         return NEVER_S;
     operation *op = q->operation;
     message asked = q->asked.items[q->sent];
-    const char *data = data_of(p, q, q->sent, asked.nbytes);
+    kept *source;
+    const char *data = data_of(p, q, q->sent, asked.nbytes, &source);
     if (data == NULL)
         return NEVER_S;
     link_t *link = &p->links[op->group->link];
@@ -306,8 +365,8 @@ static double try_send(peer *p, pair *q, double now_s) {
     op->out_bytes += (int64_t)asked.nbytes;
     op->n_messages++;
     op->last_s = now_s;
-    send_message(q->end, op, SEND_READY, asked.nbytes, NULL);
-    send_message(q->end, op, DATA, asked.nbytes, data);
+    send_message(q->end, op, SEND_READY, asked.nbytes, NULL, NULL);
+    send_message(q->end, op, DATA, asked.nbytes, data, source);
     return now_s;
 }
 
@@ -321,8 +380,9 @@ static double try_receive(peer *p, pair *q, double now_s) {
     if (due_s > now_s)
         return due_s;
     link->out_s = due_s + (double)offered.nbytes / p->bytes_per_s;
+    remember(op, q->end->peer, q->granted, offered.nbytes);
     q->granted++;
-    send_message(q->end, op, RECV_READY, offered.nbytes, NULL);
+    send_message(q->end, op, RECV_READY, offered.nbytes, NULL, NULL);
     return now_s;
 }
 
@@ -388,7 +448,7 @@ static pair *pop_due(peer *p) {
 
 static void forget_out(end_t *end) {
     for (; end->first_out < end->n_out; end->first_out++)
-        release(end->out[end->first_out].operation);
+        release_item(&end->out[end->first_out]);
     end->first_out = end->n_out = 0;
 }
 
@@ -399,16 +459,20 @@ static void flush(end_t *end) {
         for (int i = end->first_out; i < end->n_out && n + 2 <= MOST_PARTS; i++) {
             outgoing *item = &end->out[i];
             uint64_t of_header = item->sent < HEADER_BYTES ? HEADER_BYTES - item->sent : 0;
-            uint64_t of_data = item->sent > HEADER_BYTES ? item->sent - HEADER_BYTES : 0;
+            uint64_t of_data = item->sent > HEADER_BYTES ? item->sent - HEADER_BYTES : 0, there = there_of(item);
             if (of_header) {
                 parts[n].iov_base = (char *)item->header + item->sent;
                 parts[n++].iov_len = of_header;
             }
-            if (item->nbytes > of_data) {
+            if (there > of_data) {
                 parts[n].iov_base = (char *)(uintptr_t)item->data + of_data;
-                parts[n++].iov_len = item->nbytes - of_data;
+                parts[n++].iov_len = there - of_data;
             }
+            if (there < item->nbytes) /* nothing overtakes data that have not come */
+                break;
         }
+        if (n == 0)
+            return;
         struct msghdr all = {.msg_iov = parts, .msg_iovlen = (size_t)n};
         ssize_t sent = sendmsg(end->fd, &all, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0) {
@@ -428,14 +492,19 @@ static void flush(end_t *end) {
             }
             done -= left;
             end->first_out++;
-            release(item->operation);
+            release_item(item);
         }
     }
 }
 
 /* Be woken when the socket takes more, as long as something waits for that. */
 static void watch(peer *p, end_t *end) {
-    int out = end->first_out < end->n_out;
+    int stalled = is_stalled(end), out = end->first_out < end->n_out && !stalled;
+    if (stalled && !end->stalled) {
+        end->stalled = 1;
+        ROOM(p->stalled, p->n_stalled, p->stalled_room);
+        p->stalled[p->n_stalled++] = end;
+    }
     if (end->fd < 0 || out == end->watched_out)
         return;
     struct epoll_event event = {.events = EPOLLIN | (out ? EPOLLOUT : 0), .data.ptr = end};
@@ -504,11 +573,6 @@ static int arrived(peer *p, end_t *end, const uint64_t *header) {
         op->in_bytes += (int64_t)nbytes;
         op->n_messages++;
         op->last_s = now_s;
-        if (op->kind == ALL_GATHER)
-            /* What one neighbour sent is what the other passes on. */
-            for (int i = 0; i < g->size; i++)
-                if (op->pairs[i].end != NULL && op->pairs[i].end->fd >= 0)
-                    enqueue(p, &op->pairs[i]);
     } else {
         char text[96];
         snprintf(text, sizeof text, "message %" PRIu64 " is of an older protocol of gloo; update torch", header[1]);
@@ -518,24 +582,34 @@ static int arrived(peer *p, end_t *end, const uint64_t *header) {
     return 0;
 }
 
-/* Where the data of a message go: what is longer than is kept is written over itself. */
+/* Where the data of a message go: what is not kept is written over itself. */
 static int place_data(peer *p, end_t *end, const uint64_t *header) {
-    end->into = p->scrap, end->into_bytes = SCRAP_BYTES;
-    uint64_t nbytes = header[4];
-    if (nbytes > KEPT_BYTES)
-        return 0;
+    end->into = p->scrap, end->into_bytes = SCRAP_BYTES, end->into_kept = NULL;
     operation *op = operation_of(p, end->group, header[2]);
     if (op == NULL)
         return -1;
-    int part = part_of(op, end->peer, op->pairs[end->peer].arrived);
-    kept *data = kept_of(op, part, nbytes);
-    if (data == NULL) {
-        data = cleared(1, sizeof *data);
-        *data = (kept){part, nbytes, cleared(1, nbytes), op->kept};
-        op->kept = data;
-    }
-    end->into = data->data, end->into_bytes = nbytes;
+    for (kept *data = op->kept; data; data = data->next)
+        if (data->peer == end->peer && data->number == op->pairs[end->peer].arrived && data->data &&
+            data->nbytes == header[4]) {
+            end->into = data->data, end->into_bytes = data->nbytes, end->into_kept = data;
+            data->number = -1;
+            op->users++;
+        }
     return 0;
+}
+
+/* Bytes of the message under way have come. */
+static void advance(end_t *end, uint64_t nbytes) {
+    end->at = (end->at + nbytes) % end->into_bytes;
+    end->left -= nbytes;
+    kept *data = end->into_kept;
+    if (data == NULL)
+        return;
+    data->arrived += nbytes;
+    if (end->left == 0) {
+        end->into_kept = NULL;
+        release(data->operation);
+    }
 }
 
 /* Take whole messages out of the box, and what there is of a last one's data. */
@@ -551,10 +625,10 @@ static int open_box(peer *p, end_t *end) {
             there = there < nbytes ? there : nbytes;
             memcpy(end->into, end->box + at, there);
             at += there;
-            if (there < nbytes) {
-                end->at = there, end->left = nbytes - there;
+            end->at = 0, end->left = nbytes;
+            advance(end, there);
+            if (end->left)
                 break;
-            }
         }
         if (arrived(p, end, end->header) < 0)
             return -1;
@@ -581,8 +655,7 @@ static int receive(peer *p, end_t *end) {
             return 0;
         taken += (uint64_t)got;
         if (end->left) {
-            end->at = (end->at + (uint64_t)got) % end->into_bytes;
-            end->left -= (uint64_t)got;
+            advance(end, (uint64_t)got);
             if (end->left == 0 && arrived(p, end, end->header) < 0)
                 return -1;
         } else {
@@ -607,11 +680,41 @@ static int exchange(peer *p, end_t *end, uint32_t events) {
             end->group->ends[end->peer] = NULL;
             end->fd = -1;
             forget_out(end);
+            if (end->into_kept)
+                release(end->into_kept->operation);
+            end->into_kept = NULL;
             return 0;
         }
     }
     watch(p, end);
     return 0;
+}
+
+/* Send on what has come meanwhile. */
+static void resume(peer *p) {
+    int n = p->n_stalled;
+    p->n_stalled = 0;
+    for (int i = 0; i < n; i++) {
+        end_t *end = p->stalled[i];
+        end->stalled = 0;
+        if (end->fd >= 0) {
+            flush(end);
+            watch(p, end); /* which may put it back, at a place that has been read */
+        }
+    }
+}
+
+/* Look again at what a ring sends to any real rank of a group: what one neighbour gets is what the other sends. */
+static void enqueue_ring(peer *p, const operation *op) {
+    for (int i = 0; i < p->n_groups; i++) {
+        group *g = p->groups[i];
+        for (int j = g->ring == op->group->ring ? g->n_operations : 0; j--;) {
+            operation *same = g->operations[j];
+            for (int k = 0; k < g->size && same->slot == op->slot; k++)
+                if (same->pairs[k].end != NULL && same->pairs[k].end->fd >= 0)
+                    enqueue(p, &same->pairs[k]);
+        }
+    }
 }
 
 /* Send or grant one message of every operation in turn, for as long as there are any. */
@@ -624,6 +727,8 @@ static void take_turns(peer *p) {
         double receive_s = try_receive(p, q, now_s), send_s = try_send(p, q, now_s);
         double again_s = receive_s < send_s ? receive_s : send_s;
         operation *op = q->operation;
+        if (receive_s <= now_s && op->kind == ALL_GATHER)
+            enqueue_ring(p, op);
         if (again_s <= now_s) {
             push_turn(p, q);
             if (!q->end->woken) {
@@ -679,9 +784,10 @@ int peer_watch(peer *p, int fd) {
 }
 
 /* A group as one real rank meets it; `link` counts real ranks, `checked` asks Python when its operations begin. */
-int peer_group(peer *p, int size, int place, int link, int checked) {
+int peer_group(peer *p, int size, int place, int link, int checked, int ring, int source) {
     group *g = cleared(1, sizeof *g);
     g->id = p->n_groups, g->size = size, g->place = place, g->link = link, g->checked = checked;
+    g->ring = ring, g->source = source;
     g->ends = cleared((size_t)size, sizeof *g->ends);
     p->groups = grown(p->groups, sizeof *p->groups * (size_t)(p->n_groups + 1));
     p->groups[p->n_groups] = g;
@@ -713,6 +819,7 @@ int peer_serve(peer *p) {
             else if (exchange(p, events[i].data.ptr, events[i].events) < 0)
                 return 1;
         }
+        resume(p);
         double now_s = now();
         while (p->n_due && p->due[0].due_s <= now_s) {
             pair *q = pop_due(p);

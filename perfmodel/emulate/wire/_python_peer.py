@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -27,6 +28,7 @@ from perfmodel.emulate.wire._gloo_messages import (
     SEND_READY,
     Connection,
     Header,
+    Incoming,
     called_as,
     kind_of,
     number_of,
@@ -52,6 +54,8 @@ class Group:
     conditions: Conditions
     """Conditions of the real rank, which all of its groups share, as its links."""
     links: Links
+    source: int
+    """Rank of which the emulated ranks get the data in a ring: this one, or the last of the real ranks that follow."""
     operations: dict[int, Operation] = field(default_factory=dict)
     """Operations by slot, the newest last."""
     ends: "dict[int, _Endpoint]" = field(default_factory=dict)
@@ -106,6 +110,7 @@ class Peer:
         self._runnable: deque[_Entry] = deque()
         self._due: list[tuple[float, int, _Entry]] = []
         self._numbers = count()
+        self._stalled: set[_Endpoint] = set()
         self._scrap = memoryview(bytearray(_SCRAP_BYTES))
         self._zeros = memoryview(b"")
         self._log: list[dict[str, Any]] = []
@@ -169,7 +174,12 @@ class Peer:
         while turn:
             end, operation, pair = entry = turn.popleft()
             now_s = time.perf_counter()
-            again_s = min(operation.try_receive(pair, now_s), operation.try_send(end.peer, pair, now_s, self._zeros_of))
+            granted_s = operation.try_receive(end.peer, pair, now_s)
+            sent_s = operation.try_send(end.peer, pair, now_s, self._zeros_of)
+            if granted_s <= now_s and operation.kind == "all_gather":
+                # What one neighbour gets is what the other sends.
+                self._enqueue_ring(end.group, operation.slot)
+            again_s = min(granted_s, sent_s)
             if again_s <= now_s:
                 turn.append(entry)
                 woken.add(end)
@@ -189,6 +199,17 @@ class Peer:
             entry.pair.in_turn = True
             self._runnable.append(entry)
 
+    def _enqueue_ring(self, group: Group, slot: int) -> None:
+        """Look again at what a ring sends to any real rank of a group."""
+        for ring in self._groups:
+            operation = ring.operations.get(slot)
+            if operation is None or (ring.name, ring.members) != (group.name, group.members):
+                continue
+            for peer, pair in operation.pairs.items():
+                end = ring.ends.get(peer)
+                if end is not None:
+                    self._enqueue(_Entry(end, operation, pair))
+
     def _zeros_of(self, nbytes: int) -> memoryview:
         """Return a view of `nbytes` zeros."""
         if nbytes > len(self._zeros):
@@ -203,8 +224,13 @@ class Peer:
             self._selector.unregister(end.connection.socket)
             del end.group.ends[end.peer]
             end.connection.socket.close()
+            self._stalled.discard(end)
             return
         self._watch(end)
+        # What has come may be what others wait to pass on.
+        for waiting in [*self._stalled]:
+            waiting.connection.flush()
+            self._watch(waiting)
 
     def _watch(self, end: _Endpoint) -> None:
         """Be woken when the socket takes more, as long as something waits for that."""
@@ -217,9 +243,13 @@ class Peer:
         # A system call, so only on a change.
         if key is not None and key.events != wanted:
             self._selector.modify(end.connection.socket, wanted, end)
+        if end.connection.stalled:
+            self._stalled.add(end)
+        else:
+            self._stalled.discard(end)
 
-    def _place(self, end: _Endpoint, header: Header) -> memoryview:
-        """Return the buffer for a message's data."""
+    def _place(self, end: _Endpoint, header: Header) -> Incoming:
+        """Return the place for a message's data."""
         operation = self._operation(end, header)
         operation.pair(end.peer, end.connection)
         return operation.place_for(end.peer, header.nbytes, self._scrap)
@@ -236,12 +266,6 @@ class Peer:
             wrong = operation.arrive(end.peer, header.nbytes, now_s)
             if wrong:
                 raise EmulationError(f"rank {end.group.rank}: group {end.group.name}: {wrong}")
-            if operation.kind == "all_gather":
-                # What one neighbour sent is what the other passes on.
-                for peer, neighbour in operation.pairs.items():
-                    neighbour_end = end.group.ends.get(peer)
-                    if neighbour_end is not None:
-                        self._enqueue(_Entry(neighbour_end, operation, neighbour))
         else:
             raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
         self._enqueue(_Entry(end, operation, pair))
@@ -260,12 +284,28 @@ class Peer:
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
         # The emulated ranks come when the real one does, but for what a what-if adds.
         late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
-        operation = Operation(header.slot, len(group.members), group.place, now_s + late_s, self._network, group.links)
+        slot, begin_s = header.slot, now_s + late_s
+        operation = Operation(
+            slot,
+            len(group.members),
+            group.place,
+            begin_s,
+            self._network,
+            group.links,
+            lambda: self._of_rank(group, group.source, slot),
+        )
         operation.first_s = operation.last_s = now_s
         group.operations[header.slot] = operation
         if len(group.operations) > _MOST_OPERATIONS:
             self._log_oldest(group)
         return operation
+
+    def _of_rank(self, group: Group, rank: int, slot: int) -> Operation | None:
+        """The operation of another real rank of the same group, None before its first message."""
+        for ring in self._groups:
+            if (ring.name, ring.members, ring.rank) == (group.name, group.members, rank):
+                return ring.operations.get(slot)
+        return None
 
     def _log_oldest(self, group: Group) -> None:
         """Forget the oldest operation of a group, of which the log keeps a row."""
@@ -297,7 +337,8 @@ class Peer:
                 self._next_base += len(members) ** 2
             base, place = self._bases[name, members], members.index(rank)
             conditions, links = self._reals.setdefault(rank, (Conditions(self._orders), Links()))
-            group = Group(name, members, place, conditions, links)
+            source = ring_source(members, self._orders.real_ranks, place)
+            group = Group(name, members, place, conditions, links, source)
             self._formed(group)
             for peer, member in enumerate(members):
                 if member not in self._orders.real_ranks:
@@ -321,6 +362,19 @@ class Peer:
         """A real rank has connected to an emulated one, by its place in the group."""
         end = group.ends[peer] = _Endpoint(Connection(connected), group, peer)
         self._selector.register(connected, selectors.EVENT_READ, end)
+
+
+def ring_source(members: tuple[int, ...], real_ranks: Collection[int], place: int) -> int:
+    """Rank whose data reach the emulated ranks of a ring that a real rank is part of.
+
+    Ranks of a ring send to the next one, so real ranks beside each other send nothing to emulated ones but for the
+    last of them.
+    """
+    size = len(members)
+    for step in range(size):
+        if members[(place + step + 1) % size] not in real_ranks:
+            return members[(place + step) % size]
+    return members[place]
 
 
 def operation_row(group: Group, operation: Any) -> dict[str, Any]:
