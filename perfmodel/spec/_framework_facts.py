@@ -8,6 +8,9 @@ from perfmodel.spec._job_sections import Dispatcher
 from perfmodel.spec._layout import Recompute
 
 CollectiveChecks = Literal["never", "pipelines", "always"]
+StepGraphs = Literal["never", "without_experts", "always"]
+"""Models whose whole steps a launch may replay from one CUDA graph. Experts that drop no tokens take part only where
+the sizes of their products never come to the host."""
 Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
 """Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, every
 pass of a layer from one of its own, or operators issued one by one, each once the one before it has run."""
@@ -212,6 +215,12 @@ class Capabilities:
     """A launch may keep inputs of activations in 8 bits (`Job.fp8_activation_inputs`)."""
     layer_graphs: bool = False
     """A launch may have the host replay layers from CUDA graphs (`Job.cuda_graphs`)."""
+    step_graphs: StepGraphs = "never"
+    """Whether a launch may have it replay the whole step from one."""
+
+    def graphs_step(self, experts: bool) -> bool:
+        """Whether the step of a model, with or without experts, can be replayed from one CUDA graph."""
+        return self.step_graphs == "always" or (self.step_graphs == "without_experts" and not experts)
 
 
 @dataclass(frozen=True, kw_only=True)

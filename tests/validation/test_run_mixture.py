@@ -91,6 +91,23 @@ def test_a_framework_with_two_dispatchers_leaves_open_which_exchanges_tokens():
     assert {case.job.experts.expert_dispatcher for case in stated.completions} == {"deepep"}
 
 
+@pytest.mark.parametrize(
+    ("framework", "model", "graphs"),
+    [
+        ("nemo@2024", "llama3-8b", {"none", "layers"}),
+        ("nemo@2025", "llama3-8b", {"none", "layers", "step"}),
+        # The host has to know the sizes of experts' products, unless kernels read them on the device.
+        ("nemo@2025", "mixtral-8x7b", {"none", "layers"}),
+        ("nemo@2026", "mixtral-8x7b", {"none", "layers", "step"}),
+        ("megatron-core@2025", "llama3-8b", {"none"}),
+    ],
+)
+def test_graphs_of_layers_or_of_the_step_are_open_where_the_framework_has_them(framework, model, graphs):
+    row = ROW | {"framework": framework, "model": model, "seq_len": 4096, "launch_and_overlap": None}
+    run = predict_run(row)
+    assert {case.job.kernels.cuda_graphs for case in run.completions} == graphs
+
+
 def test_the_choice_that_moves_most_comes_first():
     run = predict_run(ROW | {"recompute": None, "flash_attention": None, "inter_link": None})
     variances = [effect.variance for effect in run.effects]

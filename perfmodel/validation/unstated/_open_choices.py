@@ -374,7 +374,7 @@ class ExpertOverlap(OpenChoice):
 
 
 class CudaGraphs(OpenChoice):
-    """Whether the host replays layers from CUDA graphs, where the framework can."""
+    """Whether the host replays layers or the whole step from CUDA graphs, where the framework can."""
 
     name = "cuda_graphs"
     takes_memory = False
@@ -389,7 +389,9 @@ class CudaGraphs(OpenChoice):
         return case.job.kernels.cuda_graphs
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers")]
+        experts = isinstance(case.model, Transformer) and case.model.experts is not None
+        step = ("step",) if case.framework.capabilities.graphs_step(experts) else ()
+        return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers", *step)]
 
 
 _RATES: Final = ("1", "1/2", "1/4", "1/8")
