@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, sustained_share, under_load
-from perfmodel.ops import Attention, Collective, KernelOp, Op
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard, shard_events
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, block_events, time_blocks
@@ -18,7 +18,7 @@ from perfmodel.prediction.phases import PASSED, PLAIN, Phase, Variant
 from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation, training_forward
 from perfmodel.program import COMBINED
 from perfmodel.spec import Layout
-from perfmodel.workload import is_cast, storage_dtype, undivided
+from perfmodel.workload import fuses_experts, is_cast, storage_dtype, undivided
 
 _FULL_TOKENS: Final = 8192
 """Tokens of a micro-batch that fills a device, so that hardly any kernel waits for the host."""
@@ -163,16 +163,40 @@ def _sustained_share(problem: StepProblem) -> float:
 
 
 def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
-    """Events (places in `ops`) that cannot take longer than some others do, with those times (`training_forward`)."""
+    """Events (places in `ops`) that cannot take longer than some others do, with those times
+    (`training_forward`, `_product_of_group`)."""
+    job = problem.job
     bounded: list[int] = []
-    backwards: list[Op] = []
+    others: list[Op] = []
+    multiples: list[float] = []
     for i, op in enumerate(ops):
-        backward = training_forward(op, problem.cluster.device, problem.job)
+        backward = training_forward(op, problem.cluster.device, job)
         if backward is not None:
             bounded.append(i)
-            backwards.append(backward)
-    times = event_times(backwards, problem.cluster, problem.kernels, problem.collectives)
-    return bounded, times.scaled(np.full(len(bounded), FORWARD_SHARE))
+            others.append(backward)
+            multiples.append(FORWARD_SHARE)
+        elif isinstance(op, Gemm) and op.grouped and fuses_experts(problem.model, job, op.dtype, job.narrow.fp8_recipe):
+            bounded.append(i)
+            others.append(_product_of_group(op))
+            multiples.append(op.groups)
+    times = event_times(others, problem.cluster, problem.kernels, problem.collectives)
+    return bounded, times.scaled(np.array(multiples))
+
+
+def _product_of_group(grouped: Gemm) -> Gemm:
+    """The product of one group, as a layer without experts runs it.
+
+    The tables time Transformer Engine's default, a product per expert on several streams. The kernel of
+    `fused_experts` deals the tiles of all experts to the multiprocessors at once, so that no group leaves some of them
+    idle: together they take no longer than one after another.
+    """
+    # Grouped gradient products carry the shape of their forward product, others that of their own.
+    m, n, k = grouped.m, grouped.n, grouped.k
+    if grouped.pass_ == "dgrad":
+        n, k = k, n
+    elif grouped.pass_ == "wgrad":
+        m, n, k = n, k, m
+    return replace(grouped, op="linear", groups=1, m=m, n=n, k=k)
 
 
 def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:

@@ -21,6 +21,7 @@ from perfmodel.workload._block import (
 )
 from perfmodel.workload._blocks import blocks
 from perfmodel.workload._context_parallel import undivided
+from perfmodel.workload._experts import fuses_experts
 from perfmodel.workload._flops import ModelFlops, step_flops
 from perfmodel.workload._local import padded_vocab, storage_dtype
 from perfmodel.workload._optimizer import optimizer_op, orthogonalisation

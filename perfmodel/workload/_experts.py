@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Exchange, Gemm, KernelOp, MoE
-from perfmodel.spec import Experts, Transformer
+from perfmodel.spec import Experts, Job, Model, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
@@ -303,8 +303,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     # and casts of what they give, as part of the products.
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
-    narrow = dtype == "fp8" and local.precision.recipe == "mxfp8"
-    one_kernel = local.job.experts.fused_experts and narrow and not model.block.bias
+    one_kernel = fuses_experts(model, local.job, dtype, local.precision.recipe)
     forward: tuple[KernelOp, ...] = (
         first,
         *(() if one_kernel else between.forward),
@@ -359,6 +358,17 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
         expert_params=params,
         saved_bytes=(hidden + inner) * column_bytes + between.saved_bytes,
     )
+
+
+def fuses_experts(model: Model, job: Job, dtype: str, recipe: str) -> bool:
+    """Whether one kernel runs the product of all experts with what follows it (`ExpertTokens.fused_experts`).
+
+    Args:
+        dtype, recipe: of the products.
+    """
+    narrow = dtype == "fp8" and recipe == "mxfp8"
+    has_bias = isinstance(model, Transformer) and model.block.bias
+    return job.experts.fused_experts and narrow and not has_bias
 
 
 def _output_bias(

@@ -19,7 +19,7 @@ from perfmodel.prediction.placement import Placement
 from perfmodel.prediction.sites import FORWARD_SHARE, STOCK_PRODUCTS, attention_slowdown, generation
 from perfmodel.prediction.sites.constants import source_medians, sustained
 from perfmodel.prediction.sites.teams import share_a_team, team_key
-from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout
+from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout, Transformer
 from perfmodel.workload import Kernels, Shard, blocks, is_cast
 
 A100, H100, B200 = (catalog.device(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"))
@@ -476,6 +476,32 @@ def test_attention_of_tpu_training_is_bounded_by_its_backward() -> None:
         forward_s, backward_s = priced_events(problem, [forward, replace(forward, pass_="bwd")]).time_s
         alone_s = event_times([forward], cluster, problem.kernels, problem.collectives).time_s[0]
         assert forward_s == pytest.approx(min(alone_s, FORWARD_SHARE * backward_s) if bounded else alone_s)
+
+
+@pytest.mark.parametrize("device", ["GB200-NVL72", "B300-SXM"])
+@pytest.mark.parametrize("pass_", ["fwd", "dgrad", "wgrad"])
+def test_experts_in_one_kernel_take_no_longer_than_their_products_one_by_one(device: str, pass_: Pass) -> None:
+    model, cluster = catalog.model("qwen3-30b-a3b"), catalog.cluster_for(device, 8, "", "")
+    m, n, k, groups = 2048, 1536, 2048, 16
+    # A grouped gradient product carries its forward's shape, a single one its own.
+    own = {"fwd": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[pass_]
+    job = Job(global_batch=8, seq_len=4096, dtype="fp8", fp8_recipe="mxfp8")
+
+    def times_s(model: Transformer, job: Job) -> tuple[float, float]:
+        problem = step_problem(model, cluster, job, None, EAGER, Site(sustained=(), power_limited=False))
+        grouped = Gemm(op="grouped_linear", dtype=job.dtype, groups=groups, m=m, n=n, k=k, pass_=pass_)
+        alone = Gemm(dtype=job.dtype, m=own[0], n=own[1], k=own[2], pass_=pass_)
+        grouped_s, alone_s = priced_events(problem, [grouped, alone]).time_s
+        return float(grouped_s), groups * float(alone_s)
+
+    fused = replace(job, fused_experts=True)
+    apart_s, each_s = times_s(model, job)
+    assert times_s(model, fused) == pytest.approx((min(apart_s, each_s), each_s))
+    # Other recipes, and experts with biases, are not fused.
+    current = {"fp8_recipe": "current"}
+    assert times_s(model, replace(fused, **current)) == times_s(model, replace(job, **current))
+    with_bias = replace(model, bias=True)
+    assert times_s(with_bias, fused) == times_s(with_bias, job)
 
 
 def test_omni_path_delivers_a_share_and_contends() -> None:
