@@ -82,10 +82,10 @@ def test_a_node_may_have_one_adapter_of_the_rate_that_is_told_or_several():
     assert len(counted.completions) == 1
 
 
-def test_a_framework_with_two_dispatchers_leaves_open_which_exchanges_tokens():
+def test_a_framework_with_several_dispatchers_leaves_open_which_exchanges_tokens():
     experts = ROW | {"model": "mixtral-8x7b", "ep": 8, "seq_len": 4096}
     run = predict_run(experts)
-    assert {case.job.experts.expert_dispatcher for case in run.completions} == {"alltoall", "deepep"}
+    assert {case.job.experts.expert_dispatcher for case in run.completions} == {"alltoall", "deepep", "hybridep"}
     assert any(text.startswith("expert_dispatcher") for text in run.assumed)
     stated = predict_run(experts | {"job.expert_dispatcher": "deepep"})
     assert {case.job.experts.expert_dispatcher for case in stated.completions} == {"deepep"}
