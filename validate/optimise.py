@@ -1,6 +1,7 @@
 """What `perfmodel.planning.optimise` finds beside exact answers and other methods: writes validate/optimise.md.
 
-python validate/optimise.py [SECTION ...]: only these (models, devices, partition, continuous, mixed, sizes, hardware).
+python validate/optimise.py [SECTION ...]: only these (models, launches, devices, partition, continuous, mixed, sizes,
+hardware).
 """
 
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 from studies.optimise_tables import (
+    LAUNCHED_MICRO_BATCHES,
     brute_force_agrees,
     continuous_study,
     hardware_table,
+    launch_table,
     mixed_device_table,
     mixed_study,
     model_partitions,
@@ -26,6 +29,8 @@ OUT = Path(__file__).parent / "optimise.md"
 PARTS = Path(__file__).parent.parent / "out" / "optimise"
 CLOSE = 0.01
 """Makespan above the exact one that counts as equal."""
+SAME = 1e-3
+"""Relative difference of step times that counts as none."""
 
 
 def main(chosen: list[str]) -> None:
@@ -44,6 +49,26 @@ def models() -> str:
         "## Uneven stages of real layouts\n\n`even_s`: the layout as given (nan: does not fit); `gap`: to the lower "
         "bound over all partitions and recompute choices. ZeRO-3's gathers are not in the bound.\n\n"
         + frame_table(table, ".4g")
+    )
+
+
+def launches() -> str:
+    table = launch_table()
+    wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
+    best, worst = table.loc[table.gain.idxmax()], table.loc[table.gain.idxmin()]
+    verdict = f"Relaxation ends faster on {wins} of {len(table)} layouts, equal to {SAME:.1%} on {ties}"
+    verdict += f"; at best by {best.gain:.1%} ({best.model}, {best.layout})" if wins else ""
+    verdict += (
+        f"; at worst it is {-worst.gain:.1%} slower ({worst.model}, {worst.layout})" if worst.gain < -SAME else ""
+    )
+    if not wins:
+        verdict += ". On real layouts gradients thus gain nothing over dynamic programming"
+    return (
+        "## What a launch states: gradients beside dynamic programming\n\nStages, recompute by stage and a micro-batch "
+        f"of {', '.join(map(str, LAUNCHED_MICRO_BATCHES))} sequences. `even_s`: even stages at the best micro-batch; "
+        "`cut_s`: dynamic programming (moves of layers where a rank has two stages) for every micro-batch and kind of "
+        "recompute; `relaxed_s`: gradients and single changes, without the comparison with dynamic programming that "
+        f"`search --method relax` adds (nan and inf: nothing fits).\n\n{verdict}.\n\n" + frame_table(table, ".4g")
     )
 
 
@@ -113,8 +138,16 @@ def hardware() -> str:
     )
 
 
-SECTIONS = {"models": models, "devices": devices, "partition": partition, "continuous": continuous, "mixed": mixed,
-            "sizes": sizes, "hardware": hardware}  # fmt: skip
+SECTIONS = {
+    "models": models,
+    "launches": launches,
+    "devices": devices,
+    "partition": partition,
+    "continuous": continuous,
+    "mixed": mixed,
+    "sizes": sizes,
+    "hardware": hardware,
+}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,8 +1,10 @@
 """How good the optimisers of `perfmodel.planning.optimise` are, beside exact answers, bounds and other methods."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +14,9 @@ from studies.chain_relaxation import optimise_chain
 from studies.optimisers import OPTIMISERS, anneal, run_optimiser
 
 from perfmodel import catalog
+from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise import (
+    PartitionResult,
     Relaxation,
     Run,
     bandwidth_problem,
@@ -24,6 +28,7 @@ from perfmodel.planning.optimise import (
     size_buckets,
     size_micro_batches,
 )
+from perfmodel.planning.optimise.launches import LaunchChoices, relax_layout
 from perfmodel.prediction import StepProblem, step_problem
 from perfmodel.spec import Cluster, Job, Layout
 
@@ -40,6 +45,19 @@ PARTITIONS: Final = (
     ("t5-11b", "dgx-a100", 64, 512, "tp=8,pp=4"),
     ("resnet-50", "dgx-a100", 512, 1, "pp=4"),
 )
+LAUNCHED: Final = (
+    ("large vocabulary", "gemma-2-27b", "dgx-h100", 64, 4096, "tp=2,pp=8"),
+    ("large vocabulary", "gemma-3-12b", "dgx-h100", 64, 4096, "tp=1,pp=8"),
+    ("large vocabulary, two stages a rank", "gemma-2-9b", "dgx-a100", 64, 2048, "tp=2,pp=4,vpp=2"),
+    ("large vocabulary, two stages a rank", "llama3-8b", "dgx-a100", 64, 2048, "tp=1,pp=4,vpp=2"),
+    ("experts after dense layers", "deepseek-v2-lite", "dgx-h100", 64, 4096, "tp=1,pp=4,dp=2,ep=2"),
+    ("experts after dense layers", "moonlight-16b-a3b", "dgx-h100", 64, 4096, "tp=1,pp=4,dp=2,ep=2"),
+    ("memory of the first stages", "llama3-70b", "dgx-h100", 512, 8192, "tp=4,pp=8,dp=4,zero=1"),
+    ("encoder before decoder", "t5-11b", "dgx-a100", 64, 512, "tp=8,pp=4"),
+    ("encoder before decoder", "mt5-xl", "dgx-a100", 64, 512, "tp=1,pp=4"),
+)
+"""Layouts whose even stages take unequal times, and why they do."""
+LAUNCHED_MICRO_BATCHES: Final = (1, 2, 4)
 MIXED_DEVICES: Final = (
     ("llama3-8b", ("dgx-a100", "dgx-h100"), (4, 4), "pp=8,tp=1"),
     ("llama3-8b", ("jean-zay-v100", "dgx-a100", "dgx-h100"), (3, 2, 3), "pp=8,tp=2"),
@@ -205,6 +223,56 @@ def model_partitions() -> pd.DataFrame:
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def launch_table(layouts: Sequence[tuple[str, str, str, int, int, str]] = LAUNCHED) -> pd.DataFrame:
+    """Stages, recompute and micro-batch of real layouts by relaxation and by dynamic programming.
+
+    Dynamic programming (moves of layers where a rank has several stages) is run once for every micro-batch and kind of
+    recompute, the relaxation once for all of them. Infinite: nothing fits, or the method does not apply.
+    """
+    rows = []
+    for why, name, cluster, batch, seq_len, layout in layouts:
+        problem, base = _model(name, cluster, batch, seq_len), Layout.parse(layout)
+        choices = LaunchChoices(LAUNCHED_MICRO_BATCHES)
+        cuts, relaxed = _cuts(problem, base, choices), _relaxed(problem, base, choices)
+        cut_s = min((cut.step_time_s for cut in cuts), default=np.inf)
+        relaxed_s = relaxed.step_time_s if relaxed else np.inf
+        even = [cut.given_s for cut in cuts if cut.given_s]
+        rows.append(
+            {
+                "unequal by": why,
+                "model": name,
+                "layout": layout,
+                "even_s": min(even, default=np.nan),
+                "cut_s": cut_s,
+                "relaxed_s": relaxed_s,
+                "gain": 1 - relaxed_s / cut_s,
+                "relaxed": _changes(relaxed.layout) if relaxed else "-",
+                "cut": _changes(min(cuts, key=lambda cut: cut.step_time_s).layout) if cuts else "-",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _cuts(problem: StepProblem, base: Layout, choices: LaunchChoices) -> list[PartitionResult]:
+    cuts = []
+    for micro_batch, recompute in product(choices.micro_batches, choices.recomputes):
+        with suppress(LayoutError):  # nothing fits
+            cuts.append(partition_stages(problem, base.replace(micro_batch=micro_batch, recompute=recompute)))
+    return cuts
+
+
+def _relaxed(problem: StepProblem, base: Layout, choices: LaunchChoices) -> PartitionResult | None:
+    with suppress(LayoutError):
+        return relax_layout(problem, base, choices)
+    return None
+
+
+def _changes(layout: Layout) -> str:
+    stages = "-".join(map(str, layout.partition or ()))
+    recompute = layout.recompute + _suffix(layout.recompute_full_layers)
+    return f"{stages}, micro-batch {layout.micro_batch}, recompute {recompute}"
 
 
 def mixed_device_table() -> pd.DataFrame:
