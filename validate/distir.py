@@ -87,6 +87,11 @@ def tables() -> None:
         if not row["held"] and "additive" not in row:
             row["additive"] = additive_choice(model)
             write_text(ROWS, json.dumps(rows, indent=1) + "\n")
+    for key, row in rows.items():
+        if key != FIXED and row["model"] in TRAINING and not row["held"] and "memory share" not in row:
+            program = model_program(catalog.model(row["model"]), row["batch"], dtype="fp16")
+            row["memory share"] = _memory_share(program, row["ours"])
+            write_text(ROWS, json.dumps(rows, indent=1) + "\n")
     if FIXED not in rows:
         rows[FIXED] = {"rows": fixed_cost_rows("gpt2-175b")}
         write_text(ROWS, json.dumps(rows, indent=1) + "\n")
@@ -225,13 +230,20 @@ def _step_time_s(program: Program, layout: str) -> float:
     return simulate(program_structure(spread.function, cluster), cluster_timer(cluster)).makespan_s
 
 
+def _memory_share(program: Program, layout: str) -> float:
+    """Share of a device's memory that the values of a layout need at their peak."""
+    spread = on_one_stream(distribute(program, Degrees.parse(layout), representative=True))
+    return float(live_memory(spread.function).peak_bytes.max() / catalog.cluster(CLUSTER).device.memory_bytes)
+
+
 def with_speedups(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the choice's speed-up over each baseline, ours and the paper's."""
     columns = {}
     for name, paper in zip(BASELINES, PAPER_SPEEDUPS[row["model"]][int(row["batch"])], strict=True):
         ours = row.get("baselines", {}).get(name, float("nan"))
         columns[f"vs {name}"] = f"{_ratio(ours)} ({_ratio(paper)})"
-    return {key: value for key, value in row.items() if key not in ("baselines", "vs D", "vs T", "vs P")} | columns
+    told = ("baselines", "memory share", "vs D", "vs T", "vs P")
+    return {key: value for key, value in row.items() if key not in told} | columns
 
 
 def _ratio(value: float | None) -> str:
@@ -250,8 +262,8 @@ def as_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return table
 
 
-PIPELINE_ALONE = PAPER_SPEEDUPS["gpt2-175b"][1024][2]
-"""Of GPT-2 175B, time over that of the choice."""
+_, TENSOR_ALONE, PIPELINE_ALONE = PAPER_SPEEDUPS["gpt2-175b"][1024]
+"""Of GPT-2 175B, times over that of the choice."""
 
 
 def speedup_text(rows: list[dict[str, Any]]) -> str:
@@ -269,6 +281,71 @@ def speedup_text(rows: list[dict[str, Any]]) -> str:
                 size = "below" if small else "from"
                 sentences.append(f"{words} {size} {_LARGE_BATCH:,}: {min(ratios):.2f} to {max(ratios):.2f}")
     return f"Ours over the paper's: {'; '.join(sentences)}."
+
+
+def not_held_text(rows: list[dict[str, Any]]) -> str:
+    """How our choices of table 2 differ from the paper's where a row is not held."""
+    sentences = []
+    for row in rows:
+        if row["held"]:
+            continue
+        *ours, our_count = str(row["ours"]).split("/")
+        *paper, paper_count = str(row["paper"]).split("/")
+        if ours == paper:
+            how = f"differs in K alone ({our_count} for {paper_count})"
+        else:
+            how = f"is {row['ours']} for the paper's {row['paper']}"
+        if "memory share" in row:
+            how += f" and fills {row['memory share']:.0%} of a device"
+        sentences.append(f"at {row['batch']:,} of {row['model']} our choice {how}")
+    return (
+        f"Of the rows not held, {'; '.join(sentences)}. Why the paper chose otherwise is not shown."
+        if sentences
+        else ""
+    )
+
+
+def stages_text(rows: dict[str, dict[str, Any]]) -> str:
+    """Why stages of a pipeline beat data parallelism in inference, where they do."""
+    row = rows.get("gpt2-13b inference")
+    if row is None or row["held"] or "/1/1/1" in row["ours"]:
+        return ""
+    faster = row["paper's/ours"] - 1
+    return (
+        f"For 13B stages with many micro-batches come out {faster:.0%} faster than data parallelism "
+        "alone: each device reads its own stage's weights alone, and a stage idles little of the time. "
+    )
+
+
+def additive_text(rows: dict[str, dict[str, Any]]) -> str:
+    """Whether the paper's own prices lead to its choice for GPT-2 175B."""
+    row = rows.get("gpt2-175b inference", {})
+    if "additive" not in row:
+        return ""
+    *ours, our_count = row["additive"].split(" ")[0].split("/")
+    *paper, paper_count = row["paper"].rpartition(" ")[2].split("/")
+    if ours != paper:
+        return "For 175B these prices do not lead to the paper's D/T/P. "
+    if our_count == paper_count:
+        return "For 175B these prices lead to the paper's choice. "
+    stages = int(paper[2])
+    idle, our_idle = ((stages - 1) / (int(count) + stages - 1) for count in (paper_count, our_count))
+    return (
+        f"For 175B these prices lead to the paper's D/T/P, but not to its K of {paper_count}, with which {stages} "
+        f"stages idle {idle:.0%} of the time (of {our_count} micro-batches {our_idle:.0%}). "
+    )
+
+
+def fixed_cost_text(fixed: pd.DataFrame) -> str:
+    """From which fixed cost on the paper's choice of K beats more micro-batches on the same devices."""
+    first, *others = FIXED_COST_CHOICES
+    same_devices = [name for name in others if name.rpartition("/")[0] == first.rpartition("/")[0]]
+    best = fixed[(fixed[same_devices] >= 1).all(axis=1)]
+    counts = " or ".join(name.rpartition("/")[2] for name in same_devices)
+    if best.empty:
+        return f"At none of these costs {first.rpartition('/')[2]} micro-batches are better than {counts}."
+    cost_us = best["fixed cost us"].min()
+    return f"From {cost_us:,.0f} us on {first.rpartition('/')[2]} micro-batches are better than {counts}."
 
 
 _LARGE_BATCH: Final = 2048
@@ -305,32 +382,28 @@ tensor-parallel group, and simulated at the times of the shipped calibration, on
 paper fixes it; ours is simulated, the paper's in parentheses was measured (`-`: does not fit; `?`: not
 computed yet). {speedups}
 K of the two larger models is 2 to 32, the largest that the paper chooses. {missing}
-Of those not held, our 4/4/1/1 of MLP 17B at 32,768 fits but nearly fills a device; that the paper's account of memory
-left it out is likely (from there on all its choices are pipelines) but not shown. At 131,072 only K differs.
+{not_held_text(trained)}
 
 {markdown_table(training)}
 {SMALL_BATCHES}
 ## Table 3: inference of GPT-2, 8 tokens
 
 The batch is free within a factor of 2 of the paper's choice; K is 2 to 32; the vocabulary is padded to a multiple of
-{DEVICES}, so that tensor ranks can share it. For 13B two stages of many micro-batches come out a few per cent faster
-than data parallelism alone: half of the weights are read per device, and a stage idles little of the time. `additive`:
+{DEVICES}, so that tensor ranks can share it. {stages_text(given)}`additive`:
 our best at the paper's batch where a row is not held, with kernels priced as the paper prices them (bytes and FLOPs
-added up at nominal rates), and what the paper's choice takes beside it. For 175B these prices lead to the paper's
-D/T/P, but not to its K of 2, with which two stages idle a third of the time (of 8 micro-batches a ninth). Baselines
+added up at nominal rates), and what the paper's choice takes beside it. {additive_text(given)}Baselines
 take the best of batches 128, 512, 2,048 and so on to 131,072, as far as they fit; the paper's every power of two. A
 ratio below 1 is a baseline at a batch that our choice was not offered, more than a factor of 2 from the paper's.
 
 {markdown_table(inference)}
 A K of 2 would follow from a fixed cost per kernel, which every micro-batch pays anew: the constant of the paper's
 regressions, and PyTorch's dispatch of one operation after another. Below, what choices take over the paper's at batch
-1,024, with such a cost added to every kernel and collective of the additive prices. Our layer has 14 of them, the ONNX
-graph that the paper starts from several times as many. From a cost of some tenths of a millisecond on 2 micro-batches
-are better than 4 or 8. That costs per micro-batch were high is in the table itself: the pipeline alone, with K fixed at
-128, is said to take {PIPELINE_ALONE} times as long as the choice; here it takes {_span(fixed["1/1/16/128"])} times.
-What they do not explain is tensor parallelism alone, which pays them once and has no bubble:
-{_span(fixed["1/16/1/1"])} of the time of the paper's choice here, more than all of it in the paper. All-reduces of 16
-ranks, or products sliced 16 ways, must have cost it half as much again as the prices here say; the paper gives neither.
+1,024, with such a cost added to every kernel and collective of the additive prices. {fixed_cost_text(fixed)}
+That costs per micro-batch were high is in the table itself: the pipeline alone, with K fixed at 128, is said to take
+{PIPELINE_ALONE} times as long as the choice; here it takes {_span(fixed["1/1/16/128"])} times. What they do not explain
+is tensor parallelism alone, which pays them once and has no bubble: it takes {_span(fixed["1/16/1/1"])} of the time of
+the paper's choice here, {TENSOR_ALONE} times in the paper. All-reduces of 16 ranks, or products sliced 16 ways, must
+have cost it {_span(TENSOR_ALONE / fixed["1/16/1/1"])} times what the prices here say; the paper gives neither.
 
 {markdown_table(fixed)}
 {ranks_text(runs)}"""
