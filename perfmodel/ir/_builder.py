@@ -62,7 +62,7 @@ class Builder:
         self._parameters.append(Parameter(name, tensor))
         return name
 
-    def op(self, op: str, *inputs: str, name: str = "", **values: Any) -> str:
+    def op(self, op: str, /, *inputs: str, name: str = "", **values: Any) -> str:
         """Append an instruction of one output; returns the output's name (`name`, or made from the op's)."""
         (output,) = self.emit(op, inputs, (name or op,), attributes(**values))
         return output

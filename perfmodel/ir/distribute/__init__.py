@@ -1,6 +1,7 @@
 """Distribution as transforms from programs to programs: each may follow the others."""
 
 from perfmodel.display import shorten_reprs
+from perfmodel.ir.distribute._all_ranks import all_ranks
 from perfmodel.ir.distribute._checkpoint import checkpoint
 from perfmodel.ir.distribute._distribute import Degrees, distribute, on_one_stream, spread_stages, staged
 from perfmodel.ir.distribute._parallel import (

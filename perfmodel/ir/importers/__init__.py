@@ -14,6 +14,6 @@ from perfmodel.ir.importers._program import trace_program
 from perfmodel.ir.importers._rows import CollectiveRow, KernelRow, Unmapped, axis_groups, parse_groups
 from perfmodel.ir.importers._source import SourceSettings, input_value, loaded, of_the_file, read_program
 from perfmodel.ir.importers._table import OpTable, StepEstimate
-from perfmodel.ir.importers._torch_program import torch_program
+from perfmodel.ir.importers._torch_program import rank_program, torch_program
 
 shorten_reprs(__name__)

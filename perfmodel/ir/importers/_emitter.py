@@ -97,7 +97,7 @@ class Emitter:
             raise CannotMapError("the IR makes no integers of floats; give the value of the input that they come from")
         return self.op("cast", ref, dtype=dtype)
 
-    def op(self, op: str, *refs: Ref, **attributes: Any) -> Ref:
+    def op(self, op: str, /, *refs: Ref, **attributes: Any) -> Ref:
         """Emit an instruction whose layer is the last of its operands'."""
         if self.differentiable and any(ref.unstopped for ref in refs):
             raise CannotMapError("a maximum has no gradient in the IR; wrap it in stop_gradient")

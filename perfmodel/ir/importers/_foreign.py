@@ -50,7 +50,7 @@ class Graph:
         # Weights of several types exist side by side; the builder's type is set for each.
         layer = self._layer(name)
         self.builder.dtype = Array.of(dtype, ()).dtype
-        label = self.builder.weight(_label(name), tuple(shape))
+        label = self.builder.weight(label_of(name), tuple(shape))
         self.values[name] = Ref(label, layer)
 
     def _layer(self, name: str) -> int:
@@ -70,7 +70,7 @@ class Graph:
         kind = "int32" if np.dtype(dtype if dtype != "bfloat16" else "float32").kind in "iub" else ""
         self._batch = self._batch or (shape[0] if shape else 0)
         axis = 0 if shape and shape[0] == self._batch else None
-        label = self.builder.data(_label(name), tuple(shape), kind or Array.of(dtype, ()).dtype, batch_axis=axis)
+        label = self.builder.data(label_of(name), tuple(shape), kind or Array.of(dtype, ()).dtype, batch_axis=axis)
         self.values[name] = Ref(label)
 
     def input(self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ def _without_dead(program: Program) -> Program:
     )
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
     """A name as the text form has it."""
     return re.sub(r"[^\w.]", "_", name)
 

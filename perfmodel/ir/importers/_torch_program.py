@@ -9,8 +9,9 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ir import Program
+from perfmodel.ir.distribute import all_ranks
 from perfmodel.ir.importers._emitter import Known, Missing, Ref
-from perfmodel.ir.importers._foreign import Graph
+from perfmodel.ir.importers._foreign import Graph, label_of
 
 
 def torch_program(
@@ -20,6 +21,7 @@ def torch_program(
     *,
     values: Mapping[str, Any] | None = None,
     name: str | None = None,
+    ranks: int = 1,
 ) -> Program:
     """A PyTorch module as an IR program: its parameters under their own names, the tensors it is called with as data.
 
@@ -35,6 +37,8 @@ def torch_program(
         module: an `nn.Module`, or an `ExportedProgram` (then without `args` and `kwargs`).
         args, kwargs: example arguments; samples along the first axis of tensors.
         values: of tensor arguments (by parameter name) that shapes or masks depend on; a number fills the shape.
+        ranks: of how many ranks, which call its collectives together, the module is one. Its program then stands for
+            all of them: it is simulated as they are, and `rank_program` writes them all down.
 
     Raises:
         PerfModelError: the extra is not installed, a module that cannot be exported, an unknown argument, a buffer
@@ -57,9 +61,51 @@ def torch_program(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, of its own functions
             exported = exported.run_decompositions({})
-    return _Reader(torch, exported, dict(values or {}), name or type(module).__name__).program()
+    return _Reader(torch, exported, dict(values or {}), name or type(module).__name__, ranks).program()
 
 
+def rank_program(
+    module: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ranks: int,
+    sharded: Mapping[str, int] | None = None,
+    values: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Program:
+    """The program of all ranks of a tensor-parallel module, of which one rank's is given.
+
+    A stage of Megatron-LM holds this rank's part of the weights and calls collectives on its tensor-parallel group; all
+    ranks run the same code. `torch.export` keeps the collectives in their functional form. What a rank computes from
+    its own number (a vocabulary's offset) is taken for that of all, so stages with such code come out wrong.
+
+    Args:
+        module, args, kwargs, values, name: as for `torch_program`; weights and arguments are those of this rank.
+        ranks: size of the group; all collectives must be on it.
+        sharded: axis along which ranks hold a parameter, argument or result in turn, by its name in the program; others
+            are alike on all ranks. Parameters marked as Megatron-LM marks them (`tensor_model_parallel`,
+            `partition_dim`) need not be named.
+
+    Raises:
+        PerfModelError: as `torch_program`; a group of other size, or a name that is no tensor of the program.
+    """
+    if ranks < 2:
+        raise PerfModelError(
+            f"rank_program: a module of {ranks} rank is a program by torch_program; give ranks=2 or more"
+        )
+    program = torch_program(module, args, kwargs, values=values, name=name, ranks=ranks)
+    names = {tensor.name for tensor in program.inputs}
+    axes = {}
+    for label, parameter in module.named_parameters():
+        # Unused parameters are none of the program's.
+        if getattr(parameter, "tensor_model_parallel", False) and label_of(label) in names:
+            axes[label_of(label)] = int(parameter.partition_dim)
+    return all_ranks(program, ranks, axes | dict(sharded or {}))
+
+
+_COLLECTIVES = "_c10d_functional::"
+"""Namespace of torch's collectives in graphs."""
 _SHAPE_ONLY = frozenset(
     {
         *("new_zeros", "new_ones", "new_full", "new_empty"),
@@ -103,8 +149,8 @@ def _is_view(node: Any) -> bool:
 
 
 class _Reader:
-    def __init__(self, torch: Any, exported: Any, values: dict[str, Any], name: str) -> None:
-        self.torch, self.exported, self.values = torch, exported, values
+    def __init__(self, torch: Any, exported: Any, values: dict[str, Any], name: str, ranks: int) -> None:
+        self.torch, self.exported, self.values, self.ranks = torch, exported, values, ranks
         self.graph = Graph(name)
 
     def program(self) -> Program:
@@ -176,7 +222,9 @@ class _Reader:
         args = [self._item(value) for value in operands]
         op = node.target.name().removeprefix("aten::")
         result = node.meta.get("val")
-        attributes = {"to_dtype": _dtype(result)} if isinstance(result, self.torch.Tensor) else {}
+        attributes: dict[str, Any] = {"ranks": self.ranks} if op.startswith(_COLLECTIVES) else {}
+        if isinstance(result, self.torch.Tensor):
+            attributes["to_dtype"] = _dtype(result)
         if op in _SHAPE_ONLY:
             outputs = self._computed(node)
         else:

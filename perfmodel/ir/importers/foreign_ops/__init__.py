@@ -11,12 +11,15 @@ from typing import Final
 from perfmodel.display import shorten_reprs
 from perfmodel.ir.importers.foreign_ops._call import Call, Rule
 from perfmodel.ir.importers.foreign_ops._choices import CHOICES
+from perfmodel.ir.importers.foreign_ops._communication import COMMUNICATION
 from perfmodel.ir.importers.foreign_ops._elementwise import ELEMENTWISE
 from perfmodel.ir.importers.foreign_ops._images import IMAGES
 from perfmodel.ir.importers.foreign_ops._products import PRODUCTS
 from perfmodel.ir.importers.foreign_ops._shapes import SHAPES
 
-FOREIGN_OPS: Final[Mapping[str, Rule]] = MappingProxyType({**ELEMENTWISE, **SHAPES, **PRODUCTS, **CHOICES, **IMAGES})
+FOREIGN_OPS: Final[Mapping[str, Rule]] = MappingProxyType(
+    {**ELEMENTWISE, **SHAPES, **PRODUCTS, **CHOICES, **IMAGES, **COMMUNICATION}
+)
 """Rule of each op; ATen's default overload is named by the op alone."""
 
 shorten_reprs(__name__)

@@ -89,7 +89,7 @@ class Call:
             raise CannotMapError(f"{name} is not given")
         return default if operand is None else operand
 
-    def op(self, op: str, *refs: Ref, **attributes: Any) -> Ref:
+    def op(self, op: str, /, *refs: Ref, **attributes: Any) -> Ref:
         return self.d.op(op, *refs, **attributes)
 
     def expanded(self, x: Ref, wanted: Sequence[int]) -> Ref:

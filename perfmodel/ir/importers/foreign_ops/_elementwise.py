@@ -220,7 +220,7 @@ ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
             rule=_same,
         ),
         # the value of the second operand, which takes the place of the first
-        **spelled("copy", "fill.Tensor", rule=lambda c: c.item(1)),
+        **spelled("copy", "copy_", "fill.Tensor", rule=lambda c: c.item(1)),
         "CastLike": _cast_like,
         **spelled("Cast", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_cast),
         **{name: _compared(name) for name in _NEVER_BELOW_0},

@@ -412,6 +412,7 @@ SHAPES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         **spelled("Reshape", "view", "reshape", "_unsafe_view", rule=_reshape),
         **spelled("Flatten", "flatten.using_ints", rule=_flatten),
+        **spelled("view_as", "reshape_as", rule=lambda c: _reshaped(c, c.item(0), c.shape(c.item(1)))),
         "unflatten.int": _unflatten,
         **spelled("Squeeze", "squeeze.dim", "squeeze.dims", "squeeze", rule=_squeeze),
         **spelled("Unsqueeze", "unsqueeze", rule=_unsqueeze),

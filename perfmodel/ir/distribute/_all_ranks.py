@@ -1,0 +1,94 @@
+"""Programs of one rank, whose collectives stand for many, written down for all of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from perfmodel.errors import LayoutError, UnknownNameError
+from perfmodel.ir import Function, GlobalTensor, Instruction, Parameter, Piece, Program, attributes
+
+
+def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Program:
+    """A program of `ranks` devices that all run the program of one.
+
+    Args:
+        program: on one device; its collectives have `replicas` of so many ranks, one device apart.
+        ranks: how many there are.
+        sharded: axis of the whole tensor along which ranks hold their parts in turn, by the name of an input or output;
+            the others are alike on all ranks.
+
+    Raises:
+        UnknownNameError: a sharded tensor that is none of the program's.
+        LayoutError: a collective of another number of ranks, or a tensor without the axis.
+    """
+    tensors = (*program.inputs, *program.outputs)
+    for name in sharded:
+        if name not in {tensor.name for tensor in tensors}:
+            raise UnknownNameError("tensor of the program", name, [tensor.name for tensor in tensors])
+    function, types = program.function, program.types
+
+    # Ranks in turn define a parameter each, and run an instruction each; collectives are one for all.
+    parameters = []
+    for parameter in function.parameters:
+        for rank in range(ranks):
+            parameters.append(Parameter(_at(parameter.name, rank), types[parameter.name].on(rank)))
+    instructions = []
+    for instruction in function.instructions:
+        if instruction.attribute("replicas") is None:
+            instructions += [_by_itself(instruction, rank) for rank in range(ranks)]
+        else:
+            instructions.append(_together(instruction, ranks))
+    outputs = []
+    for name in function.outputs:
+        outputs += [_at(name, rank) for rank in range(ranks)]
+    return Program(
+        Function(function.name, tuple(parameters), tuple(instructions), tuple(outputs)),
+        tuple(_of_all(tensor, ranks, sharded.get(tensor.name)) for tensor in program.inputs),
+        tuple(_of_all(tensor, ranks, sharded.get(tensor.name)) for tensor in program.outputs),
+    )
+
+
+def _at(name: str, rank: int) -> str:
+    """Name of a value on one rank, as `tensor_parallel` names it."""
+    return f"{name}.t{rank}"
+
+
+def _by_itself(instruction: Instruction, rank: int) -> Instruction:
+    values = dict(instruction.attributes)
+    # An instruction without operands has to be told where it runs.
+    if "device" in values:
+        values["device"] = rank
+    return replace(
+        instruction,
+        inputs=tuple(_at(name, rank) for name in instruction.inputs),
+        outputs=tuple(_at(name, rank) for name in instruction.outputs),
+        attributes=attributes(**values),
+    )
+
+
+def _together(instruction: Instruction, ranks: int) -> Instruction:
+    values = dict(instruction.attributes)
+    if values.pop("replicas") != (ranks, 1):
+        raise LayoutError(f"{instruction.op} %{instruction.outputs[0]}: is not one of all {ranks} ranks")
+    return replace(
+        instruction,
+        inputs=tuple(_at(instruction.inputs[0], rank) for rank in range(ranks)),
+        outputs=tuple(_at(instruction.outputs[0], rank) for rank in range(ranks)),
+        attributes=attributes(**values),
+    )
+
+
+def _of_all(tensor: GlobalTensor, ranks: int, axis: int | None) -> GlobalTensor:
+    """A tensor and its pieces on all ranks."""
+    shape = list(tensor.shape)
+    if axis is not None:
+        if not 0 <= axis < len(shape):
+            raise LayoutError(f"{tensor.name} of shape {tensor.shape} has no axis {axis} along which ranks hold parts")
+        shape[axis] *= ranks
+    pieces = []
+    for piece in tensor.pieces:
+        for rank in range(ranks):
+            start = list(piece.start)
+            if axis is not None:
+                start[axis] += rank * tensor.shape[axis]
+            pieces.append(Piece(_at(piece.value, rank), tuple(start)))
+    return replace(tensor, shape=tuple(shape), pieces=tuple(pieces))
