@@ -195,6 +195,9 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     for what, longer in collectives.get("groups_at_once", {}).items():
         print(f"{what}: {longer:.2f} times as long as alone")
     for family, figures in summary.items():
+        for state, longer in figures.get("longer", {}).items():
+            print(f"{family}, {state}: {longer:.2f} times as long as usually")
+    for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
             print(f"{count:,} rows of {family} set aside: {reason}")
     written([out])

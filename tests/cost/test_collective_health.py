@@ -10,7 +10,7 @@ from perfmodel.cost import CollectiveModel, describe_calibration
 from perfmodel.cost.learn import fit_calibration
 from perfmodel.cost.learn.collectives import Sources, collective_rows, least_volume, set_aside, slowdowns
 from perfmodel.cost.learn.collectives.links import link_class
-from perfmodel.cost.learn.training import fit_collectives
+from perfmodel.cost.learn.training import fit_collectives, slowdowns_by_state
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import read_table
 
@@ -224,3 +224,28 @@ def test_kernels_set_aside_are_counted(tmp_path) -> None:
     report = fit_calibration([pd.concat([rows, disturbed], ignore_index=True)], tmp_path, family="gemm")
     ((_, figures),) = report.items()
     assert (figures["rows"], figures["set_aside"]) == (len(rows), {"marked as suspect": len(disturbed)})
+
+
+@given(
+    loaded=st.floats(0.8, 3.0),
+    cold=st.floats(0.8, 3.0),
+    measured=st.lists(st.sampled_from(["", "loaded", "cold", "suspect_interference_loaded"]), min_size=6, max_size=6),
+)
+def test_kernels_of_other_states_are_compared_with_the_usual_one(
+    loaded: float, cold: float, measured: list[str]
+) -> None:
+    usual = pd.DataFrame(
+        {"source": "perfmodel", "device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "dtype": "bf16",
+         "m": 2 ** np.arange(6, 12), "n": 1024, "k": 1024, "variant": "", "time_us": np.arange(1.0, 7.0),
+         "interference": 0.0}
+    )  # fmt: skip
+    factor = np.array([{"loaded": loaded, "cold": cold}.get(state, 9.0) for state in measured])
+    others = usual.assign(variant=measured, time_us=usual["time_us"] * factor, interference=0.1)
+    others = others[others["variant"] != ""]
+    table = pd.concat([usual, others], ignore_index=True)
+    expected = {state: value for state, value in (("loaded", loaded), ("cold", cold)) if state in measured}
+    found = slowdowns_by_state([table], "gemm")
+    assert found.keys() == expected.keys()
+    assert all(found[state] == pytest.approx(value) for state, value in expected.items())
+    assert slowdowns_by_state([table.assign(source="others")], "gemm") == {}
+    assert slowdowns_by_state([others], "gemm") == {}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.measure.tables._diff import compare
     from perfmodel.measure.tables._rows import (
         COLD,
+        LOADED,
         MEASURED,
         NOT_IDENTITY,
         SOURCE,

@@ -6,7 +6,13 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.cost.learn.training._base import fit_base, term_constants
-    from perfmodel.cost.learn.training._fit import fit, fit_calibration, fit_collectives, fit_regressor
+    from perfmodel.cost.learn.training._fit import (
+        fit,
+        fit_calibration,
+        fit_collectives,
+        fit_regressor,
+        slowdowns_by_state,
+    )
     from perfmodel.cost.learn.training._network import member
     from perfmodel.cost.learn.training._recipe import Recipe, Stages, read_recipe
     from perfmodel.cost.learn.training._tables import Samples, gather, may_be_fitted, split

@@ -1,7 +1,7 @@
 """Fitting from tables: kernels and collectives side by side in one calibration directory."""
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +34,9 @@ from perfmodel.cost.learn.training._recipe import Recipe, small_recipe
 from perfmodel.cost.learn.training._tables import Samples, gather, table_hashes
 from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
-from perfmodel.ingest import clean_kernels
-from perfmodel.ingest.tables import read_table, table_kind, text
+from perfmodel.ingest import clean_kernels, is_marked_suspect
+from perfmodel.ingest.tables import number, read_table, table_kind, text
+from perfmodel.measure.tables import COLD, LOADED, MEASURED, SOURCE
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.units import require_seed
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from perfmodel.cost.learn.training._evaluate import Evaluation
 
 _LOG: Final = logging.getLogger(__name__)
+_TIMING: Final = frozenset({*MEASURED, "n_repeats", "n_set_aside", "variant"})
+"""Columns in which rows of one kernel may differ."""
 
 
 def fit(
@@ -71,7 +74,8 @@ def fit(
 
     Returns:
         By regressor name: `rows`, how many were `kept_out` to tell errors by, `mean_ape`, `median_ape` and
-        `coverage_90` (fractions, None without any) on shapes kept out, and by reason the rows `set_aside`.
+        `coverage_90` (fractions, None without any) on shapes kept out, by reason the rows `set_aside`, and how many
+        times `longer` kernels take in other states of the machine, where these were measured (`slowdowns_by_state`).
 
     Raises:
         TableError: for a malformed table, an unknown device, or no usable row.
@@ -93,6 +97,9 @@ def fit(
         if record is None:
             record = _fit_one(frames, recipe, seed, hashes, out, resume, progress)
         result[recipe.name] = _headline(record) | {"set_aside": _set_aside(frames, recipe.family)}
+        longer = slowdowns_by_state(frames, recipe.family)
+        if longer:
+            result[recipe.name]["longer"] = longer
     return result
 
 
@@ -109,6 +116,35 @@ def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
         rows: Any = frame[text(frame, "op_family") == family]
         counts.update(flaw for flaw in clean_kernels(rows)["flaw"] if flaw)
     return dict(counts.most_common())
+
+
+def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str, float]:
+    """How many times as long kernels take after a while of work (`loaded`), or with cold caches, as usually.
+
+    Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states, by state.
+    """
+    usual_us: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    in_state: dict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
+    for frame in frames:
+        mask = (text(frame, "op_family") == family) & (text(frame, "source") == SOURCE)
+        rows: Any = frame[mask]
+        variants, times_us = text(rows, "variant"), number(rows, "time_us")
+        same_kernel = [text(rows, str(name)) for name in rows.columns if name not in _TIMING]
+        for kernel, variant, time_us in zip(zip(*same_kernel, strict=True), variants, times_us.tolist(), strict=True):
+            state = next((state for state in (LOADED, COLD) if variant.endswith(state)), "")
+            if is_marked_suspect(variant) or not time_us > 0:
+                continue
+            if state:
+                in_state[state].append((kernel, time_us))
+            else:
+                usual_us[kernel].append(time_us)
+
+    medians = {}
+    for state, timed in in_state.items():
+        ratios = [time_us / float(np.median(usual_us[kernel])) for kernel, time_us in timed if kernel in usual_us]
+        if ratios:
+            medians[state] = float(np.median(ratios))
+    return medians
 
 
 def _fit_one(
