@@ -175,11 +175,24 @@ class BlockBytes:
             dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
         )
 
-    def reducing(self, sharding: "Sharding", bytes_per_param: float) -> "BlockBytes":
-        """The blocks with what ZeRO 3 reduces of each when its backward ends: its whole gradient as backward made it,
+    def reducing(
+        self,
+        sharding: "Sharding",
+        each_backward: Bool[Any, "*layouts ranks"],
+        made_bytes_per_param: float,
+        reduced_bytes_per_param: float,
+    ) -> "BlockBytes":
+        """The blocks with what ZeRO 3 makes of each gradient when its backward ends: the whole one as backward made it,
         and the copy of it that is reduced, in the type of reductions (PyTorch torch/distributed/fsdp/_fully_shard/
-        _fsdp_collectives.py `foreach_reduce`, whose input is filled before the gradients are freed)."""
-        # An axis of one stands for blocks here, as it does for ranks elsewhere.
+        _fsdp_collectives.py `foreach_reduce`, whose input is filled before the gradients are freed).
+
+        Args:
+            each_backward: whether each backward reduces its own; else the whole gradient is added to those before it.
+            made_bytes_per_param: bytes of a gradient as backward made it.
+            reduced_bytes_per_param: bytes of the copy that is reduced.
+        """
+        # An axis of one stands for blocks here, as it does for ranks elsewhere. All ranks reduce alike.
+        bytes_per_param = made_bytes_per_param + reduced_bytes_per_param * each_backward[..., :1]
         params = self.dense - self.frozen + self.expert
         reduced = np.where((sharding.zero == 3) & sharding.reduced, params * bytes_per_param, 0.0)
         return replace(self, transient=self.transient + reduced, transient_full=self.transient_full + reduced)
@@ -326,7 +339,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         saved = saved - on_host + moving
     running = blocks
     if trained and gathers.any() and not (framework.memory.live_params or framework.memory.planned_memory):
-        running = blocks.reducing(sharding, weight_bytes + dtype_bytes(job.gradients.grad_dtype))
+        running = blocks.reducing(sharding, sharded, weight_bytes, dtype_bytes(job.gradients.grad_dtype))
     transient = _transient(ranks, running, moving, trains=trains)
 
     # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and

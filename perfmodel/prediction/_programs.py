@@ -49,6 +49,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     scheduler, replicas = plain.scheduler, plain.replicas
     replicated = layout.replicated or replicas > 1
     gathers = layout.zero == 3 and (replicated or layout.offload_states == "weights")
+    is_reduced_each_time = reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)
 
     # Segments are the same whatever overlaps and is sharded, so that overlap only takes waits away and ZeRO 3 only adds
     # to ZeRO 1.
@@ -57,7 +58,10 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     grad_reduce = gather = "none"
     if training and replicated:
         grad_reduce = "end"
-        if layout.overlap_grad_reduce:
+        # Where pipelines put reductions off, each would hold up the gathers of layers behind it; torch's make them when
+        # the last backward is over (torch/distributed/pipelining/stage.py, `run_post_backward`).
+        is_put_off = gathers and layout.pp > 1 and not is_reduced_each_time
+        if layout.overlap_grad_reduce and not is_put_off:
             grad_reduce = _overlapped_reduction(replicas, job.num_microbatches(layout), gathers=gathers)
         # Without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1.
         if layout.zero < 3:
@@ -71,7 +75,6 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     if training and (scheduler.asynchronous or scheduler.staggered):
         steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)
     tied_embeddings = isinstance(setting.model, Transformer) and setting.model.head.tied_embeddings
-    is_reduced_each_time = reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)
     return ProgramSpec(
         schedule=layout.effective_schedule,
         stages=layout.pp,

@@ -196,7 +196,7 @@ def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
     # Not where a pipeline's ranks hold replicas of its stages, which would wait for each other after every backward:
     # they add up whole gradients and reduce them once (as torch's pipelines do, `backward_maybe_with_nosync`).
     added_up_whole = pipelined & job.gradients.whole_gradients_in_pipelines
-    return ((zero == 3) | ((zero == 2) & np.logical_not(added_up_whole))) & (np.asarray(replicas) <= 1)
+    return (zero >= 2) & np.logical_not(added_up_whole) & (np.asarray(replicas) <= 1)
 
 
 def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:

@@ -190,8 +190,8 @@ class GradientReduction:
     """Gradients are reduced after the backward of every micro-batch though they are kept whole: accumulation under
     torch's DistributedDataParallel outside `no_sync`, or FSDP with `no_sync` that nobody calls."""
     whole_gradients_in_pipelines: bool = False
-    """Under ZeRO 2 the ranks of a pipeline add up whole gradients and reduce them once, after the last micro-batch,
-    instead of their part of them after each."""
+    """Under ZeRO 2 and 3 the ranks of a pipeline add up whole gradients and reduce them once, after the last
+    micro-batch, instead of their part of them after each."""
     bucket_bytes: float | None = None
     """Buffers in which ZeRO reduces gradients and gathers weights, where a run sets their size; None: those of the
     framework, as far as the gradients fill them."""

@@ -87,9 +87,7 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
     weight_bytes = max(dtype_bytes(job.dtype), 2)
     has_master = job.optimizer in KEEPS_MASTER and dtype_bytes(job.dtype) < 4
     state_bytes = STATE_BYTES[job.optimizer] + (4 if has_master else 0)
-    shards_gradients = layout.zero == 3 or (
-        layout.zero == 2 and not (layout.pp > 1 and job.gradients.whole_gradients_in_pipelines)
-    )
+    shards_gradients = layout.zero >= 2 and not (layout.pp > 1 and job.gradients.whole_gradients_in_pipelines)
     gradients = dtype_bytes(job.gradients.grad_dtype) * states(rank, layout, shards_gradients)
     gradients += 2 * states(rank, layout, shards_gradients) * job.gradients.half_gradients
     replicated = layout.dp * layout.cp > 1
@@ -99,9 +97,9 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
         shards = layout.dp * layout.cp // layout.replicate if layout.zero >= 1 else 1
         optimizer += (MUON_OTHERS_BYTES - STATE_BYTES["muon"]) * outside_layers(rank) / shards
 
-    # ZeRO 3 reduces a block's whole gradient, from a copy in the type of reductions.
-    reduces_blocks = layout.zero == 3 and replicated
-    reduced_bytes = weight_bytes + dtype_bytes(job.gradients.grad_dtype) if reduces_blocks else 0.0
+    # ZeRO 3 makes a block's whole gradient, and reduces it from a copy in the type of reductions or adds it up.
+    makes_whole = layout.zero == 3 and replicated
+    reduced_bytes = makes_whole * (weight_bytes + dtype_bytes(job.gradients.grad_dtype) * shards_gradients)
     buffers = framework.memory.context_bytes + while_it_runs(rank, layout, reduced_bytes)
     sizes_of_groups = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
     buffers += framework.memory.communicator_bytes * sum(size > 1 for size in sizes_of_groups)
