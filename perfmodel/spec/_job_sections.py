@@ -41,13 +41,15 @@ EagerKernel = Literal[
     "one_hot_lookup",
     "clamp",
     "wide_softmax",
+    "loss_gradient",
 ]
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
 `one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: inputs of a gated activation are cut at their
 limit (`Transformer.clamped_glu`) each by itself, and joined again; `wide_softmax`: 16-bit scores are cast to fp32
-before their mask and softmax, and back after it, a kernel each."""
+before their mask and softmax, and back after it, a kernel each; `loss_gradient`: an eager cross entropy's gradient
+passes through tensors of its own, as torch's does (of memory alone)."""
 Fp8Recipe = Literal[
     "",
     "delayed",

@@ -231,8 +231,26 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         return 0.0
 
     # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32 copy.
-    width = local.act_bytes + (0 if local.job.kernels.fuses("cross_entropy") else 4)
+    width = local.act_bytes
+    if not local.job.kernels.fuses("cross_entropy"):
+        width += 4
+        width = max(width, _gradient_bytes_per_logit(local))
     return _logits_at_once(seen) * width
+
+
+def _gradient_bytes_per_logit(local: ShardSizes) -> int:
+    """Bytes per logit of what an eager loss holds beside the log-probabilities while it makes their gradient.
+
+    torch's autograd makes a whole tensor of the gradient of the chosen log-probabilities, and from it that of the
+    logits (PyTorch tools/autograd/derivatives.yaml, `nll_loss_backward` and `_log_softmax_backward_data`). Where ranks
+    have parts of the vocabulary, it is a sum with exponentials and a product, each of which is written while the first
+    is still held (torch/distributed/tensor/parallel/loss.py, `_nll_loss_and_log_softmax_backward`). The logits
+    themselves are gone.
+    """
+    if "loss_gradient" not in local.job.kernels.eager_kernels:
+        return 0
+    fp32_tensors = 3 if local.tp > 1 else 2
+    return 4 * fp32_tensors
 
 
 def _logits_at_once(local: ShardSizes) -> float:

@@ -44,3 +44,23 @@ def test_ranks_of_maxtext_keep_parts_of_the_residual_stream() -> None:
     # inputs of the layers and of the last norm
     assert whole.memory.activations - found.memory.activations == (4 + 1 + 1) * 2 * tokens * 4096 * 3 / 4
     assert found.memory_counted_bytes["reserved"] == found.memory_counted_bytes["allocated"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_torch_holds_three_tensors_of_fp32_logits_at_once_and_between_ranks_four(tp: int, dtype: str) -> None:
+    """Log-probabilities, the gradient of the chosen ones, and what is made of it; a fused loss, or one that works in
+    place, holds less."""
+
+    def head_bytes_per_logit(*eager: str) -> float:
+        job = Job(global_batch=1, seq_len=4096, dtype=dtype, eager_kernels=eager)  # pyright: ignore[reportArgumentType]
+        # Vocabularies that need no padding.
+        (*_, (head, _)) = blocks(replace(MODEL, vocab=2**17), job, Shard(tp=tp))
+        (*_, (twice, _)) = blocks(replace(MODEL, vocab=2**18), job, Shard(tp=tp))
+        more_bytes = twice.workspace_bytes + twice.activation_bytes.none
+        more_bytes -= head.workspace_bytes + head.activation_bytes.none
+        return more_bytes / (4096 * 2**17 // tp)
+
+    in_torch = head_bytes_per_logit("cross_entropy", "loss_gradient")
+    assert in_torch == pytest.approx(16 if tp > 1 else 12)
+    assert head_bytes_per_logit() < head_bytes_per_logit("cross_entropy") <= in_torch

@@ -156,8 +156,9 @@ def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, c
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
 def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
     """On a slow network a bound that leaves a flag out stays where it is, or rises above the step."""
-    cluster, layout = catalog.cluster("piz-daint"), Layout(pp=2, dp=8, zero=zero, schedule=schedule)
-    job = Job(global_batch=16, seq_len=1024)
+    # Reductions that ZeRO 3 puts off overlap with nothing.
+    layout = Layout(pp=2, dp=8, zero=zero, schedule=schedule, overlap_grad_reduce=zero < 3)
+    cluster, job = catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024)
     step_s, bound_s = {}, {}
     for name in ("all_reduce_gradients", "whole_gradients_in_pipelines", "frozen"):
         for value in (False, True):
@@ -170,7 +171,7 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
             assert bound_s[name, True] == bound_s[name, False]
     assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
     once, each = step_s["whole_gradients_in_pipelines", True], step_s["whole_gradients_in_pipelines", False]
-    assert once <= each * (1 + 1e-12) if zero == 2 else once == pytest.approx(each, rel=1e-12)
+    assert once <= each * (1 + 1e-12) if zero >= 2 else once == pytest.approx(each, rel=1e-12)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
