@@ -164,6 +164,12 @@ def _curve() -> str:
     table = batch_table()
     cost, gain = recompute_figures(table)
     off = float((table["none / batch 1"] / table["pipeline"] - 1).abs().max())
+    why = ""
+    if table["none fits"].all() and gain < 1:
+        why = (
+            "The\nsecond is not so here: 1F1B holds no more than p micro-batches at once, and those fit by our "
+            "memory at every batch."
+        )
     return f"""### GPT of 145 billion parameters on 128 devices (section 5.5, figure 11)
 
 8M16P1D over the batch, relative to batch 1; `pipeline`: m p / (m + p - 1), what equal stages give. DistSim compares its
@@ -172,7 +178,6 @@ curve with Megatron-LM's (figure 17 there), whose values are in a picture only. 
 curves show. Read into it: sequences of 2,048 tokens, fp16, micro-batches of one, attention of products and a softmax.
 
 Megatron-LM states that recompute costs up to {RECOMPUTE_COST:.0%} of the throughput (ours: {cost:.0%}) and,
-since only small batches fit without it, gains up to {RECOMPUTE_GAIN:g} times theirs (ours: {gain:.2f}). The
-second is not so here: 1F1B holds no more than p micro-batches at once, and those fit by our memory at every batch.
+since only small batches fit without it, gains up to {RECOMPUTE_GAIN:g} times theirs (ours: {gain:.2f}). {why}
 
 {markdown_table(table)}"""
