@@ -69,6 +69,14 @@ def test_several_real_ranks_talk_to_each_other_themselves() -> None:
     assert (run.iterations().groupby("rank").iteration.max() == 3).all()
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_real_ranks_beside_each_other_find_sizes_that_fit(compiled: bool) -> None:
+    """In a ring the first of two real neighbours sends nothing to emulated ranks, which answer it all the same."""
+    place = PeerPlace(compiled=compiled)
+    run = emulate(emulation("neighbours.py", world_size=4, real_ranks=(0, 1), wire=Network(), peer=place))
+    assert (run.collectives().kind == "all_gather").sum() >= 2 * 2 * 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets anybody take any loopback address")
 def test_the_emulated_ranks_may_be_at_another_address() -> None:
     run = emulate(emulation("steps.py", "4", world_size=4, wire=Network(), peer=PeerPlace.named("127.0.0.2")))

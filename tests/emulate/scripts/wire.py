@@ -22,6 +22,16 @@ sent = torch.arange(float(size))
 received = torch.empty(size)
 dist.all_to_all_single(received, sent)
 assert received.tolist() == sent.tolist()
+long = torch.arange(1 << 16, dtype=torch.float32)  # of 256 KiB, which a slow link takes a while to carry
+parts = [torch.empty_like(long) for _ in range(size)]
+dist.all_gather(parts, long)
+assert all(torch.equal(part, long) for part in parts)
+sent = torch.arange(float(size << 15))
+received = torch.empty_like(sent)
+dist.all_to_all_single(received, sent)
+assert torch.equal(received, sent)
+dist.all_gather_object(objects, {"rank": rank, "more": [*range(50_000)]})
+assert [found["more"][-1] for found in objects] == [49_999] * size
 for nbytes in (4, 1 << 22):
     whole = torch.ones(nbytes // 4)
     dist.all_reduce(whole)
