@@ -184,7 +184,9 @@ def test_on_gaudi_megatron_deepspeed_is_habanas_and_nemo_is_deepspeed():
 
 
 def test_weights_in_16_bits_alone_have_their_states_so_too():
-    assert read_case(ROW | {"dtype_recipe": "bf16 (pure bf16 assumed)"}).job.optimizer == "adam16bit"
+    for dtype in ("bf16", "fp16"):
+        job = read_case(ROW | {"dtype": dtype, "dtype_recipe": f"{dtype} (pure {dtype} assumed)"}).job
+        assert (job.optimizer, job.gradients.grad_dtype) == ("adam16bit", dtype)
     assert read_case(ROW).job.optimizer == "adam"
 
 

@@ -292,8 +292,9 @@ def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -
         job_fields["fp8_recipe"] = recipe
     if dtype in ("fp8", "fp4") and flash != 0 and attends_in_8_bits(row):
         job_fields["fp8_attention"] = True
+    # Gradients have the type of the weights that they are of, where nothing wider is kept (torch's `Tensor.grad`).
     if keeps_16_bits_alone(row):
-        job_fields["optimizer"] = "adam16bit"
+        job_fields |= {"optimizer": "adam16bit", "grad_dtype": dtype}
 
     # Switches of a launch are statements only where they are on: a launch that does not name one
     # may still have it by its framework's default.
