@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.ir import Program, parse_program, to_text
+from perfmodel.ir import Program, parse_function, parse_program, to_text, undistributed
 from perfmodel.ir.distribute import all_ranks
-from perfmodel.ir.execution import cluster_timer, execute, program_ranks, program_structure, run, simulate
+from perfmodel.ir.execution import (
+    cluster_timer,
+    execute,
+    program_ranks,
+    program_structure,
+    random_inputs,
+    run,
+    simulate,
+)
 from perfmodel.ir.importers import rank_program, torch_program
 from perfmodel.ops import Collective
 
@@ -127,6 +137,31 @@ def expected(torch: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def program(torch: Any) -> Program:
     return rank_program(stage(torch, RANKS), (torch.zeros(SEQ, BATCH, HIDDEN),), ranks=RANKS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    ranks=st.integers(2, 4),
+    rows=st.integers(1, 3),
+    inner=st.integers(1, 3),
+    columns=st.integers(1, 3),
+    slices=st.booleans(),
+)
+def test_rows_of_a_weight_on_many_ranks(ranks: int, rows: int, inner: int, columns: int, slices: bool) -> None:
+    """x w is the sum over ranks of columns of x times rows of w, on all of them or a slice on each."""
+    collective = "reduce_scatter" if slices else "all_reduce"
+    axis = "axis=0, " if slices else ""
+    text = f"""func @f(%x: fp64[{rows * ranks}, {inner}] @0, %w: fp64[{inner}, {columns}] @0) {{
+  %y = matmul(%x, %w)
+  %z = {collective}(%y) {{{axis}replicas=[{ranks}, 1]}}
+  return %z
+}}"""
+    alone = undistributed(parse_function(text))
+    program = all_ranks(alone, ranks, {"x": 1, "w": 0} | ({"z": 0} if slices else {}))
+    arrays = random_inputs(program)
+    assert arrays["x"].shape == (rows * ranks, inner * ranks)
+    (found,) = execute(program, arrays).values()
+    np.testing.assert_allclose(found, arrays["x"] @ arrays["w"], rtol=1e-12)
 
 
 def test_all_ranks_together_compute_what_the_whole_module_does(torch: Any, program: Program) -> None:
