@@ -7,11 +7,12 @@ Names are a contract: others script against them.
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import perfmodel
@@ -48,34 +49,36 @@ from perfmodel.errors import PerfModelError
 from perfmodel.plain_text import plain_text
 from perfmodel.units import plain_number, plain_whole
 
-_COMMANDS: Final = (
-    _init.add_init,
-    _predict.add_predict,
-    _search.add_command,
-    _report.add_command,
-    _compare_clusters.add_command,
-    _serve.add_command,
-    _check.add_command,
-    _whatif.add_design,
-    _predict.add_timeline,
-    _compare.add_explain,
-    _fit.add_command,
-    _validate.add_command,
-    _whatif.add_whatif,
-    _plot.add_command,
-    _calibrate.add_command,
-    _schedules.add_command,
-    _programs.add_distribute,
-    _programs.add_simulate,
-    _run.add_command,
-    _hook.add_command,
-    _import_model.add_command,
-    _import_table.add_command,
-    _compare.add_compare,
-    _emulate.add_command,
-    _catalog.add_command,
-    _init.add_samples,
-    _doctor.add_command,
+_COMMANDS: Final = MappingProxyType(
+    {
+        "init": _init.add_init,
+        "predict": _predict.add_predict,
+        "search": _search.add_command,
+        "report": _report.add_command,
+        "compare-clusters": _compare_clusters.add_command,
+        "serve": _serve.add_command,
+        "check": _check.add_command,
+        "design": _whatif.add_design,
+        "timeline": _predict.add_timeline,
+        "explain": _compare.add_explain,
+        "fit": _fit.add_command,
+        "validate": _validate.add_command,
+        "whatif": _whatif.add_whatif,
+        "plot": _plot.add_command,
+        "calibrate": _calibrate.add_command,
+        "schedules": _schedules.add_command,
+        "distribute": _programs.add_distribute,
+        "simulate": _programs.add_simulate,
+        "run": _run.add_command,
+        "hook": _hook.add_command,
+        "import-model": _import_model.add_command,
+        "import": _import_table.add_command,
+        "compare": _compare.add_compare,
+        "emulate": _emulate.add_command,
+        "catalog": _catalog.add_command,
+        "samples": _init.add_samples,
+        "doctor": _doctor.add_command,
+    }
 )
 """Commands in the order of --help, `completion` after them; each sets `run`, which takes arguments and returns the exit
 status."""
@@ -133,7 +136,7 @@ def _drop_output() -> None:
 
 def _run_command(argv: Sequence[str] | None) -> int:
     """Run a command; its exit status. What is wrong with the input ends in one line and status 2."""
-    arguments = parser().parse_args(argv)
+    arguments = _parser_for(argv).parse_args(argv)
     try:
         measures = arguments.command == "calibrate" and not arguments.for_decision
         if not measures and arguments.command not in _WITHOUT_PREDICTIONS:
@@ -192,13 +195,33 @@ def _keep_compilations() -> None:
     import jax
 
     from perfmodel.files import cache_folder
-    from perfmodel.ingest.tables import drop_least_recently_used
-    from perfmodel.timeline import cache_limit_bytes
 
-    drop_least_recently_used(cache_folder("xla"), cache_limit_bytes("xla"))
+    _limit_compilations(cache_folder("xla"))
     jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+_LOOKED_AT_EVERY_S: Final = 3600.0
+"""Seconds between two looks at what compiled evaluators take on disk."""
+
+
+def _limit_compilations(folder: Path) -> None:
+    """Drop the compiled evaluators that were not used for longest, where all of them take too much.
+
+    Each is two files: to ask the size of thousands takes longer than many a command, and within an hour few are added.
+    """
+    from perfmodel.ingest.tables import drop_least_recently_used
+    from perfmodel.timeline import cache_limit_bytes
+
+    limit_bytes = cache_limit_bytes("xla")
+    looked = folder / ".looked"
+    with suppress(OSError):
+        if 0 <= time.time() - looked.stat().st_mtime < _LOOKED_AT_EVERY_S:
+            return
+    drop_least_recently_used(folder, limit_bytes)
+    with suppress(OSError):
+        looked.touch()
 
 
 def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -253,7 +276,7 @@ class _Parser(argparse.ArgumentParser):
             # argparse names the unknown flags; suggest the nearest of any command.
             flag = rest.partition(" ")[0].partition("=")[0]
             flags: set[str] = set()
-            for command in parsers(self):
+            for command in parsers(parser()):
                 for action in command._actions:
                     flags |= set(action.option_strings)
             near = get_close_matches(flag, sorted(flags), 1)
@@ -264,8 +287,8 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or a single one of its commands."""
     top = _Parser(
         prog="perfmodel",
         description="Predict step time and memory of distributed training, and find the best layout, before you book a "
@@ -273,17 +296,29 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"perfmodel {perfmodel.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in _COMMANDS:
-        add(commands)
-    _add_completion(commands, top)
+    for name, add in _COMMANDS.items():
+        if only in (None, name):
+            add(commands)
+    if only is None:
+        _add_completion(commands)
     return top
+
+
+def _parser_for(argv: Sequence[str] | None) -> argparse.ArgumentParser:
+    """The command that a command line begins with, or all of them where it begins with none that is known.
+
+    To describe all flags of all commands takes longer than some commands do.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    name = words[0] if words else ""
+    return parser(name if name in _COMMANDS else None)
 
 
 def given(argv: Sequence[str] | None) -> frozenset[str]:
     """Names of the arguments that a command line states, as its namespace has them."""
     # Parse once more without any defaults: what is in the namespace then was stated. Comparing
     # with defaults would miss a flag that states its default.
-    bare = parser()
+    bare = _parser_for(argv)
     for command in parsers(bare):
         command._defaults.clear()
         for action in command._actions:
@@ -300,17 +335,17 @@ def parsers(parent: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(command)
 
 
-def _add_completion(commands: Any, top: argparse.ArgumentParser) -> None:
-    """Register `completion SHELL`; `top`: the whole command line, that it completes."""
+def _add_completion(commands: Any) -> None:
+    """Register `completion SHELL`."""
     command: argparse.ArgumentParser = commands.add_parser(
         "completion", help='shell completion: eval "$(perfmodel completion bash)"'
     )
     command.add_argument("shell", choices=("bash", "zsh", "fish"))
-    command.set_defaults(run=partial(_complete, top))
+    command.set_defaults(run=_complete)
 
 
-def _complete(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    print(_script(arguments.shell, top))
+def _complete(arguments: argparse.Namespace) -> int:
+    print(_script(arguments.shell, parser()))
     return 0
 
 

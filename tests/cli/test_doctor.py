@@ -1,6 +1,8 @@
 """`perfmodel doctor` reports what there is, and what is wrong, without failing."""
 
 import json
+import os
+import time
 
 import pytest
 
@@ -55,6 +57,24 @@ def test_lists_and_clears_every_cache(capsys, cache):
     assert not [path for path in cache.rglob("*") if path.is_file()]
     with pytest.raises(ValueError, match="other"):
         cache_folder("other")
+
+
+def test_compiled_evaluators_are_limited_once_an_hour(cache, monkeypatch):
+    """By any command that predicts, be its input wrong."""
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", "1e-6")
+
+    def left_of(name: str) -> bool:
+        path = cache / "xla" / name
+        path.write_bytes(bytes(5000))
+        assert main(["simulate", "no such file", "--cluster", "dgx-a100"]) == 2
+        return path.exists()
+
+    (cache / "xla").mkdir()
+    assert not left_of("before the first look")
+    assert left_of("within an hour")
+    an_hour_ago = time.time() - 3601
+    os.utime(cache / "xla" / ".looked", (an_hour_ago, an_hour_ago))
+    assert not left_of("after an hour")
 
 
 def test_names_a_setting_that_is_wrong(capsys, monkeypatch):

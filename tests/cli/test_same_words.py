@@ -46,6 +46,15 @@ ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
 its own, a problem is said in words, `most` only shortens."""
 
 
+@pytest.mark.parametrize("name", sorted({command.partition(" ")[0] for command in COMMANDS} - {"completion"}))
+def test_a_command_alone_is_as_among_all(name: str) -> None:
+    """A command line begins with the command that it is of: the others need not be described to read it."""
+    alone = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser(name)) if one.prog != "perfmodel"}
+    assert set(alone) == {command for command in COMMANDS if command.partition(" ")[0] == name}
+    for command, described in alone.items():
+        assert described.format_help() == COMMANDS[command].format_help()
+
+
 def flags(command: str) -> set[str]:
     return {action.dest for action in COMMANDS[command]._actions} - OF_THE_SHELL
 
