@@ -61,8 +61,8 @@ class MemoryBatch:
         """The category (its place in `CATEGORIES`) that takes most of each layout's fullest rank."""
         on_fullest_rank = []
         for name in CATEGORIES:
-            of_category = np.broadcast_to(getattr(self, name), self.total.shape)
-            on_fullest_rank.append(np.take_along_axis(of_category, self._fullest, -1)[..., 0])
+            category_bytes = np.broadcast_to(getattr(self, name), self.total.shape)
+            on_fullest_rank.append(np.take_along_axis(category_bytes, self._fullest, -1)[..., 0])
         return np.stack(on_fullest_rank).argmax(axis=0)
 
     @property
@@ -157,10 +157,10 @@ class BlockBytes:
             stacked = np.stack(values)
             return stacked.reshape(len(shards), *[1] * (modes.ndim - 1), *stacked.shape[1:])
 
-        saved = spread([shard.activation_bytes for shard in shards])
-        kept = np.take_along_axis(saved, modes[..., None, None], axis=-1)[..., 0]
+        by_mode = spread([shard.activation_bytes for shard in shards])
+        kept = np.take_along_axis(by_mode, modes[..., None, None], axis=-1)[..., 0]
         # The first mode recomputes nothing, the last one everything.
-        whole, least = saved[..., 0], saved[..., -1]
+        all_activations, checkpoints = by_mode[..., 0], by_mode[..., -1]
         workspace = spread([shard.workspace_bytes for shard in shards])
         # Recomputed activations come back while a block's backward runs. Without backward, forward holds all of them.
         return cls(
@@ -169,9 +169,9 @@ class BlockBytes:
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             layers=spread([shard.layers for shard in shards]),
             kept=kept,
-            least=least,
-            transient=workspace + (whole - kept if job.mode == "train" else whole),
-            transient_full=workspace + whole - least,
+            least=checkpoints,
+            transient=workspace + (all_activations - kept if job.mode == "train" else all_activations),
+            transient_full=workspace + all_activations - checkpoints,
             dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
         )
 
@@ -325,29 +325,29 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         gathered = gathered_params(params, blocks.layers, ranks.held, sharding.ahead)
         if framework.memory.live_params:
             # Weights stay gathered after their use, as long as no more than so many parameters are.
-            live = xp.minimum(framework.memory.live_params, dense + expert)
-            gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, live))
+            still_gathered = xp.minimum(framework.memory.live_params, dense + expert)
+            gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, still_gathered))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
             is_bucketed = (sharding.zero == 3) & reduced & (job.gradients.bucket_bytes is None)
             buffers = buffers + xp.where(is_bucketed, framework.memory.bucket_bytes / 2, 0.0)
         buffers = buffers + xp.where(gathers, weight_bytes * gathered, 0.0)
 
     # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
-    saved, moving = blocks.saved(ranks.alive, ranks.alive_full), 0.0
+    saved, copying = blocks.saved(ranks.alive, ranks.alive_full), 0.0
     if trains and sharding.offloaded.any():
-        on_host, moving = copied_bytes(ranks.held, blocks, sharding.offloaded)
-        saved = saved - on_host + moving
+        on_host, copying = copied_bytes(ranks.held, blocks, sharding.offloaded)
+        saved = saved - on_host + copying
     running = blocks
     if trained and gathers.any() and not (framework.memory.live_params or framework.memory.planned_memory):
         running = blocks.reducing(sharding, sharded, weight_bytes, dtype_bytes(job.gradients.grad_dtype))
-    transient = _transient(ranks, running, moving, trains=trains)
+    transient = _transient(ranks, running, copying, trains=trains)
 
     # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
     # grow layer by layer, so that together they are largest at either end: all activations, or all gradients.
     all_gradients = gradients
     if framework.memory.frees_gradients and trained:
-        beyond = xp.maximum(gradients - saved, 0.0)
-        gradients = xp.where(sharding.one_backward, beyond, gradients)
+        beyond_activations = xp.maximum(gradients - saved, 0.0)
+        gradients = xp.where(sharding.one_backward, beyond_activations, gradients)
 
     # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
     weights = xp.where(sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
@@ -359,8 +359,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if framework.memory.step_bytes_per_param and trained:
-        in_step = step_bytes(updated, sharding, framework) + (all_gradients - gradients) - saved
-        buffers = xp.maximum(buffers + transient, in_step) + framework.memory.context_bytes
+        in_optimizer_step = step_bytes(updated, sharding, framework) + (all_gradients - gradients) - saved
+        buffers = xp.maximum(buffers + transient, in_optimizer_step) + framework.memory.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.
         buffers = buffers + (transient + framework.memory.context_bytes)
@@ -407,9 +407,9 @@ def gathered_params(
     # The layer in use and those prefetched, if the rank has as many. What is outside of layers torch's `fully_shard`
     # keeps from forward to backward.
     xp = on_ranks.__array_namespace__()
-    layer = _largest(xp.where(layers, params, 0.0), on_ranks > 0)
-    at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(on_ranks, layers.astype(float))))
-    return _dot(on_ranks, xp.where(layers, 0.0, params)) + at_once * layer
+    layer_params = _largest(xp.where(layers, params, 0.0), on_ranks > 0)
+    layers_at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(on_ranks, layers.astype(float))))
+    return _dot(on_ranks, xp.where(layers, 0.0, params)) + layers_at_once * layer_params
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
@@ -434,30 +434,34 @@ def copied_bytes(
     """
     xp = on_ranks.__array_namespace__()
     layers = xp.where(blocks.layers[..., None, :], on_ranks, 0.0)
-    before = xp.cumsum(layers, axis=-1) - layers
-    copied = xp.clip(offloaded[..., None] - before, 0.0, layers)
-    return _dot(copied, blocks.kept), _largest(blocks.kept, copied > 0)
+    layers_before = xp.cumsum(layers, axis=-1) - layers
+    # As many of each kind as are left after the kinds before it.
+    copied_layers = xp.clip(offloaded[..., None] - layers_before, 0.0, layers)
+    return _dot(copied_layers, blocks.kept), _largest(blocks.kept, copied_layers > 0)
 
 
 def _transient(
-    ranks: RankBlocks, blocks: BlockBytes, moving: Float[Any, "*layouts ranks"] | float, *, trains: bool
+    ranks: RankBlocks, blocks: BlockBytes, copying: Float[Any, "*layouts ranks"] | float, *, trains: bool
 ) -> Float[Any, "*layouts ranks"]:
     """Bytes of the largest block while it runs, on each rank, and dummy gradients beside it.
 
     Args:
-        moving: bytes of a layer's activations on their way to or from the host.
+        copying: bytes of a layer's activations on their way to or from the host.
+        trains: whether forward keeps anything for a backward.
     """
     xp = ranks.held_full.__array_namespace__()
     # The head, and whatever else stands behind all layers, runs its backward first: while a layer's runs, what the head
     # kept of its micro-batch is gone, and while the head runs, no layer is on its way to or from the host.
-    behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
-    gone = _dot(xp.minimum(ranks.alive, ranks.held), blocks.kept * behind) * trains
-    of_head = xp.maximum(_largest(blocks.transient * behind, ranks.held > 0) - moving, 0.0)
-    of_layer = _largest(blocks.transient * ~behind, ranks.held > 0)
+    stands_behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
+    kept_behind = _dot(xp.minimum(ranks.alive, ranks.held), blocks.kept * stands_behind) * trains
+    while_head_runs = _largest(blocks.transient * stands_behind, ranks.held > 0)
+    while_head_runs = xp.maximum(while_head_runs - copying, 0.0)
+    while_layer_runs = _largest(blocks.transient * ~stands_behind, ranks.held > 0)
     # JAX's traced arrays cannot be asked whether any block is recomputed in full.
     if xp is not np or ranks.held_full.any():
-        of_layer = xp.maximum(of_layer, _largest(blocks.transient_full, ranks.held_full > 0))
-    return xp.maximum(of_head, of_layer - gone) + blocks.dummy_gradients[..., None]
+        in_full = _largest(blocks.transient_full, ranks.held_full > 0)
+        while_layer_runs = xp.maximum(while_layer_runs, in_full)
+    return xp.maximum(while_head_runs, while_layer_runs - kept_behind) + blocks.dummy_gradients[..., None]
 
 
 def _dot(
