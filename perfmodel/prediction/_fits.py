@@ -46,10 +46,10 @@ def _on_ranks(memory_on_kind: Mapping[int, MemoryBatch], kind_of_rank: Int[np.nd
     """Memory of ranks on several kinds of nodes, from that of all ranks on each kind."""
 
     def chosen(name: str) -> Float[np.ndarray, "layouts ranks"]:
-        on_kind = {}
+        bytes_on_kind = {}
         for kind, memory in memory_on_kind.items():
-            on_kind[kind] = np.broadcast_to(getattr(memory, name), memory.total.shape)
-        columns = [on_kind[kind][:, rank] for rank, kind in enumerate(kind_of_rank.tolist())]
+            bytes_on_kind[kind] = np.broadcast_to(getattr(memory, name), memory.total.shape)
+        columns = [bytes_on_kind[kind][:, rank] for rank, kind in enumerate(kind_of_rank.tolist())]
         return np.stack(columns, axis=1)
 
     return MemoryBatch(**{name: chosen(name) for name in CATEGORIES})
@@ -100,10 +100,10 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
         params = unsharded.dense_params(layout.pp > 1) + unsharded.expert_params
 
     # Of a stage that several ranks hold, each writes its part.
-    of_stage = batch.counts.sum(axis=1) @ params
+    stage_params = batch.counts.sum(axis=1) @ params
     ranks_of_stage = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
-    of_rank = (of_stage / ranks_of_stage)[spec.stage_map].sum(axis=1)
-    return of_rank / of_rank.sum() * checkpoint_bytes(problem.model, problem.job)
+    rank_params = (stage_params / ranks_of_stage)[spec.stage_map].sum(axis=1)
+    return rank_params / rank_params.sum() * checkpoint_bytes(problem.model, problem.job)
 
 
 def version_difference(problem: StepProblem, layout: Layout) -> int:
@@ -123,8 +123,8 @@ def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[
     for batch in layout_batches(problem, layouts):
         memory = bundle_memory(problem, batch)
         peak[list(batch.lanes)] = memory.peak
-        for lane, part in zip(batch.lanes, memory.largest.tolist(), strict=True):
-            largest[lane] = CATEGORIES[part]
+        for lane, category in zip(batch.lanes, memory.largest.tolist(), strict=True):
+            largest[lane] = CATEGORIES[category]
     return peak, largest
 
 
@@ -136,7 +136,7 @@ def stage_memory(problem: StepProblem, batch: LayoutBatch) -> tuple[StageMemory,
         by_category[name] = np.broadcast_to(getattr(memory, name), memory.total.shape)[0].tolist()
     stages = []
     for rank in range(memory.total.shape[-1]):
-        stages.append(StageMemory(**{name: of_ranks[rank] for name, of_ranks in by_category.items()}))
+        stages.append(StageMemory(**{name: rank_bytes[rank] for name, rank_bytes in by_category.items()}))
     return tuple(stages)
 
 
@@ -165,12 +165,12 @@ def fit_reasons(memory: Sequence[StageMemory], of_ranks: Float[np.ndarray, " ran
     usable = of_ranks[worst]
     if memory[worst].peak <= usable:
         return ()
-    parts = {name: n_bytes for name, n_bytes in memory[worst].to_dict().items() if name != "peak"}
-    largest = max(parts, key=parts.__getitem__)
+    by_category = {name: n_bytes for name, n_bytes in memory[worst].to_dict().items() if name != "peak"}
+    largest = max(by_category, key=by_category.__getitem__)
     return (
         f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB "
         f"of {usable / GIB:.1f} GiB usable; "
-        f"{largest} take {parts[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
+        f"{largest} take {by_category[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
     )
 
 
@@ -213,8 +213,8 @@ def counted_stages(
     for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
         # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces.
         permanent = context if counter == "device" else workspace
-        moving = stage.buffers - context + outputs
-        counted = {"buffers": moving + permanent, "allocator": hole_share * (stage.activations + moving)}
+        transient = stage.buffers - context + outputs
+        counted = {"buffers": transient + permanent, "allocator": hole_share * (stage.activations + transient)}
         # Between steps no activation is alive.
         if counter == "resting":
             counted |= {"activations": 0.0, "buffers": workspace}
@@ -228,19 +228,19 @@ def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageM
     Args:
         stages: what every pipeline rank of the layout needs.
     """
-    watched = stages[: reported_stages(problem, layout)]
+    stages_in_reports = stages[: reported_stages(problem, layout)]
     counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
     peak_of_counter = {}
     for name in counters:
-        peaks = [stage.peak for stage in counted_stages(problem, layout, watched, name)]
+        peaks = [stage.peak for stage in counted_stages(problem, layout, stages_in_reports, name)]
         peak_of_counter[name] = max(peaks)
     return peak_of_counter
 
 
 def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
     """The largest share of its device that nvidia-smi would show of a pipeline rank, had the device room for it."""
-    shown = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
-    return max(stage.peak / device.memory_bytes for stage, device in shown)
+    on_devices = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
+    return max(stage.peak / device.memory_bytes for stage, device in on_devices)
 
 
 def fit_probability(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:

@@ -313,17 +313,17 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
         return HostSeconds(0.0, 0.0, 0.0)
     rate = host_bandwidth(setting.cluster.device)
     weight_s, gradient_s = stored_dtype_bytes(setting.job) / rate, dtype_bytes(setting.job.gradients.grad_dtype) / rate
-    on_host = layout.offload_states == "weights"
+    weights_on_host = layout.offload_states == "weights"
     if not is_trained(setting.job):
-        return HostSeconds(weight_s * on_host, 0.0, 0.0)
+        return HostSeconds(weight_s * weights_on_host, 0.0, 0.0)
     update_s = host_update_s(setting, min(setting.cluster.devices_per_node, layout.devices))
     # New weights go back to the device while the host updates the next ones (ZeRO-Offload, section 5.1), unless they
     # stay on the host until they are gathered.
-    back_s = 0.0 if on_host else weight_s
+    copy_back_s = 0.0 if weights_on_host else weight_s
     return HostSeconds(
-        gather=weight_s * on_host,
+        gather=weight_s * weights_on_host,
         reduce=gradient_s * reduced,
-        update=max(update_s, back_s) + gradient_s * (not reduced),
+        update=max(update_s, copy_back_s) + gradient_s * (not reduced),
     )
 
 
@@ -331,11 +331,11 @@ def shard_params(
     layout: Layout, params: Mapping[Group, Float[np.ndarray, " blocks"]], replicas: int
 ) -> Float[np.ndarray, " blocks"]:
     """Parameters of every block that a rank updates itself, from those that its groups hold."""
-    of_groups = []
+    shards_of_groups = []
     for group, params_of_group in params.items():
         place = StatePlace.of(group, layout, layout.replicate, replicas)
-        of_groups.append(params_of_group / (place.shards.size if layout.zero else 1))
-    return np.sum(of_groups, axis=0)
+        shards_of_groups.append(params_of_group / (place.shards.size if layout.zero else 1))
+    return np.sum(shards_of_groups, axis=0)
 
 
 def host_block_s(
@@ -413,7 +413,7 @@ def host_state_s(
     gather_s, reduce_s, update_s = of_block_s
 
     # A rank updates all of its stages in one step of its optimizer, whose class is of the first of them.
-    of_rank = (counts.sum(axis=1) @ update_s)[stage_map].sum(axis=1)
+    rank_update_s = (counts.sum(axis=1) @ update_s)[stage_map].sum(axis=1)
     rank_of_first_stage = np.zeros(len(counts), int)
     rank_of_first_stage[stage_map[:, 0]] = np.arange(len(stage_map))
 
@@ -421,5 +421,5 @@ def host_state_s(
     return (
         is_gather * in_classes(stage, segment, counts @ gather_s)
         + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce_s)
-        + (kind == Kind.OPTIMIZER) * of_rank[rank_of_first_stage[stage]]
+        + (kind == Kind.OPTIMIZER) * rank_update_s[rank_of_first_stage[stage]]
     )
