@@ -31,16 +31,20 @@ from perfmodel.validation.rows import (
     text,
 )
 from perfmodel.validation.unstated import (
+    ACCUMULATION,
+    ACCUMULATION_CHAIN,
     CHUNKS_CHAIN,
     DEGREE_CHAIN,
     DTYPE_CHAIN,
     FRAMEWORK_CHAIN,
     GENERIC,
+    IN_PARTS,
     MICRO_BATCH_CHAIN,
     OPEN_CHOICES,
     PARALLELISM,
     PARALLELISM_CHAIN,
     VERSION,
+    WHOLE_SHARE,
     Chain,
     DataParallelOverlap,
     RowRun,
@@ -92,7 +96,7 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
             # Runs that failed do not show how people run.
             if text(row, "status") in ("", "ok"):
                 observations = list(_observations(row))
-                read[file.parent.name + "/" + file.name] += bool(observations)
+                read[file.name] += bool(observations)
                 seen += observations
                 timed += [row] if number(row, "measured_iter_time_s") is not None else []
 
@@ -208,6 +212,13 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
             seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value),
             None,
         )
+
+    # Whether a run accumulates gradients is a choice where a replica gets more than one sequence.
+    share = case.job.global_batch // case.layout.dp
+    states_batch = text(row, "micro_batch") and text(row, "global_batch")
+    if states_batch and case.layout.pp == 1 and share > 1:
+        in_parts = case.layout.micro_batch < share
+        yield seen(ACCUMULATION, ACCUMULATION_CHAIN, IN_PARTS if in_parts else WHOLE_SHARE), None
 
     # Model chunks and element types are counted only where the row states them and had a choice.
     if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):

@@ -1,10 +1,22 @@
 """What a row leaves open of degrees, batch and element type is filled in by every plausible value, and nothing else."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.validation import RowRun, read_case
-from perfmodel.validation.unstated import completions, filled_rows, model_features
+from perfmodel.validation.unstated import (
+    ACCUMULATION,
+    ACCUMULATION_CHAIN,
+    IN_PARTS,
+    WHOLE_SHARE,
+    completions,
+    filled_rows,
+    model_features,
+)
 from perfmodel.validation.unstated.priors import choice_priors
 
 ROW = {
@@ -67,6 +79,29 @@ def test_micro_batches_that_divide_a_replica_s_share(batch, sizes):
     rows, names = filled(ROW | {"micro_batch": None, "global_batch": batch})
     assert names == ["micro_batch"]
     assert tuple(row["micro_batch"] for row in rows) == sizes
+
+
+@given(share=st.integers(2, 96), framework=st.sampled_from(("maxtext", "fsdp", "megatron-core", "nanotron")))
+def test_without_a_pipeline_all_that_a_replica_gets_is_as_likely_as_such_runs_do_not_accumulate(share, framework):
+    features = replace(FEATURES, framework=framework)
+    row = ROW | {"pp": 1, "dp": 16, "micro_batch": None, "global_batch": 16 * share}
+    priors = choice_priors()
+    rows = filled_rows(row, features, priors, None, None, names_schedules=False)
+    weights = {each.cells["micro_batch"]: each.weight for each in rows}
+    assert sum(weights.values()) == pytest.approx(1)
+    whole, _ = priors.probabilities(ACCUMULATION, features.contexts(ACCUMULATION_CHAIN), (WHOLE_SHARE, IN_PARTS))
+    assert weights[share] == pytest.approx(whole)
+    assert all(share % size == 0 for size in weights)
+
+
+@given(share=st.integers(2, 96))
+def test_a_pipeline_takes_its_share_in_parts_as_often_as_sizes_are_used(share):
+    row = ROW | {"micro_batch": None, "global_batch": 8 * share}
+    sizes = {
+        each.cells["micro_batch"]
+        for each in filled_rows(row, FEATURES, choice_priors(), None, None, names_schedules=False)
+    }
+    assert sizes == {size for size in (1 << k for k in range(11)) if share % size == 0}
 
 
 def test_what_a_framework_takes_by_default_is_not_open():

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from perfmodel.validation.unstated._encoder_choices import real_tokens
     from perfmodel.validation.unstated._features import case_features, model_features
     from perfmodel.validation.unstated._open_cells import (
+        ACCUMULATION,
+        ACCUMULATION_CHAIN,
         CHUNKS_CHAIN,
         DEGREE_CHAIN,
         DTYPE_CHAIN,
+        IN_PARTS,
         MICRO_BATCH_CHAIN,
         PARALLELISM,
         PARALLELISM_CHAIN,
+        WHOLE_SHARE,
         chunks_of,
         filled_rows,
         parallelism_of,

@@ -29,6 +29,11 @@ MICRO_BATCH_CHAIN: Final = (
     ("stages", "size"),
     ("framework",),
 )
+ACCUMULATION: Final = "accumulation"
+"""Name of the choice between one micro-batch in a step and several, of runs without a pipeline."""
+WHOLE_SHARE, IN_PARTS = "one micro-batch", "several micro-batches"
+"""Its values."""
+ACCUMULATION_CHAIN: Final = (("kind",), ("size",), ("framework",))
 CHUNKS_CHAIN: Final = (("framework",),)
 DTYPE_CHAIN: Final = (("architecture",), ("framework",))
 
@@ -64,7 +69,8 @@ def filled_rows(
       `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not stated either), in powers of two,
       such that replicas share out the batch.
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
-    - The micro-batch: powers of two that divide what a replica gets.
+    - The micro-batch: powers of two that divide what a replica gets; without a pipeline also all that it gets, as
+      often as runs of this kind and framework do not accumulate gradients.
     - Model chunks per stage, in a pipeline of no stated schedule, of 1F1B unless its framework names schedules, or of
       an interleaved one (several then): all that divide the layers of a stage, and powers of two (chunks may be
       uneven). What a framework cannot run is left out later.
@@ -176,20 +182,26 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
 
     # Micro-batches have to divide what a replica gets of the batch.
     share = batch // dp if batch and batch % dp == 0 else 1
-    sizes = [size for size in powers_of_two(MOST_MICRO_BATCH) if share % size == 0]
-    stages = "pipeline" if count(row, "pp", 1) > 1 else "one stage"
-    contexts = replace(features, stages=stages).contexts(MICRO_BATCH_CHAIN)
+    is_pipeline = count(row, "pp", 1) > 1
+    contexts = replace(features, stages="pipeline" if is_pipeline else "one stage").contexts(MICRO_BATCH_CHAIN)
 
     # Probabilities are over all powers of two, since counts do not know which of them divide this
     # batch. They are normalised over the possible ones later.
-    chances = priors.probabilities("micro_batch", contexts, tuple(map(str, powers_of_two(MOST_MICRO_BATCH))))
-    for size in sizes:
-        yield before.filled(
-            "micro_batch",
-            str(size),
-            float(chances[size.bit_length() - 1]),
-            micro_batch=size,
-        )
+    all_sizes = powers_of_two(MOST_MICRO_BATCH)
+    of_all = priors.probabilities("micro_batch", contexts, tuple(map(str, all_sizes)))
+    chances = {size: float(chance) for size, chance in zip(all_sizes, of_all, strict=True) if share % size == 0}
+
+    # A pipeline needs several micro-batches. Without one, most programs take what a replica gets at
+    # once unless they are told to accumulate gradients, whatever size that is.
+    if not is_pipeline and share > 1:
+        contexts = features.contexts(ACCUMULATION_CHAIN)
+        whole, in_parts = priors.probabilities(ACCUMULATION, contexts, (WHOLE_SHARE, IN_PARTS))
+        of_parts = {size: chance for size, chance in chances.items() if size < share}
+        total = sum(of_parts.values())
+        chances = {size: float(in_parts) * chance / total for size, chance in of_parts.items()}
+        chances[share] = float(whole)
+    for size, chance in chances.items():
+        yield before.filled("micro_batch", str(size), chance, micro_batch=size)
 
 
 def nearest_power_of_two(value: float) -> int:
