@@ -83,6 +83,20 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
         choices=("train", "inference"),
         help="training step or forward pass (default: train if the source returns a loss; catalog models: train)",
     )
+    command.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the PyTorch module is one of N tensor-parallel ranks and calls their collectives: read all of them",
+    )
+    command.add_argument(
+        "--sharded",
+        action="append",
+        default=[],
+        metavar="NAME=AXIS",
+        help="with --ranks: tensor of which each rank holds a part, unless Megatron-LM's marks say so (repeatable)",
+    )
     add_values(command)
 
 
@@ -111,8 +125,10 @@ def source_program(arguments: argparse.Namespace) -> "Program":
     Raises:
         PerfModelError: as `perfmodel.ir.importers.read_program`.
     """
-    from perfmodel.ir.importers import SourceSettings, input_value, read_program
+    from perfmodel.ir.importers import SourceSettings, input_value, read_program, sharded_axis
 
+    if arguments.ranks < 1:
+        raise PerfModelError(f"--ranks must be at least 1, got {arguments.ranks}")
     settings = SourceSettings(
         batch=arguments.global_batch,
         seq_len=arguments.seq_len or 0,
@@ -121,6 +137,8 @@ def source_program(arguments: argparse.Namespace) -> "Program":
         dims=dict(map(dimension, arguments.dim)),
         values=dict(map(input_value, arguments.input_value)),
         pad_vocab=arguments.pad_vocab,
+        ranks=arguments.ranks,
+        sharded=dict(map(sharded_axis, arguments.sharded)),
     )
     return read_program(arguments.program, settings)
 
@@ -234,6 +252,8 @@ def search_program(arguments: argparse.Namespace) -> int:
     if batches and len(batches) > 1:
         raise PerfModelError(f"{arguments.program}: one batch at a time; give --global-batch one number")
     arguments.global_batch = batches[0] if batches else None
+    # A search distributes by itself.
+    arguments.ranks, arguments.sharded = 1, []
     # What returns a loss is trained.
     arguments.mode = arguments.mode if arguments.mode == "inference" else None
     if arguments.dtype not in (None, "fp32", "bf16", "fp16"):

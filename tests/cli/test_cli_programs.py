@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfmodel.cli import main
@@ -63,9 +64,48 @@ def test_search_ranks_every_distribution_as_simulate_times_it(source, capsys) ->
     assert alone["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
 
 
+STAGE = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+class Stage(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (torch.nn.Parameter(torch.zeros(4, 4)) for _ in range(2))
+    def forward(self, x):
+        y = torch.relu(x @ self.up) @ self.down
+        dist.all_reduce(y)
+        return y
+def make():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    return Stage(), (torch.zeros(3, 4),)
+"""
+
+
+def test_one_rank_of_a_module_is_written_for_all(tmp_path, capsys) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    (tmp_path / "stage.py").write_text(STAGE)
+    out = str(tmp_path / "all.ir")
+    of_ranks = ["--ranks", "2", "--sharded", "up=1", "--sharded", "down=0"]
+    try:
+        report = said(capsys, "distribute", f"{tmp_path}/stage.py:make", *of_ranks, "--out", out)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (report["devices"], report["parameters"]) == (2, 2 * 2 * 16)
+    assert report["collectives"] == {"all_reduce": 1}
+    program = parse_program(Path(out).read_text())
+    x = random_inputs(program)
+    (found,) = execute(program, x).values()
+    np.testing.assert_allclose(found, np.maximum(x["x"] @ x["up"], 0) @ x["down"], rtol=1e-5)
+    assert said(capsys, "simulate", out, "--cluster", "dgx-a100")["devices"] == 2
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        (["distribute", "SOURCE", "--ranks", "2", "--out", "x.ir"], "only a PyTorch module can be one of 2 ranks"),
+        (["distribute", "SOURCE", "--ranks", "0", "--out", "x.ir"], "--ranks must be at least 1"),
+        (["distribute", "SOURCE", "--sharded", "w=0", "--out", "x.ir"], "say how many ranks there are (--ranks)"),
+        (["distribute", "SOURCE", "--ranks", "2", "--sharded", "w", "--out", "x.ir"], "'w' is not NAME=AXIS"),
         (["distribute", "SOURCE", "--layout", "dp=3", "--out", "x.ir"], "16 does not divide"),
         (["distribute", "SOURCE", "--layout", "ddp=2", "--out", "x.ir"], "'ddp=2' is not NAME=VALUE; names: dp, tp"),
         (["distribute", "SOURCE", "--layout", "dp=two", "--out", "x.ir"], "'dp=two'; dp is by default 1"),

@@ -12,7 +12,14 @@ from perfmodel.ir.importers._onnx import read_onnx
 from perfmodel.ir.importers._onnx_program import onnx_program
 from perfmodel.ir.importers._program import trace_program
 from perfmodel.ir.importers._rows import CollectiveRow, KernelRow, Unmapped, axis_groups, parse_groups
-from perfmodel.ir.importers._source import SourceSettings, input_value, loaded, of_the_file, read_program
+from perfmodel.ir.importers._source import (
+    SourceSettings,
+    input_value,
+    loaded,
+    of_the_file,
+    read_program,
+    sharded_axis,
+)
 from perfmodel.ir.importers._table import OpTable, StepEstimate
 from perfmodel.ir.importers._torch_program import rank_program, torch_program
 

@@ -17,7 +17,7 @@ from perfmodel.ir import Program, parse_program
 from perfmodel.ir.distribute import megatron_axes, pad_vocabulary
 from perfmodel.ir.importers._onnx_program import onnx_program
 from perfmodel.ir.importers._program import trace_program
-from perfmodel.ir.importers._torch_program import load_torch, torch_program
+from perfmodel.ir.importers._torch_program import load_torch, rank_program, torch_program
 from perfmodel.ir.models import model_program, training_step
 
 Mode = Literal["train", "inference"]
@@ -42,6 +42,10 @@ class SourceSettings:
     """Values of inputs that shapes or masks depend on."""
     pad_vocab: int = 1
     """Multiple to which vocabularies are padded."""
+    ranks: int = 1
+    """Ranks of which a PyTorch module that calls collectives is one (`rank_program`)."""
+    sharded: Mapping[str, int] = field(default_factory=dict)
+    """Axis along which these ranks hold a tensor in turn, by its name in the program."""
 
 
 def read_program(source: str, settings: SourceSettings | None = None) -> Program:
@@ -56,6 +60,8 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
         PerfModelError: no such source, or what its reader refuses.
     """
     settings = settings or SourceSettings()
+    if settings.sharded and settings.ranks == 1:
+        raise PerfModelError("sharded tensors are those of several ranks; say how many ranks there are (--ranks)")
     # The suffix decides; a name without one is a catalog model.
     path, _, function = source.partition(":")
     suffix = Path(path).suffix
@@ -69,12 +75,14 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
     elif suffix == ".onnx":
         program = onnx_program(path, dims=settings.dims, values=settings.values)
     elif suffix == ".pt2":
-        program = torch_program(_exported(path), values=settings.values)
+        program = _of_torch(_exported(path), (), Path(path).stem, settings)
     elif suffix == ".py" and function:
         made = loaded(Path(path), function)
         program = of_the_file(Path(path), lambda: _of_function(made, function, settings), inside=True)
     else:
         program = _of_catalog(source, settings)
+    if settings.ranks > 1:
+        return _of_ranks(program, source, settings)
     if settings.pad_vocab > 1:
         program = pad_vocabulary(program, settings.pad_vocab)
     return _in_mode(program, settings.mode)
@@ -98,8 +106,33 @@ def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceS
     # A file that made a PyTorch module has imported torch; nobody else need.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        return torch_program(model, args, values=settings.values, name=name)
+        return _of_torch(model, args, name, settings)
     return megatron_axes(trace_program(model, *args, name=name))
+
+
+def _of_torch(model: Any, args: tuple[Any, ...], name: str, settings: SourceSettings) -> Program:
+    """A PyTorch module, or an exported one, as a program of one device or of all ranks."""
+    if settings.ranks == 1:
+        return torch_program(model, args, values=settings.values, name=name)
+    return rank_program(model, args, ranks=settings.ranks, sharded=settings.sharded, values=settings.values, name=name)
+
+
+def _of_ranks(program: Program, source: str, settings: SourceSettings) -> Program:
+    """A program that was read for several ranks.
+
+    Raises:
+        PerfModelError: the source is none of PyTorch, or the forward pass that it is does not suffice.
+    """
+    if program.n_devices != settings.ranks:
+        raise PerfModelError(
+            f"{source}: only a PyTorch module can be one of {settings.ranks} ranks; give FILE.pt2 or FILE.py:FUNCTION, "
+            "or --layout instead of --ranks"
+        )
+    if settings.mode == "train":
+        raise PerfModelError(f"{source}: of one rank's module the forward pass alone is read; leave --mode out")
+    if settings.pad_vocab > 1:
+        raise PerfModelError(f"{source}: ranks hold their parts of a vocabulary already; leave --pad-vocab out")
+    return program
 
 
 def _exported(path: str) -> Any:
@@ -135,6 +168,18 @@ def input_value(text: str) -> tuple[str, Any]:
         raise PerfModelError(
             f"--input-value {text!r} is not NAME=VALUE; VALUE is a number, a JSON list or FILE.npy"
         ) from None
+
+
+def sharded_axis(text: str) -> tuple[str, int]:
+    """A tensor that ranks hold in turn, and the axis: `name=0`.
+
+    Raises:
+        PerfModelError: neither.
+    """
+    name, _, axis = text.partition("=")
+    if not name or not axis.isdecimal():
+        raise PerfModelError(f"--sharded {text!r} is not NAME=AXIS; axes count from 0")
+    return name, int(axis)
 
 
 def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
