@@ -1,6 +1,7 @@
 """Launch files of the real shape: what each says, what it assumes, what it leaves open."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -264,6 +265,37 @@ def test_a_batch_that_the_caller_gives_is_not_assumed() -> None:
     for given, is_assumed in (({}, True), ({"seq_len": 2048}, True), ({"global_batch": 512}, False)):
         assumed = read_launch(file, **given).assumed
         assert any(sentence.startswith("global_batch=") for sentence in assumed) == is_assumed, given
+
+
+MAXTEXT = "base_config: base.yml\nmodel_name: llama2-7b\nper_device_batch_size: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"global_batch": 512}, "global_batch"),
+        ({"seq_len": 512}, "seq_len"),
+        ({"dtype": "fp32"}, "dtype"),
+        ({"layout": "zero=1"}, "zero"),
+        ({"layout": "recompute=none"}, "recompute"),
+    ],
+)
+def test_a_default_is_said_unless_the_caller_states_the_field(given: dict[str, Any], key: str) -> None:
+    """And what the caller states hides no other."""
+
+    def said(**given: Any) -> set[str]:
+        sentences = " ".join(parse_launch(MAXTEXT, "run.yml", devices=8, **given).assumed)
+        return set(re.findall(r"\b(\w+)=", sentences))
+
+    every = {"seq_len", "dtype", "zero", "recompute", "global_batch"}
+    assert said() == every
+    assert said(**given) == every - {key}
+
+
+def test_a_given_layout_keeps_the_copies_that_a_file_states() -> None:
+    launch = read_launch(FILES / "maxtext_tpu.yml", layout="micro_batch=2")
+    assert launch.layout is not None
+    assert (launch.layout.replicate, launch.layout.micro_batch) == (2, 2)
 
 
 def test_a_group_of_a_given_layout_is_of_tensor_context_and_pipeline_ranks() -> None:

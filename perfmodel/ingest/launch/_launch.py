@@ -112,8 +112,6 @@ class Overrides:
             return self.model is not None
         if field in ("devices", "nodes"):
             return self.devices is not None
-        if field in ("global_batch", "seq_len", "dtype"):
-            return getattr(self, field) is not None
         is_of_layout = field in (*_LAYOUT, "layers_per_chunk", "ep_most")
         return _has(self, field) or (is_of_layout and not self.needs_layout)
 
@@ -286,12 +284,19 @@ def _assumed_vocabulary(stated: Stated) -> list[str]:
     return [f"a vocabulary of {size:,} (the file names no tokenizer of known size; --model sets another)"]
 
 
+_OF_CALLER: Final = ("global_batch", "seq_len", "dtype")
+"""Fields that the caller states by a flag of their own."""
+
+
 def _has(overrides: Overrides, key: str) -> bool:
+    """Whether the caller states a field of the layout or of the job."""
+    if key in _OF_CALLER:
+        return getattr(overrides, key) is not None
     # The notation of layouts knows `tp=8,pp=2` and Megatron's short form `8M2P16D` (model, pipeline, data).
     stated = {part.partition("=")[0].strip() for part in overrides.layout.split(",")}
     if re.match(r"\s*\d+M\d+P\d+D", overrides.layout, re.IGNORECASE):
         stated |= {"tp", "pp", "dp"}
-    return key in stated or (key == "global_batch" and overrides.global_batch is not None)
+    return key in stated
 
 
 def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
@@ -387,7 +392,7 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
             return Layout.parse(overrides.layout, **values)
         # The caller's tensor, context and pipeline degrees leave other replicas on the same devices. The degrees are
         # parsed once with harmless values for all that must divide dp, then again with the dp that follows.
-        changed = Layout.parse(overrides.layout, **(values | {"ep": 1, "etp": None, "dp": 1}))
+        changed = Layout.parse(overrides.layout, **(values | {"ep": 1, "etp": None, "replicate": 1, "dp": 1}))
         group = changed.tp * changed.cp * changed.pp
         devices = degrees.devices or group
         if devices % group:
