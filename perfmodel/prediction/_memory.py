@@ -75,16 +75,16 @@ class MemoryBatch:
 class RankBlocks:
     """Weights and activations of pipeline ranks, counted in blocks."""
 
-    held: Float[Any, "*layouts ranks blocks"]
-    """Blocks whose weights a rank holds."""
+    stored: Float[Any, "*layouts ranks blocks"]
+    """Blocks whose weights a rank stores."""
     versions: Float[np.ndarray, "*layouts ranks"]
     """Copies of the weights."""
-    alive: Float[Any, "*layouts ranks blocks"]
-    """Blocks times micro-batches alive at the peak."""
-    alive_full: Float[Any, "*layouts ranks blocks"]
-    """Blocks of `alive` that are recomputed in full, whatever the layout says of the others."""
-    held_full: Float[Any, "*layouts ranks blocks"]
-    """Blocks of `held` that are recomputed in full."""
+    in_flight: Float[Any, "*layouts ranks blocks"]
+    """Blocks times micro-batches whose activations a rank keeps at the peak."""
+    in_flight_full: Float[Any, "*layouts ranks blocks"]
+    """Blocks of `in_flight` that are recomputed in full, whatever the layout says of the others."""
+    stored_full: Float[Any, "*layouts ranks blocks"]
+    """Blocks of `stored` that are recomputed in full."""
     replicas: Int[np.ndarray, "*layouts ranks"]
     """Ranks of the pipeline that hold the same stages."""
 
@@ -105,11 +105,11 @@ class RankBlocks:
         micro_batches = live.activations[..., None]
         on_rank, in_full = counts[live.stage], full[..., live.stage, :]
         return cls(
-            held=on_rank.sum(axis=-2),
+            stored=on_rank.sum(axis=-2),
             versions=live.versions.astype(float),
-            alive=(on_rank * micro_batches).sum(axis=-2),
-            alive_full=(in_full * micro_batches).sum(axis=-2),
-            held_full=in_full.sum(axis=-2),
+            in_flight=(on_rank * micro_batches).sum(axis=-2),
+            in_flight_full=(in_full * micro_batches).sum(axis=-2),
+            stored_full=in_full.sum(axis=-2),
             replicas=np.full(len(live.stage), live.replicas),
         )
 
@@ -126,14 +126,14 @@ class BlockBytes:
     """Parameters of `dense` that have no gradients."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
-    kept: Float[np.ndarray, "*layouts blocks"]
+    kept_bytes: Float[np.ndarray, "*layouts blocks"]
     """Activations left behind per micro-batch under the layout's recompute."""
-    least: Float[np.ndarray, "*layouts blocks"]
+    kept_full_bytes: Float[np.ndarray, "*layouts blocks"]
     """Activations left behind per micro-batch where the block is recomputed in full."""
-    transient: Float[np.ndarray, "*layouts blocks"]
+    transient_bytes: Float[np.ndarray, "*layouts blocks"]
     """Bytes while the block runs: its workspace, and what is materialised again while it is recomputed."""
-    transient_full: Float[np.ndarray, "*layouts blocks"]
-    """`transient` where the block is recomputed in full."""
+    transient_full_bytes: Float[np.ndarray, "*layouts blocks"]
+    """`transient_bytes` where the block is recomputed in full."""
     dummy_gradients: Float[np.ndarray, "*layouts"]
     """See `dummy_gradient_bytes`."""
 
@@ -168,10 +168,10 @@ class BlockBytes:
             expert=spread([shard.expert_params for shard in shards]),
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             layers=spread([shard.layers for shard in shards]),
-            kept=kept,
-            least=checkpoints,
-            transient=workspace + (all_activations - kept if job.mode == "train" else all_activations),
-            transient_full=workspace + all_activations - checkpoints,
+            kept_bytes=kept,
+            kept_full_bytes=checkpoints,
+            transient_bytes=workspace + (all_activations - kept if job.mode == "train" else all_activations),
+            transient_full_bytes=workspace + all_activations - checkpoints,
             dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
         )
 
@@ -195,13 +195,17 @@ class BlockBytes:
         bytes_per_param = made_bytes_per_param + reduced_bytes_per_param * each_backward[..., :1]
         params = self.dense - self.frozen + self.expert
         reduced = np.where((sharding.zero == 3) & sharding.reduced, params * bytes_per_param, 0.0)
-        return replace(self, transient=self.transient + reduced, transient_full=self.transient_full + reduced)
+        return replace(
+            self,
+            transient_bytes=self.transient_bytes + reduced,
+            transient_full_bytes=self.transient_full_bytes + reduced,
+        )
 
     def saved(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
         """Activation bytes of so many blocks times micro-batches, `full` of them recomputed in full."""
-        return _dot(blocks, self.kept) - _dot(full, self.kept - self.least)
+        return _dot(blocks, self.kept_bytes) - _dot(full, self.kept_bytes - self.kept_full_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +276,9 @@ def communicators(layout: Layout) -> int:
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
     """Memory of pipeline ranks.
 
-    Axes of layouts broadcast against one another; the array namespace is that of `ranks.held`.
+    Axes of layouts broadcast against one another; the array namespace is that of `ranks.stored`.
     """
-    xp, job, framework = ranks.held.__array_namespace__(), setting.job, setting.framework
+    xp, job, framework = ranks.stored.__array_namespace__(), setting.job, setting.framework
     trained, trains = is_trained(job), job.mode == "train"
     weight_bytes = held_dtype_bytes(job)
 
@@ -282,16 +286,16 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) as so many weights of the products' type as take
     # the same bytes.
     # Each is a pair: where parameters are sharded, and where they are not.
-    dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
+    dense, expert = _dot(ranks.stored, blocks.dense), _dot(ranks.stored, blocks.expert)
     stored = updated = sharding.spread(dense, expert)
     if blocks.frozen.any():
-        updated = sharding.spread(dense - _dot(ranks.held, blocks.frozen), expert)
+        updated = sharding.spread(dense - _dot(ranks.stored, blocks.frozen), expert)
     layer_share = 1.0
     held_share = held_weight_share(job, setting.cluster.device)
     if held_share != 1.0:
         layer_share = xp.where(blocks.layers, held_share, 1.0)
-        stored_dense = _dot(ranks.held, blocks.dense * layer_share)
-        stored_expert = _dot(ranks.held, blocks.expert * layer_share)
+        stored_dense = _dot(ranks.stored, blocks.dense * layer_share)
+        stored_expert = _dot(ranks.stored, blocks.expert * layer_share)
         stored = sharding.spread(stored_dense, stored_expert)
 
     # Optimizer states are sharded from ZeRO 1 on.
@@ -299,7 +303,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     more_outside_layers = other_optimizer_bytes_per_param(job)
     if more_outside_layers:
         outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
-        spread_outside_layers = sharding.spread(_dot(ranks.held, outside_layers))
+        spread_outside_layers = sharding.spread(_dot(ranks.stored, outside_layers))
         optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
     optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trained)
 
@@ -322,7 +326,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
         params = (blocks.dense + blocks.expert) * layer_share
-        gathered = gathered_params(params, blocks.layers, ranks.held, sharding.ahead)
+        gathered = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
         if framework.memory.live_params:
             # Weights stay gathered after their use, as long as no more than so many parameters are.
             still_gathered = xp.minimum(framework.memory.live_params, dense + expert)
@@ -333,9 +337,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         buffers = buffers + xp.where(gathers, weight_bytes * gathered, 0.0)
 
     # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
-    saved, copying = blocks.saved(ranks.alive, ranks.alive_full), 0.0
+    saved, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
     if trains and sharding.offloaded.any():
-        on_host, copying = copied_bytes(ranks.held, blocks, sharding.offloaded)
+        on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
         saved = saved - on_host + copying
     running = blocks
     if trained and gathers.any() and not (framework.memory.live_params or framework.memory.planned_memory):
@@ -355,7 +359,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         weights = weights + xp.where(sharding.zero >= 3, weight_bytes * stored[1] / job.gradients.secondary_shards, 0.0)
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
-        weights = weights + framework.memory.fp8_copy_bytes * _dot(ranks.held, params_of_layers)
+        weights = weights + framework.memory.fp8_copy_bytes * _dot(ranks.stored, params_of_layers)
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if framework.memory.step_bytes_per_param and trained:
@@ -437,7 +441,7 @@ def copied_bytes(
     layers_before = xp.cumsum(layers, axis=-1) - layers
     # As many of each kind as are left after the kinds before it.
     copied_layers = xp.clip(offloaded[..., None] - layers_before, 0.0, layers)
-    return _dot(copied_layers, blocks.kept), _largest(blocks.kept, copied_layers > 0)
+    return _dot(copied_layers, blocks.kept_bytes), _largest(blocks.kept_bytes, copied_layers > 0)
 
 
 def _transient(
@@ -449,17 +453,17 @@ def _transient(
         copying: bytes of a layer's activations on their way to or from the host.
         trains: whether forward keeps anything for a backward.
     """
-    xp = ranks.held_full.__array_namespace__()
+    xp = ranks.stored_full.__array_namespace__()
     # The head, and whatever else stands behind all layers, runs its backward first: while a layer's runs, what the head
     # kept of its micro-batch is gone, and while the head runs, no layer is on its way to or from the host.
     stands_behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
-    kept_behind = _dot(xp.minimum(ranks.alive, ranks.held), blocks.kept * stands_behind) * trains
-    while_head_runs = _largest(blocks.transient * stands_behind, ranks.held > 0)
+    kept_behind = _dot(xp.minimum(ranks.in_flight, ranks.stored), blocks.kept_bytes * stands_behind) * trains
+    while_head_runs = _largest(blocks.transient_bytes * stands_behind, ranks.stored > 0)
     while_head_runs = xp.maximum(while_head_runs - copying, 0.0)
-    while_layer_runs = _largest(blocks.transient * ~stands_behind, ranks.held > 0)
+    while_layer_runs = _largest(blocks.transient_bytes * ~stands_behind, ranks.stored > 0)
     # JAX's traced arrays cannot be asked whether any block is recomputed in full.
-    if xp is not np or ranks.held_full.any():
-        in_full = _largest(blocks.transient_full, ranks.held_full > 0)
+    if xp is not np or ranks.stored_full.any():
+        in_full = _largest(blocks.transient_full_bytes, ranks.stored_full > 0)
         while_layer_runs = xp.maximum(while_layer_runs, in_full)
     return xp.maximum(while_head_runs, while_layer_runs - kept_behind) + blocks.dummy_gradients[..., None]
 

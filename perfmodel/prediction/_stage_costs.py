@@ -125,7 +125,7 @@ def _full_layers(
     blocks = layout_batch.bytes
 
     # Bytes per micro-batch that the layers before each cut free if they are recomputed in full.
-    freed = np.append(0.0, np.cumsum(np.diff(upto, axis=0) @ (blocks.kept - blocks.least)[0]))
+    freed = np.append(0.0, np.cumsum(np.diff(upto, axis=0) @ (blocks.kept_bytes - blocks.kept_full_bytes)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
 
     # Start from all layers recomputed, and let the last ones of the stage keep what memory has room for.

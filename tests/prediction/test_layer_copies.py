@@ -43,7 +43,7 @@ def of_layer(own, text):
     (batch,) = layout_batches(step, [layout])
     at = int(np.flatnonzero(batch.composed[0].events.layers)[0])
     of_kind = pass_s(step, batch)
-    return batch.bytes.kept[0, at], *(of_kind[kind][0, at] for kind in (Kind.FORWARD, Kind.BACKWARD))
+    return batch.bytes.kept_bytes[0, at], *(of_kind[kind][0, at] for kind in (Kind.FORWARD, Kind.BACKWARD))
 
 
 @pytest.mark.parametrize(("layers", "offloaded"), [(80, 40), (80, 30), (80, 79), (7, 3), (5, 1)])
@@ -188,4 +188,4 @@ def test_blocks_of_several_kinds_wait_layer_by_layer():
     first = int(np.flatnonzero(events.layers)[0])
     assert events.repeats[first] == 3
     kept = [explain(step, layout).memory.activations for layout in layouts]
-    assert kept[0] - kept[1] == pytest.approx(2 * batch.bytes.kept[0, first])
+    assert kept[0] - kept[1] == pytest.approx(2 * batch.bytes.kept_bytes[0, first])

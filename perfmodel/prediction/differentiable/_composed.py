@@ -249,7 +249,7 @@ def _stacked(
 def _saved_bytes(layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
     """Activations that blocks leave behind, and by how much less where they recompute all."""
     blocks = layout_batch.bytes
-    return np.stack([blocks.kept[0], (blocks.kept - blocks.least)[0]])
+    return np.stack([blocks.kept_bytes[0], (blocks.kept_bytes - blocks.kept_full_bytes)[0]])
 
 
 def _joined(beside: Sequence[Overlap], starts: Sequence[int]) -> Overlap:

@@ -97,11 +97,11 @@ def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recom
         return _stacked([getattr(ranks, name) for ranks in pipelines], axis)
 
     return RankBlocks(
-        held=padded("held", 0)[:, None, None, None],
+        stored=padded("stored", 0)[:, None, None, None],
         versions=padded("versions", 0)[:, None, None, None],
-        alive=padded("alive", 0)[:, None, None, None],
-        alive_full=padded("alive_full", 1)[:, None, full, None],
-        held_full=padded("held_full", 1)[:, None, full, None],
+        in_flight=padded("in_flight", 0)[:, None, None, None],
+        in_flight_full=padded("in_flight_full", 1)[:, None, full, None],
+        stored_full=padded("stored_full", 1)[:, None, full, None],
         replicas=padded("replicas", 0)[:, None, None, None],
     )
 
