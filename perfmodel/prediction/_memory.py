@@ -158,7 +158,7 @@ class BlockBytes:
             return stacked.reshape(len(shards), *[1] * (modes.ndim - 1), *stacked.shape[1:])
 
         by_mode = spread([shard.activation_bytes for shard in shards])
-        kept = np.take_along_axis(by_mode, modes[..., None, None], axis=-1)[..., 0]
+        kept_bytes = np.take_along_axis(by_mode, modes[..., None, None], axis=-1)[..., 0]
         # The first mode recomputes nothing, the last one everything.
         all_activations, checkpoints = by_mode[..., 0], by_mode[..., -1]
         workspace = spread([shard.workspace_bytes for shard in shards])
@@ -168,9 +168,9 @@ class BlockBytes:
             expert=spread([shard.expert_params for shard in shards]),
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             layers=spread([shard.layers for shard in shards]),
-            kept_bytes=kept,
+            kept_bytes=kept_bytes,
             kept_full_bytes=checkpoints,
-            transient_bytes=workspace + (all_activations - kept if job.mode == "train" else all_activations),
+            transient_bytes=workspace + (all_activations - kept_bytes if job.mode == "train" else all_activations),
             transient_full_bytes=workspace + all_activations - checkpoints,
             dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
         )
@@ -274,57 +274,64 @@ def communicators(layout: Layout) -> int:
 
 
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
-    """Memory of pipeline ranks.
+    """Bytes of every category on every pipeline rank.
 
     Axes of layouts broadcast against one another; the array namespace is that of `ranks.stored`.
+
+    Args:
+        ranks: how many blocks each rank stores, and keeps activations of.
+        blocks: what each block takes.
+        sharding: how model states lie on ranks.
+        setting: job, framework and cluster.
     """
     xp, job, framework = ranks.stored.__array_namespace__(), setting.job, setting.framework
-    trained, trains = is_trained(job), job.mode == "train"
+    trains_weights, runs_backward = is_trained(job), job.mode == "train"
     weight_bytes = held_dtype_bytes(job)
 
-    # Parameters of a rank by what is kept of them: updated ones have gradients and optimizer states; stored ones count
-    # narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) as so many weights of the products' type as take
-    # the same bytes.
-    # Each is a pair: where parameters are sharded, and where they are not.
+    # Parameters of a rank by what is kept of them, each a pair: where they are sharded, and where they are not.
+    # Updated ones have gradients and optimizer states. Stored ones count narrow weights of layers (`Job.base_weights`,
+    # `Job.fp8_params`) as so many weights of the products' type as take the same bytes.
     dense, expert = _dot(ranks.stored, blocks.dense), _dot(ranks.stored, blocks.expert)
-    stored = updated = sharding.spread(dense, expert)
+    stored_params = updated_params = sharding.spread(dense, expert)
     if blocks.frozen.any():
-        updated = sharding.spread(dense - _dot(ranks.stored, blocks.frozen), expert)
+        updated_params = sharding.spread(dense - _dot(ranks.stored, blocks.frozen), expert)
     layer_share = 1.0
     held_share = held_weight_share(job, setting.cluster.device)
     if held_share != 1.0:
         layer_share = xp.where(blocks.layers, held_share, 1.0)
         stored_dense = _dot(ranks.stored, blocks.dense * layer_share)
         stored_expert = _dot(ranks.stored, blocks.expert * layer_share)
-        stored = sharding.spread(stored_dense, stored_expert)
+        stored_params = sharding.spread(stored_dense, stored_expert)
 
     # Optimizer states are sharded from ZeRO 1 on.
-    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *updated)
+    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *updated_params)
     more_outside_layers = other_optimizer_bytes_per_param(job)
     if more_outside_layers:
         outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         spread_outside_layers = sharding.spread(_dot(ranks.stored, outside_layers))
         optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
-    optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trained)
+    optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trains_weights)
 
     # Gradients. Where the host updates, reduced ones leave at once; what is not sharded is kept until the step ends.
-    sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
-    gradients = gradient_dtype_bytes(job) * xp.where(sharded, *updated) * trained
-    gradients = xp.where((sharding.on_host > 0) & (sharded | ~sharding.reduced), 0.0, gradients)
+    gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
+    gradients = gradient_dtype_bytes(job) * xp.where(gradients_sharded, *updated_params) * trains_weights
+    gradients = xp.where((sharding.on_host > 0) & (gradients_sharded | ~sharding.reduced), 0.0, gradients)
 
     # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated
     # whole, whatever fills them. Data-parallel wrappers keep a copy of all gradients in their buckets.
-    reduced = sharding.reduced & trained
-    buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.memory.bucket_bytes, gradients), 0.0)
+    reduces_gradients = sharding.reduced & trains_weights
+    buffers = xp.where(
+        (sharding.zero < 3) & reduces_gradients, xp.minimum(framework.memory.bucket_bytes, gradients), 0.0
+    )
     if job.gradients.bucket_bytes is not None:
-        buffers = xp.where((sharding.zero >= 1) & reduced, job.gradients.bucket_bytes, buffers)
+        buffers = xp.where((sharding.zero >= 1) & reduces_gradients, job.gradients.bucket_bytes, buffers)
     buffers = buffers + framework.memory.communicator_bytes * sharding.communicators
     if framework.memory.ddp_buckets:
-        buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight_bytes * updated[1], 0.0)
+        buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * updated_params[1], 0.0)
 
     # Weights that ZeRO 3 has gathered.
-    gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
-    if gathers.any():
+    gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
+    if gathers_weights.any():
         params = (blocks.dense + blocks.expert) * layer_share
         gathered = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
         if framework.memory.live_params:
@@ -332,43 +339,53 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
             still_gathered = xp.minimum(framework.memory.live_params, dense + expert)
             gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, still_gathered))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
-            is_bucketed = (sharding.zero == 3) & reduced & (job.gradients.bucket_bytes is None)
+            is_bucketed = (sharding.zero == 3) & reduces_gradients & (job.gradients.bucket_bytes is None)
             buffers = buffers + xp.where(is_bucketed, framework.memory.bucket_bytes / 2, 0.0)
-        buffers = buffers + xp.where(gathers, weight_bytes * gathered, 0.0)
+        buffers = buffers + xp.where(gathers_weights, weight_bytes * gathered, 0.0)
 
     # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
-    saved, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
-    if trains and sharding.offloaded.any():
+    saved_bytes, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
+    if runs_backward and sharding.offloaded.any():
         on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
-        saved = saved - on_host + copying
-    running = blocks
-    if trained and gathers.any() and not (framework.memory.live_params or framework.memory.planned_memory):
-        running = blocks.reducing(sharding, sharded, weight_bytes, dtype_bytes(job.gradients.grad_dtype))
-    transient = _transient(ranks, running, copying, trains=trains)
+        saved_bytes = saved_bytes - on_host + copying
+    running_blocks = blocks
+    if (
+        trains_weights
+        and gathers_weights.any()
+        and not (framework.memory.live_params or framework.memory.planned_memory)
+    ):
+        running_blocks = blocks.reducing(
+            sharding, gradients_sharded, weight_bytes, dtype_bytes(job.gradients.grad_dtype)
+        )
+    transient = _transient(ranks, running_blocks, copying, trains=runs_backward)
 
     # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
     # grow layer by layer, so that together they are largest at either end: all activations, or all gradients.
     all_gradients = gradients
-    if framework.memory.frees_gradients and trained:
-        beyond_activations = xp.maximum(gradients - saved, 0.0)
+    if framework.memory.frees_gradients and trains_weights:
+        beyond_activations = xp.maximum(gradients - saved_bytes, 0.0)
         gradients = xp.where(sharding.one_backward, beyond_activations, gradients)
 
     # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
-    weights = xp.where(sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored) * ranks.versions)
+    weights = xp.where(
+        sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored_params) * ranks.versions
+    )
     if job.gradients.secondary_shards > 1:
-        weights = weights + xp.where(sharding.zero >= 3, weight_bytes * stored[1] / job.gradients.secondary_shards, 0.0)
+        weights = weights + xp.where(
+            sharding.zero >= 3, weight_bytes * stored_params[1] / job.gradients.secondary_shards, 0.0
+        )
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
         weights = weights + framework.memory.fp8_copy_bytes * _dot(ranks.stored, params_of_layers)
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
-    if framework.memory.step_bytes_per_param and trained:
-        in_optimizer_step = step_bytes(updated, sharding, framework) + (all_gradients - gradients) - saved
+    if framework.memory.step_bytes_per_param and trains_weights:
+        in_optimizer_step = step_bytes(updated_params, sharding, framework) + (all_gradients - gradients) - saved_bytes
         buffers = xp.maximum(buffers + transient, in_optimizer_step) + framework.memory.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.
         buffers = buffers + (transient + framework.memory.context_bytes)
-    return MemoryBatch(weights, gradients, optimizer, saved * trains, buffers)
+    return MemoryBatch(weights, gradients, optimizer, saved_bytes * runs_backward, buffers)
 
 
 def has_fp8_copies(job: Job, framework: Framework) -> bool:
