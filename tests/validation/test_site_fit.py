@@ -16,7 +16,7 @@ from perfmodel.prediction import Site, step_problem, step_times_s
 from perfmodel.prediction.sites import CLASSES, NEUTRAL, Seen, SitePopulation, key, population
 from perfmodel.spec import Framework
 from perfmodel.validation import fit_sustained, read_case
-from perfmodel.validation.population import SiteRuns, fit_population
+from perfmodel.validation.population import PopulationFit, SiteRuns, fit_population
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
@@ -65,7 +65,7 @@ def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
     assert fit_sustained(table.assign(device="A100-SXM4-80GB")) == {}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drawn_runs() -> SiteRuns:
     """Of four sources and two frameworks, which have something in common beside what is a site's own."""
     rng, of, each = np.random.default_rng(0), 4, 6
@@ -97,10 +97,16 @@ def drawn_runs() -> SiteRuns:
     )
 
 
-def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: SiteRuns) -> None:
+@pytest.fixture(scope="module")
+def fitted(drawn_runs: SiteRuns) -> PopulationFit:
+    return fit_population(drawn_runs)
+
+
+def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(
+    drawn_runs: SiteRuns, fitted: PopulationFit
+) -> None:
     """And the interval of a source left out holds nine tenths of its runs."""
-    runs, source = drawn_runs, drawn_runs.levels["source"]
-    fit = fit_population(runs)
+    runs, source, fit = drawn_runs, drawn_runs.levels["source"], fitted
     means = [np.mean(fit.parameters[""]["of"][key(f"f{at}", "X")]["mean"]) for at in range(2)]
     assert -0.05 < means[0] < means[1] < 0.22  # two sources each: drawn towards what all have in common
     inside = []
@@ -115,10 +121,10 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again(drawn_runs: 
     assert fit.score.sources.tolist() == sorted(set(runs.labels["source"].tolist()))
 
 
-def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns) -> None:
+def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns, fitted: PopulationFit) -> None:
     """Not even by the variances: whatever they measured."""
     other = replace(drawn_runs, log=drawn_runs.log + np.where(drawn_runs.labels["group"] == "s1 lab", 0.5, 0.0))
-    before, after = (fit_population(runs).parameters for runs in (drawn_runs, other))
+    before, after = fitted.parameters, fit_population(other).parameters
 
     def learned(fit: dict[str, dict[str, Any]], group: str) -> np.ndarray:
         told = fit[group]

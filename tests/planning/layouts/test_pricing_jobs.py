@@ -24,6 +24,7 @@ from perfmodel.prediction.composition import bundle_events
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.memory import peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.session import Session
 from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer, key_fields
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
@@ -172,6 +173,46 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
     assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
     once, each = step_s["whole_gradients_in_pipelines", True], step_s["whole_gradients_in_pipelines", False]
     assert once <= each * (1 + 1e-12) if zero >= 2 else once == pytest.approx(each, rel=1e-12)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_grids_that_exchange_experts_apart_or_beside_passes_keep_apart(pp):
+    """What grids share is found by all that it follows from: asked together, each is priced as it is alone."""
+    problem = step_problem(
+        catalog.model("mixtral-8x7b"), catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=4096)
+    )
+    layouts = [
+        Layout(pp=pp, dp=8 // pp, ep=ep, ep_overlap=overlaps)
+        for ep, overlaps in ((1, False), (1, True), (8 // pp, False), (8 // pp, True))
+    ]
+    alone_s = []
+    for layout in layouts:
+        with Session():
+            alone_s += lower_bounds_s(problem, [layout]).tolist()
+    # without experts on other ranks there is nothing to overlap
+    assert alone_s[0] == alone_s[1]
+    assert alone_s[3] < alone_s[2]
+    for order in (slice(None), slice(None, None, -1)):
+        with Session():
+            assert lower_bounds_s(problem, layouts[order]).tolist() == alone_s[order]
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_bound_of_one_stage_holds_what_follows_the_last_pass(zero, frozen, overlaps):
+    """On one stage nothing is hidden by other ranks: updates and gathers that follow them are in step and bound
+    alike, and frozen weights have neither."""
+    cluster = catalog.cluster("piz-daint")
+    problem = step_problem(DENSE, cluster, Job(global_batch=8, seq_len=1024, frozen=frozen), None, COMPILED)
+    layout = Layout(dp=8, zero=zero, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+    step_s, bound_s = explain(problem, layout).step_time_s, lower_bounds_s(problem, [layout])[0]
+    assert bound_s <= step_s * (1 + 2e-5)
+    if not overlaps and (frozen or zero < 2):
+        assert bound_s == pytest.approx(step_s, rel=1e-6)
+    if frozen and zero < 3:
+        alone = lower_bounds_s(problem, [layout.replace(zero=0)])[0]
+        assert bound_s == pytest.approx(alone, rel=1e-12)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
