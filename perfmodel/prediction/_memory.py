@@ -284,7 +284,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         sharding: how model states lie on ranks.
         setting: job, framework and cluster.
     """
-    xp, job, framework = ranks.stored.__array_namespace__(), setting.job, setting.framework
+    xp = ranks.stored.__array_namespace__()
+    job, framework, costs = setting.job, setting.framework, setting.framework.memory
     trains_weights, runs_backward = is_trained(job), job.mode == "train"
     weight_bytes = held_dtype_bytes(job)
 
@@ -320,13 +321,12 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated
     # whole, whatever fills them. Data-parallel wrappers keep a copy of all gradients in their buckets.
     reduces_gradients = sharding.reduced & trains_weights
-    buffers = xp.where(
-        (sharding.zero < 3) & reduces_gradients, xp.minimum(framework.memory.bucket_bytes, gradients), 0.0
-    )
+    filled_buckets = xp.minimum(costs.bucket_bytes, gradients)
+    buffers = xp.where((sharding.zero < 3) & reduces_gradients, filled_buckets, 0.0)
     if job.gradients.bucket_bytes is not None:
         buffers = xp.where((sharding.zero >= 1) & reduces_gradients, job.gradients.bucket_bytes, buffers)
-    buffers = buffers + framework.memory.communicator_bytes * sharding.communicators
-    if framework.memory.ddp_buckets:
+    buffers = buffers + costs.communicator_bytes * sharding.communicators
+    if costs.ddp_buckets:
         buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * updated_params[1], 0.0)
 
     # Weights that ZeRO 3 has gathered.
@@ -334,13 +334,13 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if gathers_weights.any():
         params = (blocks.dense + blocks.expert) * layer_share
         gathered = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
-        if framework.memory.live_params:
+        if costs.live_params:
             # Weights stay gathered after their use, as long as no more than so many parameters are.
-            still_gathered = xp.minimum(framework.memory.live_params, dense + expert)
+            still_gathered = xp.minimum(costs.live_params, dense + expert)
             gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, still_gathered))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
             is_bucketed = (sharding.zero == 3) & reduces_gradients & (job.gradients.bucket_bytes is None)
-            buffers = buffers + xp.where(is_bucketed, framework.memory.bucket_bytes / 2, 0.0)
+            buffers = buffers + xp.where(is_bucketed, costs.bucket_bytes / 2, 0.0)
         buffers = buffers + xp.where(gathers_weights, weight_bytes * gathered, 0.0)
 
     # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
@@ -349,42 +349,37 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
         saved_bytes = saved_bytes - on_host + copying
     running_blocks = blocks
-    if (
-        trains_weights
-        and gathers_weights.any()
-        and not (framework.memory.live_params or framework.memory.planned_memory)
-    ):
-        running_blocks = blocks.reducing(
-            sharding, gradients_sharded, weight_bytes, dtype_bytes(job.gradients.grad_dtype)
-        )
+    reduces_by_block = trains_weights and not (costs.live_params or costs.planned_memory)
+    if reduces_by_block and gathers_weights.any():
+        reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
+        running_blocks = blocks.reducing(sharding, gradients_sharded, weight_bytes, reduced_bytes)
     transient = _transient(ranks, running_blocks, copying, trains=runs_backward)
 
     # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
     # grow layer by layer, so that together they are largest at either end: all activations, or all gradients.
     all_gradients = gradients
-    if framework.memory.frees_gradients and trains_weights:
+    if costs.frees_gradients and trains_weights:
         beyond_activations = xp.maximum(gradients - saved_bytes, 0.0)
         gradients = xp.where(sharding.one_backward, beyond_activations, gradients)
 
     # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
-    weights = xp.where(
-        sharding.on_host > 1, 0.0, weight_bytes * xp.where(sharding.zero >= 3, *stored_params) * ranks.versions
-    )
+    weights = weight_bytes * xp.where(sharding.zero >= 3, *stored_params) * ranks.versions
+    weights = xp.where(sharding.on_host > 1, 0.0, weights)
     if job.gradients.secondary_shards > 1:
-        weights = weights + xp.where(
-            sharding.zero >= 3, weight_bytes * stored_params[1] / job.gradients.secondary_shards, 0.0
-        )
+        _, whole_params = stored_params
+        secondary = weight_bytes * whole_params / job.gradients.secondary_shards
+        weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
-        weights = weights + framework.memory.fp8_copy_bytes * _dot(ranks.stored, params_of_layers)
+        weights = weights + costs.fp8_copy_bytes * _dot(ranks.stored, params_of_layers)
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
-    if framework.memory.step_bytes_per_param and trains_weights:
+    if costs.step_bytes_per_param and trains_weights:
         in_optimizer_step = step_bytes(updated_params, sharding, framework) + (all_gradients - gradients) - saved_bytes
-        buffers = xp.maximum(buffers + transient, in_optimizer_step) + framework.memory.context_bytes
+        buffers = xp.maximum(buffers + transient, in_optimizer_step) + costs.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.
-        buffers = buffers + (transient + framework.memory.context_bytes)
+        buffers = buffers + (transient + costs.context_bytes)
     return MemoryBatch(weights, gradients, optimizer, saved_bytes * runs_backward, buffers)
 
 
