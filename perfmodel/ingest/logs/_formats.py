@@ -69,8 +69,6 @@ _FIELD_MEANINGS: Final[dict[str, tuple[str, float]]] = {
 }
 """Field of a line with bars -> field of `LoggedStep`, and by what its value is multiplied."""
 _WHOLE: Final = ("global_batch", "skipped_steps")
-_SHORTENED_DIGITS: Final = 3
-"""nanotron shortens every number to this many digits, so that a batch of 1,024 is written 1.02K."""
 
 
 def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:

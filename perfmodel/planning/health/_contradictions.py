@@ -10,7 +10,6 @@ from perfmodel.spec import Layout, Problem, written
 
 _OF_JOB: Final = ("global_batch", "seq_len")
 _DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")
-_STRUCTURE: Final = ("devices", *_OF_JOB, *_DEGREES, "micro_batch")
 """Settings that make another job: what the log says of them is predicted."""
 _OPTIONS: Final = (
     "sequence_parallel",
