@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     rows, hidden = x["rows"], x["hidden"]
     elements, traffic = _work(xp, x)
 
-    # waves of blocks of 4096 elements, and of rows, over the multiprocessors
+    # Waves of blocks of 4096 elements, and of rows, over the multiprocessors.
     blocks = elements / (machine.units * 4096.0)
     per_unit = rows / machine.units
     resident = traffic / machine.l2
@@ -75,7 +75,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         x["n_inputs"],
         log2(xp, resident),
         log2(xp, blocks),
-        # filled share of the last wave: of blocks, then of rows
+        # Filled share of the last wave: of blocks, then of rows.
         blocks / xp.ceil(blocks),
         log2(xp, per_unit),
         per_unit / xp.ceil(per_unit),
@@ -84,7 +84,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
     features += [divides(xp, elements, d) for d in (4, 512)]
 
-    # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
+    # Fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four.
     features += [
         divides(xp, rows, 4),
         flag(xp, xp.mod(rows, 4 * hidden) == 0),
@@ -109,24 +109,13 @@ _ALIASES: Final = {
     "scale_causal_softmax": "scaled_causal_softmax_fused",
     "fill_cache": "mul_scalar",
 }
-_KNOWN: Final = frozenset(
-    {
-        *("add", "add_scalar", "avg_pool", "batch_norm", "bias_dropout_add", "bias_gelu"),
-        *("cross_entropy_unfused", "div", "div_scalar", "dropout", "gelu", "layer_norm"),
-        *("masked_fill", "max_pool", "mul", "mul_scalar", "norm", "norm_unfused", "pow"),
-        *("pow_scalar", "qk_norm", "quantize_fp8_static", "relu", "rms_norm_unfused"),
-        *("rms_or_layer_norm", "rope", "rope_unfused", "scale_mask_softmax"),
-        *(
-            "scaled_causal_softmax_fused",
-            "silu",
-            "silu_mul",
-            "silu_mul_or_gelu",
-            "softmax",
-            "sub",
-        ),
-        *("tanh", "where"),
-    }
-)
+_TABLE_NAMES: Final = """
+add add_scalar avg_pool batch_norm bias_dropout_add bias_gelu cross_entropy_unfused div div_scalar dropout gelu
+layer_norm masked_fill max_pool mul mul_scalar norm norm_unfused pow pow_scalar qk_norm quantize_fp8_static relu
+rms_norm_unfused rms_or_layer_norm rope rope_unfused scale_mask_softmax scaled_causal_softmax_fused silu silu_mul
+silu_mul_or_gelu softmax sub tanh where
+"""
+_KNOWN: Final = frozenset(_TABLE_NAMES.split())
 
 
 def _known_op(op: str) -> str:
@@ -162,6 +151,14 @@ MEASURED_MEMORY_OPS: Final[dict[str, int]] = {
 Those of several steps are what a compiler makes of them in JAX and torch's kernels one after another in torch, as users
 call them. JAX's dropout draws its mask where it is applied and has it ready in the backward pass, as torch's has.
 """
+_VECTORS: Final[Mapping[str, tuple[Literal["ones", "zeros", "drawn"], ...]]] = {
+    "layer_norm": ("ones", "zeros"),
+    "batch_norm": ("ones", "zeros"),
+    "rms_norm": ("ones",),
+    "bias_gelu": ("drawn",),
+    "bias_dropout_add": ("drawn",),
+}
+"""Vectors of `hidden` elements that a kernel reads behind its tensors: scales, shifts, and biases, which are drawn."""
 KEPT: Final = 0.9
 """Share of the elements that dropout keeps."""
 _OF_NINE_TENTHS: Final = 1.2816
@@ -172,7 +169,7 @@ def _check(op: MemoryBound) -> None:
     if op.op not in MEASURED_MEMORY_OPS:
         raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED_MEMORY_OPS)
     n_inputs = MEASURED_MEMORY_OPS[op.op]
-    # an addition of one input is rows moved, with themselves added
+    # An addition of one input is rows moved, with themselves added.
     if op.n_inputs != n_inputs and (op.op, op.n_inputs) != ("add", 1):
         raise PerfModelError(f"{op.op} has n_inputs = {n_inputs}, got {op.n_inputs}")
     if op.op == "rope" and op.hidden % 2:
@@ -200,12 +197,12 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
 
     def dropped(x: Any, chance: Any) -> Any:
         """Drop elements by a mask, or by a key to draw one."""
-        # divided by the share that is kept, so that the mean stays
+        # Divided by the share that is kept, so that the mean stays.
         keep_mask = chance if op.pass_ == "bwd" else jax.random.bernoulli(chance, KEPT, x.shape)
         return jnp.where(keep_mask, x / KEPT, 0)
 
     def rope(x: Any, cos: Any, sin: Any) -> Any:
-        # pairs are an element of the first half of a head and one of the second
+        # Pairs are an element of the first half of a head and one of the second.
         first, second = jnp.split(x.reshape(op.rows, -1, _head_size(op)), 2, -1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
 
@@ -234,12 +231,12 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
 
     # Inputs in the order of the functions' parameters: those that a gradient is asked for first.
     inputs = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
-    if op.op in ("layer_norm", "rms_norm", "batch_norm"):
-        inputs += (jnp.ones(op.hidden, jnp.float32),)
-    if op.op in ("layer_norm", "batch_norm"):
-        inputs += (jnp.zeros(op.hidden, jnp.float32),)
-    if op.op in ("bias_gelu", "bias_dropout_add"):
-        inputs += (jax_array(rng, op.dtype, op.hidden),)
+    vectors = {
+        "ones": lambda: jnp.ones(op.hidden, jnp.float32),
+        "zeros": lambda: jnp.zeros(op.hidden, jnp.float32),
+        "drawn": lambda: jax_array(rng, op.dtype, op.hidden),
+    }
+    inputs += tuple(vectors[content]() for content in _VECTORS.get(op.op, ()))
 
     # What stands behind has no gradient: tables of angles, labels, masks.
     differentiable = len(inputs)
@@ -248,7 +245,7 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
     if op.op == "cross_entropy":
         inputs += (jnp.asarray(rng.integers(0, op.hidden, op.rows)),)
 
-    # forward draws the mask by a key; backward has it from the forward
+    # Forward draws the mask by a key; backward has it from the forward.
     if op.op in ("dropout", "bias_dropout_add"):
         mask = jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS if op.pass_ == "bwd" else None
         inputs += (jax.random.key(0) if mask is None else mask,)
@@ -281,16 +278,17 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
         "cross_entropy": lambda x, label: f.cross_entropy(x, label, reduction="none"),
     }
 
-    # inputs in the order of the functions' parameters: those that a gradient is asked for first
+    # Inputs in the order of the functions' parameters: those that a gradient is asked for first.
     inputs = tuple(make(op.rows, op.hidden) for _ in range(op.n_inputs))
-    if op.op in ("layer_norm", "rms_norm", "batch_norm"):
-        inputs += (torch.ones_like(inputs[0][0]),)
-    if op.op in ("layer_norm", "batch_norm"):
-        inputs += (torch.zeros_like(inputs[0][0]),)
-    if op.op in ("bias_gelu", "bias_dropout_add"):
-        inputs += (make(op.hidden),)
+    first_row = inputs[0][0]
+    vectors = {
+        "ones": lambda: torch.ones_like(first_row),
+        "zeros": lambda: torch.zeros_like(first_row),
+        "drawn": lambda: make(op.hidden),
+    }
+    inputs += tuple(vectors[content]() for content in _VECTORS.get(op.op, ()))
 
-    # what stands behind has no gradient: tables of angles and labels; torch draws masks by itself
+    # What stands behind has no gradient: tables of angles and labels. torch draws masks by itself.
     differentiable = len(inputs)
     if op.op == "rope":
         inputs += tuple(make(op.rows, 1, _head_size(op) // 2) for _ in range(2))
