@@ -13,11 +13,13 @@ from perfmodel.prediction.sites.known_runs import (
     OUTLIERS,
     CovarianceTerms,
     LayoutKernel,
+    coordinates,
     half_width,
     known_runs,
     scales,
     widened,
 )
+from perfmodel.spec import Layout
 
 UPDATE = importlib.import_module("perfmodel.prediction.sites.known_runs")
 """The module, whose name its function has too."""
@@ -128,6 +130,11 @@ def test_runs_that_are_doubted_say_less_and_no_run_to_come_is_noisier(of):
 def test_runs_that_agree_leave_no_interval_wider_than_before():
     half, before = np.array([0.1, 0.18, 0.3]), np.full(3, 0.2)
     assert widened(half, 1.2, before) == pytest.approx([0.12, 0.2, 0.3])
+
+
+def test_layouts_lie_apart_by_octaves_of_every_degree() -> None:
+    layout = Layout(tp=2, pp=4, dp=8, cp=16, ep=32, micro_batch=64)
+    assert coordinates(2.0**33, 2**11, layout) == (1, 2, 3, 4, 5, 6, 11, 33)
 
 
 def test_one_scale_is_the_normal_distribution():

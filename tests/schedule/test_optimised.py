@@ -45,6 +45,15 @@ def test_never_longer_than_the_hand_made_orders(weight: float) -> None:
     assert longest_device_span(optimised(uniform(p, 1, 2), m, 2 * p, staggered=True), uniform(p, 1, 2)) == 3 * m
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_single_micro_batch_goes_there_and_back(limit: int) -> None:
+    """Past every stage forwards and backwards; of weight gradients the first stage's alone comes last."""
+    times = PassTimes(np.array([1.0, 2.0, 4.0]), np.array([8.0, 16.0, 32.0]), np.array([3.0, 1.0, 1.0]), transfer_s=0.5)
+    schedule = optimised(times, 1, limit)
+    assert check(schedule) == ()
+    assert makespan(schedule, times) == pytest.approx(7 + 56 + 4 * 0.5 + 3)
+
+
 def test_bad_input_is_named() -> None:
     with pytest.raises(PerfModelError, match="not negative"):
         PassTimes(np.array([1.0]), np.array([-1.0]), np.array([1.0]))
