@@ -22,7 +22,6 @@ LOOK_INSIDE = {
     # Caches and compiled code: how often something is compiled, and where it is kept.
     "cost/learn/test_kernel_fit.py",
     "prediction/test_step_time_function.py",
-    "session/test_weights.py",
     "timeline/test_timeline_cache.py",
     "timeline/test_timeline_lanes.py",
     "timeline/test_timeline_makespan.py",
@@ -32,10 +31,6 @@ LOOK_INSIDE = {
     "measure/fake_backend.py",
     "measure/test_agents.py",
     "prediction/test_fitted_files.py",
-    # One rule that no public function shows alone.
-    "ingest/test_fine_tuning.py",
-    "ir/language/test_ir_text.py",
-    "spec/test_sections.py",
 }
 """Files of tests that import private modules, and why."""
 

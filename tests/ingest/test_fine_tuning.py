@@ -11,7 +11,6 @@ import perfmodel as pm
 from perfmodel.cli import main
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, launch_format, parse_launch, read_launch
-from perfmodel.ingest.launch._torchtune import model_name
 
 FACTORY = """
 model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
@@ -419,7 +418,8 @@ def test_an_optimizer_that_nobody_knows_is_a_doubt() -> None:
     ],
 )
 def test_builders_of_torchtune_name_models_of_the_catalog(builder: str, model: str) -> None:
-    assert pm.model(model_name(builder)) == pm.model(model)
+    launch = parse_launch(TORCHTUNE.replace("torchtune.models.llama3_1.llama3_1_8b", builder), "recipe.yaml", devices=8)
+    assert launch.model == pm.model(model)
 
 
 FLAGS = (

@@ -1,6 +1,6 @@
 """Records in sections are made, changed, read and stated by flat keys."""
 
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -8,7 +8,6 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Framework, Job, MemoryCosts, Sectioned, Transformer, documented, key_fields, nested
-from perfmodel.spec._sections import section
 
 RECORDS: list[type[Sectioned]] = [Framework, Job, Transformer]
 MOST_FIELDS = 25
@@ -78,9 +77,11 @@ def test_defaults_are_those_of_the_sections() -> None:
 
 
 def test_two_fields_with_one_key_are_refused() -> None:
+    (section,) = (part.metadata for part in fields(Framework) if part.name == "memory")
+
     @dataclass(frozen=True)
     class Doubled:
-        memory: MemoryCosts = field(default=MemoryCosts(), metadata=section())
+        memory: MemoryCosts = field(default=MemoryCosts(), metadata=section)
         bucket_bytes: float = 0.0
 
     with pytest.raises(ValueError, match="Doubled has two fields with the key bucket_bytes"):
