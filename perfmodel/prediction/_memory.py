@@ -78,7 +78,7 @@ class RankBlocks:
     stored: Float[Any, "*layouts ranks blocks"]
     """Blocks whose weights a rank stores."""
     versions: Float[np.ndarray, "*layouts ranks"]
-    """Copies of the weights."""
+    """Versions of the weights that a rank keeps at once: several in pipelines without a flush (PipeDream)."""
     in_flight: Float[Any, "*layouts ranks blocks"]
     """Blocks times micro-batches whose activations a rank keeps at the peak."""
     in_flight_full: Float[Any, "*layouts ranks blocks"]
@@ -86,7 +86,7 @@ class RankBlocks:
     stored_full: Float[Any, "*layouts ranks blocks"]
     """Blocks of `stored` that are recomputed in full."""
     replicas: Int[np.ndarray, "*layouts ranks"]
-    """Ranks of the pipeline that hold the same stages."""
+    """Ranks of the pipeline that hold the same stages, as in bidirectional pipelines (Chimera, DualPipe)."""
 
     @classmethod
     def of(
@@ -123,7 +123,7 @@ class BlockBytes:
     expert: Float[np.ndarray, "*layouts blocks"]
     """Parameters of routed experts."""
     frozen: Float[np.ndarray, "*layouts blocks"]
-    """Parameters of `dense` that have no gradients."""
+    """Parameters of `dense` that have no gradients, though the rest has."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
     kept_bytes: Float[np.ndarray, "*layouts blocks"]
@@ -219,9 +219,9 @@ class Sharding:
     expert: Int[np.ndarray, "*layouts 1"]
     """Ranks over which states of routed experts are sharded."""
     reduced: Bool[np.ndarray, "*layouts 1"]
-    """Whether several ranks hold the same parameters."""
+    """Whether several ranks hold the same parameters, so that gradients are reduced."""
     ahead: Int[np.ndarray, "*layouts 1"]
-    """See `Layout.prefetch`."""
+    """Layers whose weights ZeRO 3 gathers before they are needed (`Layout.prefetch`)."""
     on_host: Int[np.ndarray, "*layouts 1"]
     """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
     communicators: Int[np.ndarray, "*layouts 1"]
@@ -229,7 +229,7 @@ class Sharding:
     pipelined: Bool[np.ndarray, "*layouts 1"]
     """Whether a pipeline has several stages."""
     offloaded: Int[np.ndarray, "*layouts 1"]
-    """See `Layout.offload_layers`."""
+    """First layers whose activations wait in host memory (`Layout.offload_layers`)."""
     one_backward: Bool[np.ndarray, "*layouts 1"]
     """Whether a step has a single backward, which all gradients are of."""
 

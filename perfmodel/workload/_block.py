@@ -122,10 +122,12 @@ class ActivationBytes:
     """Bytes that one micro-batch leaves behind for backward, under each recompute mode."""
 
     none: float
+    """All that backward reads."""
     selective: float
-    """Attention core recomputed (Korthikanti section 5)."""
+    """Without what the modules that are repeated free: the core of attention (Korthikanti section 5), or those that the
+    job names (`Job.recompute_modules`)."""
     full: float
-    """Only the block's input kept."""
+    """The block's input alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
