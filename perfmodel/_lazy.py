@@ -1,4 +1,4 @@
-"""Names of a package that come from their modules on first use."""
+"""Imports the names of a package from their modules on first use."""
 
 import ast
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose names are those that it imports `if TYPE_CHECKING`.
+    """Return `__getattr__` and `__dir__` for a package that offers the names it imports under `if TYPE_CHECKING`.
 
     Each comes from its module on first use, so that a process imports what it uses alone.
     """

@@ -26,7 +26,7 @@ class PerfModelError(ValueError):
 
 
 class UnknownNameError(PerfModelError):
-    """A name that no catalog entry, op family or schedule carries."""
+    """A name that is not in the catalog, the op families or the schedules."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         super().__init__(kind, name, tuple(known), remedy)
@@ -56,7 +56,7 @@ def _some(names: list[str]) -> str:
 
 
 class Reason(Enum):
-    """Why a layout is left out: what errors carry, searches count and suggestions start from.
+    """Reasons why a layout is rejected, as errors name them and searches count them.
 
     Each has a sentence, in which `{}` stands for what it is about (`Rejection.about`), and the fields of a layout or
     problem of which other values can remove it.
@@ -68,36 +68,36 @@ class Reason(Enum):
     HEADS = "attention heads not divisible by tp", ("tp",)
     KV_HEADS = "key and value heads do not divide by tp, nor tp by them", ("tp",)
     HIDDEN = "hidden size not divisible by tp", ("tp",)
-    PAIRED_LAYERS = "tp splits layers in pairs, but their number is odd", ("tp",)
-    SEQUENCE = "sequence not divisible by cp (and tp)", ("cp", "tp", "sequence_parallel")
+    PAIRED_LAYERS = "tp needs an even number of layers, but the model has an odd one", ("tp",)
+    SEQUENCE = "sequence length not divisible by cp (and tp)", ("cp", "tp", "sequence_parallel")
     UNFUSED_CONTEXT = "context parallelism needs fused attention", ("cp",)
     EXPERT_RANKS = "ep does not divide dp*cp", ("tp", "cp", "pp", "ep", "devices")
     FOLDED_RANKS = "ep*etp does not divide tp*cp*dp", ("tp", "cp", "pp", "ep", "etp", "devices")
     EXPERTS = "experts not divisible by ep", ("ep",)
-    EXPERT_HIDDEN = "size of experts not divisible by tp", ("tp", "etp")
+    EXPERT_HIDDEN = "width of experts not divisible by tp", ("tp", "etp")
     EXPERT_SEQUENCE = "experts need sequence parallelism", ("tp", "ep", "sequence_parallel")
     UNSPLIT = "the model has nothing to split by {}", ("tp", "cp", "ep")
     STAGES = "more stages than layers", ("pp", "schedule")
     UNEVEN_CHUNKS = "layers not divisible by pp*vpp", ("pp", "vpp")
-    CHUNKS = "schedule {} has its own number of chunks per device", ("vpp", "schedule")
+    CHUNKS = "schedule {} fixes the number of chunks per device", ("vpp", "schedule")
     SCHEDULE = (
-        "schedule {} cannot do these stages and micro-batches",
+        "schedule {} does not support these numbers of stages and micro-batches",
         ("tp", "cp", "pp", "micro_batch", "schedule", "devices", "global_batch"),
     )
     SCHEDULE_STAGES = "schedule {} has more stages than layers", ("pp", "schedule")
-    SLICES = "sequence not divisible into the slices of schedule {}", ("schedule",)
+    SLICES = "sequence length not divisible into the slices of schedule {}", ("schedule",)
     PER_STAGE = "{} does not fit the stages and their layers", ("pp",)
     KINDS = (
-        "a stage's devices, or a group of them, on several kinds of nodes",
+        "the devices of a stage are on several kinds of nodes",
         ("tp", "cp", "pp", "schedule", "order", "devices"),
     )
     ONE_KIND = (
-        "{} is not searched over several kinds of nodes",
+        "{} cannot be searched over several kinds of nodes",
         ("schedule", "vpp", "order", "offload", "offload_layers"),
     )
     HOST_LINK = "the device has no link to host memory", ("offload", "offload_layers")
     OFFLOADED_LAYERS = (
-        "layers are offloaded without pipeline and recompute, and not all of them",
+        "offloading only some layers needs a pipeline or recompute",
         ("pp", "recompute", "offload_layers"),
     )
     FRAMEWORK = "{}", ("framework",)
@@ -122,7 +122,7 @@ class Reason(Enum):
     CONSTRAINTS = "does not satisfy the constraints", ("constraint",)
     SLOWER = "cannot be among the best: a lower bound on their time is longer", ()
     WORSE = "cannot be among the best: the objective is worse even at a lower bound on their time", ()
-    DOMINATED = "dominated even at lower bounds, or cannot satisfy the constraints", ()
+    DOMINATED = "dominated even at a lower bound, or cannot satisfy the constraints", ()
     VARIANT = "no faster than a variant that fits and recomputes or offloads less", ()
     NOT_EVALUATED = "not evaluated", ()
 
@@ -132,7 +132,8 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reason, and what it is about if its sentence leaves that open: a schedule, a part of memory, a constraint."""
+    """The reason for a rejection, with its subject where the reason has one: a schedule, a part of memory, a
+    constraint."""
 
     reason: Reason
     about: str = ""
@@ -162,7 +163,7 @@ class TableError(PerfModelError):
 
 
 class LaunchFileError(PerfModelError):
-    """A launch file of a training framework that is broken, or a layout that no such file can state."""
+    """A broken launch file of a training framework, or a layout that the framework's launch file cannot express."""
 
 
 class CalibrationError(PerfModelError):
@@ -170,9 +171,9 @@ class CalibrationError(PerfModelError):
 
 
 class NoDataError(PerfModelError):
-    """`--strict`: a prediction would rest on extrapolation to something never measured."""
+    """Raised with `--strict` when a prediction would extrapolate beyond measured data."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for messages of one line; of an error without a message its type's name."""
+    """The first line of an error's message, or the name of its type if it has no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

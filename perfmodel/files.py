@@ -1,4 +1,4 @@
-"""How files that may come from strangers are read: bounded in bytes, expanded bytes, depth and number of nodes.
+"""Safe reading of untrusted files, with limits on size, expanded size, depth and number of nodes.
 
 A compressed file of a few megabytes can hold gigabytes, and a few hundred bytes of YAML can stand for more nodes than
 there are atoms. Whoever reads such a file asks here, and gets its content or a `ValueError` of one line that says which
@@ -57,11 +57,11 @@ DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipF
 
 
 class TooLargeError(PerfModelError):
-    """A file whose content is beyond a limit; the message says which, and how to move it."""
+    """A file that exceeds a limit; the message names the limit and how to raise it."""
 
 
 def data_limit_bytes() -> int:
-    """Most bytes of a table, a trace or other data, after expansion.
+    """The largest accepted size of a data file in bytes, after decompression.
 
     Raises:
         ValueError: the environment variable holds no number above 0.
@@ -77,14 +77,15 @@ def data_limit_bytes() -> int:
 
 
 def too_large(limit: int) -> TooLargeError:
-    """The error of a file with more than `limit` bytes of data."""
+    """The error for a file with more than `limit` bytes of data."""
     return TooLargeError(
-        f"holds more than {limit / 1e9:.3g} GB once it is expanded; cut it, or set {LIMIT_VARIABLE} to a larger limit"
+        f"holds more than {limit / 1e9:.3g} GB once it is decompressed; shorten it, or set {LIMIT_VARIABLE} "
+        "to a larger limit"
     )
 
 
 def read_data(path: Path) -> bytes:
-    """Bytes of a data file, expanded if it is compressed by gzip, bzip2 or xz.
+    """Bytes of a data file, decompressed if it is in gzip, bzip2 or xz format.
 
     Raises:
         OSError: no such file.
@@ -103,7 +104,7 @@ def read_data(path: Path) -> bytes:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file begins as those that `read_data` expands."""
+    """Whether a file is in a compressed format that `read_data` decompresses."""
     with path.open("rb") as file:
         first = file.read(_MAGIC_BYTES)
     return any(first.startswith(magic) for magic, _ in _COMPRESSIONS)
@@ -121,7 +122,7 @@ def _read_within(file: Any, limit: int) -> bytes:
 
 
 def require_archive_within(path: Path) -> None:
-    """Check a zip archive (`.npz`, `.pt2`) by its table of contents; another kind of file is left to its reader.
+    """Check the expanded size of a zip archive (`.npz`, `.pt2`) by its table of contents; other files pass unchecked.
 
     Raises:
         TooLargeError: its members hold more than `data_limit_bytes`, and several times what the archive takes on disk.
@@ -151,12 +152,12 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise TooLargeError(f"holds more than {limit / 1e6:.3g} MB, too much for a file of this kind")
+        raise TooLargeError(f"holds more than {limit / 1e6:.3g} MB, more than a file of this kind may have")
     return content.decode("utf-8")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that a JSON text states.
+    """Parse JSON text.
 
     Raises:
         json.JSONDecodeError: not JSON.
@@ -166,7 +167,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table that a TOML text states.
+    """Parse TOML text.
 
     Raises:
         tomllib.TOMLDecodeError: not TOML.
@@ -212,7 +213,7 @@ def _too_deep() -> ValueError:
 
 
 def compose_yaml(text: str) -> Any:
-    """The root node of a YAML text, whose aliases are safe to follow; None of an empty text.
+    """Parse YAML text to its root node, with aliases that are safe to follow; None if it is empty.
 
     Raises:
         yaml.YAMLError: not YAML.
@@ -290,7 +291,7 @@ def _too_many_nodes() -> TooLargeError:
 
 
 def sealed(content: bytes) -> bytes:
-    """A fitted file with its checksum, SHA-256 of all its bytes, in place of `UNSEALED`, which stands in it once."""
+    """Write a fitted file's SHA-256 checksum in place of its placeholder `UNSEALED`."""
     return content.replace(UNSEALED.encode(), _seal(content), 1)
 
 
@@ -326,13 +327,13 @@ def _seal(content: bytes) -> bytes:
 
 
 def checksum_lines(folder: Path) -> str:
-    """What `CHECKSUMS_FILE` states of the JSON files that are in a folder now, a line each."""
+    """The lines of `CHECKSUMS_FILE` for the JSON files now in a folder."""
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.json"))}
     return "".join(f"{digest}  {name}\n" for name, digest in digests.items())
 
 
 def read_checked(folder: Traversable, name: str) -> bytes:
-    """Bytes of a fitted file whose checksum stands in `CHECKSUMS_FILE` beside it.
+    """Bytes of a fitted file, checked against `CHECKSUMS_FILE` beside it.
 
     Raises:
         CalibrationError: the file or its checksum is missing, or the two disagree.

@@ -1,4 +1,4 @@
-"""Text without what could steer a terminal or reorder a page: names come from files, and files from anyone."""
+"""Removes escape sequences from untrusted text, such as names in files, before it is shown."""
 
 import re
 from typing import Final
@@ -15,6 +15,6 @@ _STEERING: Final = re.compile(STEERING)
 
 
 def plain_text(text: str) -> str:
-    """A text without escape sequences, control characters and marks that reorder or hide what follows."""
+    """Remove escape sequences, control characters and bidirectional marks from a text."""
     # Nearly all texts are plain, which is quick to see.
     return text if text.isascii() and text.isprintable() else _STEERING.sub("", text)

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, whatever ends it.
+"""Child processes that end together with their parent, however it ends.
 
 A process that was killed cannot end what it started, so the kernel of Linux does: it sends a signal to a process when
 its parent ends. Our own ranks ask for that themselves (`end_with_parent`). Programs of others, such as a launcher or a
@@ -24,7 +24,7 @@ NOT_FOUND: Final = 127
 
 
 def end_with_parent(parent: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, even by SIGKILL, which nobody can handle.
+    """Ask the kernel to signal this process when its parent ends, even by SIGKILL.
 
     Does nothing but on Linux; elsewhere a child notices by its pipe.
 
@@ -41,13 +41,13 @@ def end_with_parent(parent: int | None = None, number: signal.Signals = signal.S
 
 
 def end_with_spawner() -> None:
-    """Have this process of `multiprocessing` end with the one that started it, even if that has ended already."""
+    """Make this `multiprocessing` process end with its parent, even if the parent has already ended."""
     spawner = parent_process()
     end_with_parent(None if spawner is None else spawner.pid)
 
 
 def supervised(command: Sequence[str]) -> tuple[str, ...]:
-    """The command to start a program with, in a process group of its own, so that all of it ends with this process.
+    """The command that starts a program in its own process group, so that all its processes end with this one.
 
     The supervisor ends as the program does, by its exit status or its signal. It needs no more than the interpreter's
     own modules. Anywhere but on Linux the program starts by itself.
@@ -59,7 +59,7 @@ def supervised(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return what it printed; nothing that it started is left behind.
+    """Run a program, return its output, and end every process that it started.
 
     Raises:
         subprocess.TimeoutExpired: it takes longer.

@@ -1,4 +1,4 @@
-"""What is remembered between calls, all of it in one place.
+"""Everything that is cached between calls.
 
 A session never changes an answer, only how soon it comes: a value is found again by everything that it follows from
 (whole frozen records, the content of files), never by a name, a path or a time. So no call has to name its session,
@@ -26,7 +26,7 @@ def _count_one(value: Any) -> float:
 
 
 class Cache:
-    """Values by key; where they grow too large, those used least recently go.
+    """A least-recently-used cache of limited size.
 
     Args:
         most: size of all values together that is kept, in the unit of `size`.
@@ -43,7 +43,7 @@ class Cache:
         return len(self._entries)
 
     def get_or_compute(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key, made where there is none yet. What cannot be made leaves nothing behind.
+        """Return the value of a key, computing it if absent; a failed computation is not stored.
 
         Args:
             key: all that the value follows from; the value must not change afterwards.
@@ -84,7 +84,7 @@ def _array_bytes(value: Any) -> float:
 
 
 class Session:
-    """Owner of loaded weights, priced parts of layouts and compiled programs.
+    """Holds loaded weights, priced parts of layouts and compiled programs.
 
     Calls use the default session; under `with Session():` they use another, for instance one that is dropped
     afterwards with everything in it. Sent to another process, a session arrives as that process's own.
@@ -111,7 +111,7 @@ class Session:
         return f"{type(self).__name__}({', '.join(counts)})"
 
     def clear(self) -> None:
-        """Forget everything; later calls answer as before, after working it out again."""
+        """Forget everything; later calls recompute the same answers."""
         for cache in vars(self).values():
             cache.clear()
 
@@ -132,5 +132,5 @@ _active: ContextVar[tuple[Session, ...]] = ContextVar("perfmodel session", defau
 
 
 def current_session() -> Session:
-    """The session that calls use here and now."""
+    """The session that calls use in this context."""
     return _active.get()[-1]

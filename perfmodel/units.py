@@ -56,7 +56,7 @@ _DTYPE_OF: Final = _dtype_of_alias()
 
 
 def dtype_name(text: str) -> str:
-    """The element type that a name stands for (`bfloat16`, `torch.half`, `e4m3`); one that nobody knows as it is."""
+    """The element type for a name such as `bfloat16`, `torch.half` or `e4m3`; unknown names are returned unchanged."""
     # As people paste it from code.
     plain = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
     return _DTYPE_OF.get(plain, text)
@@ -98,7 +98,7 @@ def _rates_of_computing() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class QuantityKind:
-    """What a kind of quantity may be written in."""
+    """The notation of one kind of quantity."""
 
     what: str
     """Name of the kind in a sentence: `... is no WHAT`."""
@@ -138,7 +138,7 @@ _NUMBER_AND_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)
 
 
 def parse_quantity(text: str, kind: str) -> float:
-    """A quantity of one of `QUANTITY_KINDS` in the unit used inside, from text like `200Gbit/s`, `1T` or `50us`.
+    """Parse a quantity of one of `QUANTITY_KINDS`, such as `200Gbit/s`, `1T` or `50us`, into SI units.
 
     Raises:
         PerfModelError: no such quantity, negative or not finite.
@@ -150,7 +150,7 @@ def parse_quantity(text: str, kind: str) -> float:
         number, unit = match.groups()
         value = float(number) * quantity.units[unit]
     if not 0 <= value < float("inf"):
-        raise PerfModelError(f"{text!r} is no {quantity.what}; write {quantity.examples}")
+        raise PerfModelError(f"{text!r} is not a {quantity.what}; write {quantity.examples}")
     return value
 
 
@@ -164,7 +164,7 @@ LONGEST_SEQUENCE: Final = 100_000_000
 
 
 def parse_length(text: str) -> int:
-    """Read the length of a sequence, `4096` or `128k` (131,072: as models are named, a k is 1024).
+    """Read the length of a sequence, `4096` or `128k` (131,072, because k means 1024 here).
 
     Raises:
         PerfModelError: no whole number above 0.
@@ -173,7 +173,7 @@ def parse_length(text: str) -> int:
     value = parse_quantity(text, "sequence")
     if value < 1 or value != int(value) or value > LONGEST_SEQUENCE:
         raise PerfModelError(
-            f"{text!r} is no length of a sequence, a whole number from 1 to {LONGEST_SEQUENCE:,}; write "
+            f"{text!r} is not a sequence length, which is a whole number from 1 to {LONGEST_SEQUENCE:,}; write "
             f"{QUANTITY_KINDS['sequence'].examples}"
         )
     return int(value)
@@ -213,7 +213,7 @@ def plain_number(text: str) -> float:
     # 1e-999 is read as 0 by Python, which is not what it states.
     states_zero = not text.lower().partition("e")[0].strip("-0.")
     if abs(value) > LARGEST_NUMBER or (abs(value) < 1 / LARGEST_NUMBER and not states_zero):
-        raise PerfModelError(f"{text[:40]!r} is not plausible: no quantity is beyond 1e30 or nearer to 0 than 1e-30")
+        raise PerfModelError(f"{text[:40]!r} is not plausible: quantities lie between 1e-30 and 1e30")
     return value
 
 
@@ -243,12 +243,12 @@ def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
 
 
 def require_seed(seed: int) -> None:
-    """Raise `PerfModelError` unless `seed` is one that every generator of random numbers takes."""
+    """Raise `PerfModelError` unless `seed` is accepted by all random number generators."""
     whole("random numbers", {"seed": seed}, least=0, most=2**31 - 1)
 
 
 def untraced(name: str, value: Any) -> None:
-    """Raise `PerfModelError` for a value that JAX traces: records of plain numbers cannot hold one."""
+    """Raise `PerfModelError` for a value traced by JAX, because records hold plain numbers."""
     # By name, as this module imports no JAX.
     if any(base.__name__ == "Tracer" for base in type(value).__mro__):
         raise PerfModelError(
@@ -268,7 +268,7 @@ _PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """A number to so many significant digits, never with an exponent above a thousandth."""
+    """Format a number with this many significant digits; exponents are used only below 0.001."""
     # Neither infinite nor NaN, which compares as false.
     if not abs(value) < float("inf"):
         return "-"
@@ -276,7 +276,7 @@ def figure(value: float, digits: int = 4) -> str:
 
 
 def scaled(value: float, unit: str, digits: int = 3) -> str:
-    """A figure with its unit, in thousands, millions and so on."""
+    """Format a number with its unit and an SI prefix."""
     for scale, prefix in _PREFIXES:
         if abs(value) >= scale:
             return f"{figure(value / scale, digits)} {prefix}{unit}"
@@ -284,7 +284,7 @@ def scaled(value: float, unit: str, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in s, ms or us."""
+    """Format a time in s, ms or us."""
     for scale, unit in ((1, "s"), (1e-3, "ms")):
         if abs(seconds) >= scale:
             return f"{figure(seconds / scale)} {unit}"
@@ -292,7 +292,7 @@ def duration(seconds: float) -> str:
 
 
 def long_duration(seconds: float) -> str:
-    """Days, hours or minutes; seconds and less as `duration`."""
+    """Format a time in days, hours or minutes; shorter ones as `duration` does."""
     for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * scale:
             return f"{figure(seconds / scale, 3)} {unit}"
@@ -300,7 +300,7 @@ def long_duration(seconds: float) -> str:
 
 
 def counted(value: float) -> str:
-    """Tokens, or money: in thousands (k), millions (M), billions (B) or trillions (T)."""
+    """Format a number of tokens or an amount of money, with k, M, B or T."""
     for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
             return f"{figure(value / scale, 3)}{letter}"
@@ -312,7 +312,7 @@ MIN_FIT: Final = 0.9
 
 
 def fit_words(probability: float) -> str:
-    """What a probability of fitting into memory means, in words, with the probability itself."""
+    """Words for a probability of fitting into memory, followed by the probability."""
     # By the figure that is shown, so that a text never says that 0.90 only likely fits.
     shown = round(probability, 2)
     if shown >= MIN_FIT:

@@ -28,22 +28,22 @@ _MOST_ROUNDING: Final = 0.02
 
 @dataclass(frozen=True)
 class BandwidthRatio:
-    """Bus over algorithm bandwidth of a line, as exactly as its digits allow."""
+    """Ratio of bus to algorithm bandwidth on one line, within the rounding of its digits."""
 
     ratio: float
     rounding: float
     """How far the true factor may be from it."""
 
     def allows(self, test: str, ranks: int) -> bool:
-        """Whether a test among so many ranks has this factor; true of tests whose factor is not known."""
+        """Whether the ratio fits this test on this number of ranks; true for tests whose factor is unknown."""
         if test not in BUS_FACTORS:
             return True
         scale, by_ranks = BUS_FACTORS[test]
         return abs(scale * (1 - by_ranks / ranks) - self.ratio) <= self.rounding
 
     def ranks(self, test: str) -> int | None:
-        """Number of ranks with which a test has this factor; None where the factor does not depend on it, or where no
-        number or several numbers fit."""
+        """Number of ranks at which a test has this ratio; None if the ratio does not depend on it, or if no number or
+        several fit."""
         scale, by_ranks = BUS_FACTORS.get(test, (1.0, 0.0))
         # a (1 - b / n) = ratio solved for n. For many ranks the factor hardly
         # changes: neighbours fit too, and then it does not tell.
@@ -55,7 +55,7 @@ class BandwidthRatio:
         return fitting[0] if len(fitting) == 1 else None
 
     def tests(self, redop: str, root: str | None, ranks: int | None) -> list[str]:
-        """Tests that have this factor, the reduction and the root that the line prints.
+        """Tests that fit this ratio and the reduction and root printed on the line.
 
         Args:
             redop: the reduction, empty or `none` for tests that reduce nothing.
@@ -82,8 +82,7 @@ class BandwidthRatio:
 
 
 def clearest_ratio(bandwidths: Sequence[tuple[float, float]]) -> BandwidthRatio | None:
-    """The ratio of the pair (algorithm, bus bandwidth, GB/s) whose digits leave it least open; None where all are too
-    small to say anything."""
+    """The most precise ratio among pairs of (algorithm, bus) bandwidth in GB/s; None if all are too small to tell."""
     if not bandwidths:
         return None
     # Rounding is the same for all lines, so that the fastest one has the most significant digits.

@@ -24,7 +24,9 @@ def read_bytes(path: Path) -> bytes:
         data = files.read_data(path)
     except files.DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise TableError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a file") from None
+            raise TableError(
+                f"{path}: {(error.strerror or 'cannot be read').lower()}; give a file that can be read"
+            ) from None
         raise TableError(
             f"{path}: the compressed data are damaged or cut short ({first_line(error)}); copy the file again"
         ) from None
@@ -44,7 +46,7 @@ def read_text(path: Path) -> str:
     try:
         text = read_bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise TableError(f"{path}: this is not a text file (byte {error.start}); name its format") from None
+        raise TableError(f"{path}: this is not UTF-8 text (byte {error.start}); name its format") from None
     # UTF-16 and binary files may decode as UTF-8, but no text has NUL characters.
     if "\0" in text:
         raise TableError(f"{path}: this is not a text file, because it has NUL characters; name its format")

@@ -25,7 +25,7 @@ _MOST_RANKS: Final = 10**6
 
 
 def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
-    """Rows of the file; of its environment block the allow-list only.
+    """Rows of the file; of its environment block, only variables on the allow-list are kept.
 
     Raises:
         TableError: another file version, a run that did not finish, wrong values, or impossible records.
@@ -33,7 +33,8 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     version = data.get("version")
     if version not in _VERSIONS:
         raise TableError(
-            f"{path}: the file has version {version!r} of nccl-tests; perfmodel reads {_VERSIONS}; export it as one"
+            f"{path}: this is version {version!r} of nccl-tests' JSON, and perfmodel reads {_VERSIONS}; write "
+            "the file in one of these"
         )
     if "out_of_bounds" not in data:
         raise TableError(f"{path}: the run was cut short, because the file has no out_of_bounds; run it again")

@@ -325,9 +325,9 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
             options = replace(options, ranks_per_node=per_node)
         group = group_columns([], replace(options, ranks=by_ratio), place)
         return test, group | {"device": stated_group["device"]}
-    says = f"among {by_ratio} ranks" if by_ratio is not None else "of another collective or number of ranks"
+    says = f"{by_ratio} ranks" if by_ratio is not None else "another collective or number of ranks"
     raise TableError(
-        f"{place}: bus bandwidth over algorithm bandwidth is {ratio.ratio:.3f}, which is that {says}, but the log "
+        f"{place}: bus bandwidth over algorithm bandwidth is {ratio.ratio:.3f}, which fits {says}, but the log "
         f"names {test}_perf among {stated_group['num_ranks']}; give the whole log, or --collective and --ranks"
     )
 
@@ -344,8 +344,7 @@ def _test_by_ratio(section: _Section, ratio: BandwidthRatio, stated_group: Row |
     if len(fitting) > 1:
         kinds = " or ".join(COLLECTIVES.get(test, test) for test in fitting)
         raise TableError(
-            f"{place}: the log does not name the test; its bandwidths are those of {kinds}; say which with "
-            "--collective NAME"
+            f"{place}: the log does not name the test; its bandwidths fit {kinds}; say which with --collective NAME"
         )
     return fitting[0] if fitting else ""
 
@@ -375,12 +374,12 @@ def collective_row(
     """
     if not test and not options.collective:
         raise TableError(
-            f"{place}: nothing says which collective this is; keep the line with the command's name, or say it with "
+            f"{place}: the log does not name the collective; include the line with the command, or give "
             "--collective NAME"
         )
     stated = options.collective
     if test and stated and COLLECTIVES.get(test) != stated:
-        raise TableError(f"{place}: this is {test}_perf, not {stated}; leave --collective out")
+        raise TableError(f"{place}: this is the output of {test}_perf, not of {stated}; leave --collective out")
     test = test or next(name for name, kind in COLLECTIVES.items() if kind == stated)
     if test not in COLLECTIVES:
         skipped[f"no such collective in the tables: {test}"] += 1

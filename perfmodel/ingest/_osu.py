@@ -127,9 +127,7 @@ def _row(
         # With `-f` three columns say the spread over ranks; the mean is always there, under one of several names.
         mean_us = next((v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None)
         if not mean_us:
-            raise TableError(
-                f"{place}: none of its latencies is above zero; its columns are {', '.join(cells)}; measure again"
-            )
+            raise TableError(f"{place}: all latencies are zero; the columns are {', '.join(cells)}; measure again")
         low = next((v for name, v in latencies_us.items() if name.startswith("Min")), mean_us)
         high = next((v for name, v in latencies_us.items() if name.startswith("Max")), mean_us)
         # Printed with few digits, equal times may differ in the last one.

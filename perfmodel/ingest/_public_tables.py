@@ -1,4 +1,4 @@
-"""Measured kernels and collectives of public tables: what each source means by its cells, made plain once, on reading.
+"""Measured kernels and collectives of public tables, with each source's conventions translated to ours on reading.
 
 What fits and prices them sees typed columns alone; which download a row is of decides nothing beyond this file.
 """
@@ -107,34 +107,35 @@ def kernel_table_paths(folder: Path | str) -> list[Path]:
 
 
 def stand_in_order(source: str, software: str) -> int:
-    """How closely kernels of a source and software stand for a training job's, 0 the closest; `OWN_ORDER` where the
-    source is none of the public tables'."""
+    """Rank of how closely a source's kernels resemble those of a training job, 0 the closest; `OWN_ORDER` for sources
+    outside the public tables."""
     ranks = (rank for rank, name in enumerate(_ORDER) if source == name or software.startswith(name))
     return next(ranks, OWN_ORDER)
 
 
 def held_under_load(source: str) -> bool:
-    """Whether a source timed kernels long enough for the device's power limit to hold its clock down."""
+    """Whether a source timed kernels for so long that the power limit lowered the device's clock."""
     return source in _UNDER_LOAD
 
 
 def quantises_operands(source: str, software: str) -> bool:
-    """Whether a source's products of 8 bits were timed together with the quantising of their first operand."""
+    """Whether a source's 8-bit matrix products include the time to quantise their first operand."""
     return source == _QUANTISES[0] and software.startswith(_QUANTISES[1])
 
 
 def fills_caches(source: str) -> bool:
-    """Whether a source's attention over causal prompts also copies their keys and values into a cache."""
+    """Whether a source's attention over causal prompts also writes their keys and values to a cache."""
     return source in _FILL_CACHES
 
 
 def times_host_launch(source: str) -> bool:
-    """Whether the times of a source contain the host's launch."""
+    """Whether a source's times include the host's kernel launch."""
     return source in _EAGER
 
 
 def clean_kernels(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A table of kernels (columns of the data README) with plain cells and these columns beside; once cleaned, itself.
+    """A kernel table (columns of the data README) with cleaned cells and the columns below added; a cleaned table is
+    returned as it is.
 
     - `flaw`: why a row says nothing of its kernel, `""` where it does
     - `contradicted`: whether other rows of its source contradict it: it is predicted, but not fitted
@@ -245,7 +246,8 @@ _BY_LIBRARY: Final = ("", "auto")
 
 
 def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A table of collectives (columns of the data README) with these columns beside; once cleaned, itself.
+    """A collective table (columns of the data README) with the columns below added; a cleaned table is returned as it
+    is.
 
     - `way`: how it was run, where that is another way of communicating; else `""`
     - `doubtful`: whether it counts a test for a second time (`in_place`) or a `check` names a defect

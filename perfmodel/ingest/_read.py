@@ -137,7 +137,7 @@ TRACE_FORMATS: Final = tuple(name for name, reader in READERS.items() if reader.
 
 
 def import_measurements(format: str, paths: Sequence[Path | str], options: ReadOptions | None = None) -> Measurements:
-    """Rows of the measurement tables from the files of a benchmark or profiler.
+    """Read a benchmark's or profiler's files as rows of the measurement tables.
 
     Args:
         format: one of `TABLE_FORMATS`, or `auto`.
@@ -156,7 +156,7 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
 def read_measurements(
     format: str, paths: Sequence[Path | str], options: ReadOptions | None = None, kind: str = ""
 ) -> "pd.DataFrame":
-    """The table of `import_measurements`: of kernels, or of collectives where there are only those.
+    """Read a benchmark's or profiler's files as one table: of kernels, or of collectives if the files have no kernels.
 
     Args:
         format: as for `import_measurements`.
@@ -171,7 +171,7 @@ def read_measurements(
 
 
 def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
-    """One timeline of all devices from the files of a profiler, or from a trace of this package.
+    """Read a profiler's files, or a trace of this package, as one timeline of all devices.
 
     Args:
         format: one of `TRACE_FORMATS`, or `auto`.
@@ -186,7 +186,8 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
 
 
 def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
-    """Calls of operators and collectives, with all that the profiler says of them, and the timeline of all devices.
+    """Calls of operators and collectives, with everything that the profiler reports about them, and the timeline of all
+    devices.
 
     Args:
         format: one of `TRACE_FORMATS` but `perfmodel`, or `auto`.

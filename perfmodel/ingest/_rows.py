@@ -1,4 +1,4 @@
-"""Measurements as rows of a table, with what their user says of them: equal shapes become one row, by their median."""
+"""Measurements as table rows, completed by the user's facts; repeats of a shape become one row, their median."""
 
 import re
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ _MEASURED: Final = ("time_us", "time_us_std", "n_repeats")
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Facts that the user states; a file that states another is refused only where the two cannot both hold."""
+    """Facts that the user states about the files; a file is refused only if it contradicts them."""
 
     device: str = ""
     """Name for the `device` column instead of the one in the file."""
@@ -44,14 +44,14 @@ class ReadOptions:
             raise UnknownNameError("collective", self.collective, kinds)
 
     def nodes(self, ranks: int) -> dict[str, int]:
-        """The columns of where a group of so many ranks lies, if the user says how many share a node."""
+        """Columns that place a group of ranks on nodes, if the user states the ranks per node."""
         if self.ranks_per_node is None:
             return {}
         per_node = min(self.ranks_per_node, ranks)
         return {"num_nodes": -(-ranks // per_node), "ranks_per_node": per_node}
 
     def name_of(self, reported: str) -> str:
-        """The device's name: as the user says, else the catalog's for what was reported, else as reported."""
+        """The device's name: from the user, else the catalog's name for the reported device, else the reported name."""
         return self.device or _catalog_name(reported.strip())
 
 

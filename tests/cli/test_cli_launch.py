@@ -129,7 +129,7 @@ def test_names_of_exported_files_tell_the_framework(files: Path, capsys) -> None
     narrow = ("--fix", "tp=1,pp=1,zero=3,recompute=full,micro_batch=1")
     status, _, err = run(capsys, "search", *job, *narrow, "--export", str(files / "best.yaml"))
     assert status == 2
-    assert "put one into the file's name, as in best.nemo.yaml" in err
+    assert "put one of them into the file name, as in best.nemo.yaml" in err
     for name, framework in (("best.nanotron.yaml", "nanotron"), ("best.maxtext.yml", "maxtext")):
         status, out, err = run(capsys, "search", *job, *narrow, "--export", str(files / name))
         if framework == "nanotron":

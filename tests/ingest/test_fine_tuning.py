@@ -245,7 +245,7 @@ def test_the_name_of_a_file_of_deepspeed_that_is_not_there_tells_its_stage(
     launch = read(name, (before, after.replace("configs/ds.json", file)))
     assert launch.layout is not None
     assert (launch.framework, launch.layout.zero, launch.layout.offload_states) == ("deepspeed", zero, offload)
-    assert any(f"as the name of {file} says" in sentence for sentence in launch.assumed)
+    assert any(f"is taken from the name of {file}" in sentence for sentence in launch.assumed)
 
 
 @pytest.mark.parametrize("name", WITH_DEEPSPEED)
@@ -323,7 +323,7 @@ def test_frozen_weights_in_few_bits(name: str, before: str, after: str, bits: in
 def test_frozen_weights_in_bits_that_are_not_counted_are_a_doubt() -> None:
     launch = read("factory.yaml", ("finetuning_type: full", "finetuning_type: lora\nquantization_bit: 3"))
     assert launch.may_be_wrong == (
-        "memory may be wrong: the file keeps frozen weights in 3 bits, the prediction in 16",
+        "memory may be wrong: the file keeps frozen weights in 3 bits, but the prediction counts 16",
     )
     launch = read("trainer.json", ('"bf16": true', '"bf16": true, "load_in_4bit": true'))
     assert "weights in 4 bits are frozen, but the file names no adapters" in launch.may_be_wrong[0]
@@ -569,7 +569,7 @@ def test_bad_values_are_refused_in_one_line(
 
 @pytest.mark.parametrize("name", sorted({facts.format for facts in FACTS.values()}))
 def test_files_of_front_ends_are_not_written(name: str) -> None:
-    with pytest.raises(LaunchFileError, match="are read, not written"):
+    with pytest.raises(LaunchFileError, match="but does not write them"):
         launch_format(name)
 
 

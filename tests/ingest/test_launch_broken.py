@@ -31,7 +31,7 @@ BROKEN = {
     "yaml": ("nanotron_3d.yaml", "  zero_stage: 1", "  zero_stage: [1", 1, "not valid YAML.*fix this line"),
     "template": ("nanotron_3d.yaml", "  tp: 4", "  tp: {{ tp }}", 0, "a template, not YAML; replace the parts in"),
     "statement": ("nanotron_3d.yaml", "  tp: 4", "{% if tp %}", 0, "a template, not YAML"),
-    "no key": ("nanotron_3d.yaml", "  tp: 4", "  [a, b]: 4", 0, "a key must be a plain word"),
+    "no key": ("nanotron_3d.yaml", "  tp: 4", "  [a, b]: 4", 0, "a key must be plain text"),
     "yaml value": ("nanotron_3d.yaml", "  pp: 2", "  pp: two", 0, "parallelism.pp must be a whole number"),
     "itself": ("llm_foundry_7b.yaml", "  max_seq_len: 2048", "  max_seq_len: ${max_seq_len}", 0, "refers to itself"),
     "nowhere": ("llm_foundry_7b.yaml", "max_seq_len: ${variables.max_seq_len}", "max_seq_len: ${variables.len}", 0,
@@ -101,7 +101,7 @@ def test_files_that_are_none() -> None:
 def test_aliases_that_multiply_are_refused() -> None:
     lines = ["a0: &a0 {x: 1, y: 2}"]
     lines += [f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)]
-    with pytest.raises(LaunchFileError, match="this is no launch file"):
+    with pytest.raises(LaunchFileError, match="this is not a launch file"):
         parse_launch("\n".join(lines) + "\n", "laughs.yaml")
 
 
@@ -110,10 +110,10 @@ def test_numbers_that_contradict_one_another() -> None:
     assert launch.layout is None  # a search needs none
     assert launch.missing == ("12 devices are not a multiple of its tp*cp*pp = 4*2*2; give --devices or --layout",)
     text = (FILES / "deepspeed_zero3.json").read_text().replace('"train_micro_batch_size_per_gpu": 4,', "")
-    with pytest.raises(LaunchFileError, match=r"come to .* which is not a whole number"):
+    with pytest.raises(LaunchFileError, match=r"is .* which is not a whole number"):
         parse_launch(text, "ds.json", devices=48)
     text = (FILES / "megatron_strings.sh").read_text().replace("VPP_LAYERS=4", "VPP_LAYERS=5")
-    with pytest.raises(LaunchFileError, match="32 layers cannot be cut into chunks of 5 on 2 pipeline stages"):
+    with pytest.raises(LaunchFileError, match="32 layers cannot be divided into chunks of 5 on 2 pipeline stages"):
         parse_launch(text, "train.sh")
 
 

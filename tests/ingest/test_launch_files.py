@@ -248,7 +248,7 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
         ("llm_foundry_7b.yaml", ()),
         (
             "maxtext_tpu.yml",
-            ("base.yml (line 1), on which the file is based, was not found beside it; its settings are missing here",),
+            ("base.yml (line 1), which the file builds on, was not found beside it; its settings are missing here",),
         ),
         ("accelerate_fsdp.yaml", ()),
         ("levanter_8b.yaml", ()),
@@ -374,7 +374,7 @@ def test_variables_of_a_script_may_come_from_the_environment(monkeypatch: pytest
     launch = read_launch(FILES / "megatron_mixtral.slurm")
     assert launch.layout is not None
     assert launch.layout.micro_batch == 2
-    assert "MICRO=2 comes from your environment, which may differ from that of the cluster" in launch.ignored
+    assert "MICRO=2 was taken from your shell's environment, which may differ from the cluster's" in launch.ignored
 
 
 def test_hydra_defaults_beside_the_file_are_composed(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_models_that_a_format_cannot_hold_are_left_to_the_user(framework: str) -
         ("deepspeed", "dp=8,zero=0", {}, r"zero=0 \(its BF16 optimizer always shards.*use zero=1"),
         ("deepspeed", "pp=2,dp=4", {}, r"pp=2 \(a DeepSpeed pipeline is built in the training script"),
         ("llm-foundry", "dp=8,zero=1", {}, "use zero=0, 2 or 3"),
-        ("maxtext", "dp=8,zero=2", {}, "zero=2: MaxText shards"),
+        ("maxtext", "dp=8,zero=2", {}, "zero=2: MaxText has only"),
         ("maxtext", "dp=8,ep=4,zero=1", {}, "zero=1: MaxText's expert axis also shards weights; use zero=3"),
         ("fsdp", "tp=2,dp=4,zero=3", {}, "use tp=1,pp=1"),
     ],
@@ -259,7 +259,7 @@ def test_stages_that_nanotron_cuts_so_by_itself_are_not_said(tp: int, pp: int) -
     # no setting says it, but whoever reads the file sees which stages will run
     assert f"partition={'-'.join(map(str, cut or ()))}" in said
     other = (cut[0] - 1, *cut[1:-1], cut[-1] + 1)
-    with pytest.raises(LaunchFileError, match="it balances stages by itself"):
+    with pytest.raises(LaunchFileError, match="it balances the stages itself"):
         pm.export_launch(layout.replace(partition=other), "nanotron", model="llama3-8b", job=job_of(layout, 8))
 
 

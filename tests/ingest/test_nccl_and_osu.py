@@ -161,7 +161,7 @@ def test_what_has_no_row_is_counted(tmp_path: Path) -> None:
         (cases.nccl_text(ROWS).replace("1234.50", "nan"), "time must be a finite number"),
         (cases.nccl_text(ROWS).replace("1234.50", ""), "columns, the header"),
         (cases.nccl_text(ROWS, "all_gather", named=False), "those of all_gather or all_to_all; say which with --coll"),
-        (cases.nccl_text({1024: (20.0, 21.0)}, named=False), "nothing says which collective"),
+        (cases.nccl_text({1024: (20.0, 21.0)}, named=False), "the log does not name the collective"),
         ("\n".join(x for x in cases.nccl_text(ROWS, "sendrecv", ranks=2).splitlines() if "Rank" not in x),
          "say how many with --ranks N"),
         (cases.nccl_text(ROWS).replace("all_reduce_perf", "all_gather_perf"), r"is 1\.750, .* names all_gather_perf"),
@@ -181,7 +181,7 @@ def test_refused_texts(text: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 9}, "the file has version 9 of nccl-tests"),
+        ({"version": 9}, "this is version 9 of nccl-tests' JSON"),
         ({"out_of_bounds": {"count": 2}}, "computed 2 wrong values"),
         ({"results": []}, "the file has no results"),
         ({"config": None}, "config must be an object"),

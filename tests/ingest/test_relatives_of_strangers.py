@@ -316,7 +316,9 @@ def test_primus_over_maxtext_spreads_experts_over_all_devices() -> None:
     layout: Any = launch.layout
     assert (layout.dp, layout.ep, layout.zero, layout.micro_batch) == (16, 16, 3, 8)
     assert (launch.model.name, launch.seq_len, launch.job_fields["dtype"]) == ("deepseek-v2-lite", 4096, "fp8")
-    with pytest.raises(LaunchFileError, match="Primus runs this file on hybrid_models, which is not read"):
+    with pytest.raises(
+        LaunchFileError, match=("Primus runs this file with hybrid_models, which perfmodel does not read")
+    ):
         read("run.yaml", PRIMUS_MAXTEXT.replace("framework: maxtext", "framework: hybrid_models"), devices=16)
 
 
@@ -384,7 +386,7 @@ TRAINING = """
 )
 def test_a_wrapper_runs_the_script_beside_it_or_names_it(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(text)
-    with pytest.raises(LaunchFileError, match=r"no command in it trains; it runs train\.sh \(line 2\)"):
+    with pytest.raises(LaunchFileError, match=r"it has no training command; it runs train\.sh \(line 2\)"):
         read_launch(tmp_path / "run.sh")
     (tmp_path / "train.sh").write_text(dedent(TRAINING))
     launch = read_launch(tmp_path / "run.sh")
@@ -604,7 +606,7 @@ def test_a_part_of_optimizer_states_in_host_memory_is_a_doubt(share: str, is_dou
     launch = read("run.sh", SWIFT.rstrip() + f" --optimizer_cpu_offload true --optimizer_offload_fraction {share}\n")
     assert launch.layout is not None
     assert launch.layout.offload_states == "optimizer"
-    assert any("offloads a part of optimizer states" in doubt for doubt in launch.may_be_wrong) == is_doubt
+    assert any("offloads a part of the optimizer states" in doubt for doubt in launch.may_be_wrong) == is_doubt
 
 
 TITAN = """

@@ -182,7 +182,7 @@ def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
     text = 'if [ $# -lt 2 ]; then echo "usage"; exit 1; fi\nN=$1\nrun --x $N\n'
     script = run_script(text, "x.sh", {})
     assert certain(script) == [["run", "--x", "${1}"]]
-    assert "the script exits on line 1; perfmodel reads the rest all the same" in script.notes
+    assert "the script exits on line 1; perfmodel reads the rest anyway" in script.notes
     assert certain(run_script(text, "x.sh", {}, arguments=["4", "5"])) == [["run", "--x", "4"]]
 
 
@@ -195,7 +195,7 @@ def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
         ("fi", "'fi' without 'if'; fix the script"),
         ("run 'a", "a quote is opened here and never closed; add its '"),
         ("cat <<EOF\nx", "the here-document is never closed; add its EOF"),
-        ("f() { f; }; f", "calls itself without an end"),
+        ("f() { f; }; f", "calls itself forever"),
         ("A=xxxxxxxxxx; for i in {1..60}; do A=$A$A; done", "grows beyond measure"),
         ("while [ 1 = 1 ]; do for i in {1..150}; do :; done; done", "more than 20,000 commands"),
         ("{ " * 100 + "run;" + " }" * 100, "nested too deeply"),

@@ -432,12 +432,12 @@ TORN = {
 
 @pytest.mark.parametrize("tool", TORN)
 def test_files_of_tools_that_are_not_read_name_the_tool(tool: str) -> None:
-    with pytest.raises(LaunchFileError, match=rf"looks like .*{tool}.*, which is not read; give --model"):
+    with pytest.raises(LaunchFileError, match=rf"looks like .*{tool}.*, which perfmodel does not read; give --model"):
         parse_launch(TORN[tool], "run.yaml")
 
 
 def test_a_file_of_litgpt_is_not_megatron_bridges() -> None:
-    with pytest.raises(LaunchFileError, match="looks like litgpt, which is not read"):
+    with pytest.raises(LaunchFileError, match="looks like litgpt, which perfmodel does not read"):
         read_launch(STRANGERS / "k15a_litgpt_is_not_bridge.yaml")
 
 
@@ -716,7 +716,7 @@ def test_devices_are_those_that_run(name: str) -> None:
 def test_several_trainings_in_a_script_are_named() -> None:
     command = f"torchrun --nproc_per_node 8 {TRAIN}"
     launch = parse_launch(f"{command}\n{command} --tensor-model-parallel-size 2\n", "run.sh")
-    assert launch.ignored == ("2 commands train with different arguments; perfmodel reads the one on line 2",)
+    assert launch.ignored == ("2 training commands have different arguments; perfmodel reads the one on line 2",)
     assert parse_launch(f"{command}\n{command} --node_rank 1 --save x\n", "run.sh").ignored == ()
     sweep = f"for MICRO in 1 2 4; do\n{command.replace('--micro-batch-size 1', '--micro-batch-size $MICRO')}\ndone\n"
     assert "3 commands train with different arguments" in parse_launch(sweep, "run.sh").ignored[0]
@@ -725,13 +725,13 @@ def test_several_trainings_in_a_script_are_named() -> None:
 def test_one_task_per_node_is_a_guess() -> None:
     launch = parse_launch(f"#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nsrun python {TRAIN}\n", "run.sh")
     assert launch.devices == 4
-    assert any("one device per node, a guess from the number of tasks" in line for line in launch.assumed)
+    assert any("one device per node is a guess from the number of tasks" in line for line in launch.assumed)
 
 
 def test_nodes_of_a_file_are_a_guess() -> None:
     launch = launched(before="deepspeed --hostfile hosts --num_gpus 8")
     assert launch.devices == 8
-    assert any("8 devices, a guess, because the nodes are listed in hosts" in line for line in launch.assumed)
+    assert any("devices=8 is a guess: the nodes are listed in hosts" in line for line in launch.assumed)
     assert launched(before="deepspeed --hostfile hosts --num_gpus 8 --num_nodes 2").devices == 16
 
 
@@ -864,7 +864,7 @@ def test_megatron_deepspeed() -> None:
     assert experts.shared_ffn_hidden == 1024
     launch = launched("--num-experts 64 128 --expert-interval 2 --deepspeed", deepspeed)
     assert launch.may_be_wrong == (
-        "the model may be wrong: its layers have 64, 128 experts, those of the prediction 96 each",
+        "the model may be wrong: its layers have 64, 128 experts, but the prediction has 96 in each",
     )
     experts = model(launched("--num-experts 1 1 64 --expert-interval 2 --deepspeed", deepspeed)).experts
     assert experts is not None

@@ -113,7 +113,7 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
     missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} was not found beside the file"
     fields: Fields = {"doubt.deepspeed": f"the layout, the precision and memory may be wrong: {missing}"}
     if _DTYPE not in settings:
-        fields |= {"dtype": "bf16", "note.dtype": f"dtype=bf16, because {missing}; --dtype sets another"}
+        fields |= {"dtype": "bf16", "note.dtype": f"dtype=bf16 is assumed, because {missing}; --dtype sets another"}
     return fields
 
 
@@ -135,7 +135,9 @@ def _offload(settings: Mapping[str, Any]) -> Fields:
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] == 0 and fields["recompute"] != "none":
-        raise LaunchFileError("recompute: without FSDP the training script decides about it; use recompute=none")
+        raise LaunchFileError(
+            "recompute: without FSDP the training script decides on recomputation; use recompute=none"
+        )
     return {"fsdp_config.fsdp_activation_checkpointing": fields["recompute"] == "full"} if fields["zero"] else {}
 
 
@@ -230,20 +232,20 @@ ACCELERATE: Final = LaunchFormat(
     ),
     limits={
         "cp": "context parallelism is set up in the training script",
-        "ep": "it spreads no experts",
+        "ep": "it does not distribute experts",
         "vpp": "FSDP has no pipeline",
         "schedule": "FSDP has no pipeline",
         "recompute": "FSDP recomputes whole blocks or none",
-        "recompute_full_layers": "it recomputes every block alike",
-        "offload": "it keeps activations on the device",
+        "recompute_full_layers": "it recomputes all blocks in the same way",
+        "offload": "it does not offload activations",
         "overlap_grad_reduce": "FSDP always overlaps gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",
-        "order": "its files have no key for this",
+        "order": "its files have no key for this setting",
         "partition": "FSDP has no pipeline",
         "tp_overlap": "FSDP has no tp",
         "sequence_parallel": "FSDP has no tp",
-        "prefetch": "FSDP gathers one block ahead",
-        "replicate": "it shards over all replicas or over those of a node",
+        "prefetch": "FSDP prefetches exactly one block ahead",
+        "replicate": "it shards over all replicas or within a node",
     },
 )
 
@@ -263,7 +265,7 @@ ACCELERATE_AND_DEEPSPEED: Final = replace(
 
 
 def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
-    """Entries of a file of Accelerate with those of the DeepSpeed file that it names, if that is beside it."""
+    """Entries of an Accelerate file, joined with those of the DeepSpeed file that it names if that lies beside it."""
     # Accelerate refuses a file of DeepSpeed's beside its own block of it, so that the two never contradict.
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
@@ -274,7 +276,7 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     try:
         of_file = included_entries(read_json(read_text(path), str(path)).entries, path, named.line)
     except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; fix this file, which {source.place} names") from None
+        raise LaunchFileError(f"{path}: cannot be read; fix this file, because {source.place} refers to it") from None
     merged = dict(source.entries)
     for key_of_file, entry in of_file.items():
         # What DeepSpeed's file leaves open Accelerate fills in from its own keys.

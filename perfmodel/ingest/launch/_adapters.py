@@ -1,4 +1,4 @@
-"""Products that have adapters, by the names that launch files call them."""
+"""Matrix products that get adapters, by the names used in launch files."""
 
 from collections.abc import Iterable
 from typing import Final, get_args
@@ -49,8 +49,8 @@ _ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
 
 
 def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
-    """The field `adapter_modules` of adapters beside products of these names, and a note on names that stand for no
-    product here; nothing where no names are given.
+    """The field `adapter_modules` for the layers named, and a note on names that perfmodel does not know; empty without
+    names.
 
     A product that is named with its parts stands for them.
     """

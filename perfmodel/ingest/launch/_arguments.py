@@ -45,7 +45,7 @@ FEWEST: Final = 4
 def followed_script(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Script, dict[str, int]]:
-    """A script followed as in the job that it asks its scheduler for, and the numbers that it asks for.
+    """Run a script symbolically in the job that it requests from its scheduler; also returns the numbers requested.
 
     Args:
         text: the script.
@@ -60,7 +60,7 @@ def followed_script(
 
 
 def processes_in_variables(command: Command) -> dict[str, str]:
-    """Numbers of processes that variables of a command state, by the argument of torchrun for each."""
+    """Process counts set by a command's variables, under the torchrun argument for each."""
     numbers: dict[str, str] = {}
     for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
         number = command.variables.get(variable, "")
@@ -77,7 +77,7 @@ def read_arguments(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Source:
-    """Arguments of the command of a shell script (or of a bare list of arguments) that has most of the `known` ones.
+    """Arguments of the command in a shell script (or bare argument list) that has the most `known` ones.
 
     Names are written with hyphens, without the leading ones; an argument without a value is True, one with several a
     list. Numbers that a scheduler is asked for are entries `sbatch-NAME`.
@@ -107,7 +107,7 @@ def read_arguments(
     notes = [
         *script.notes,
         *(
-            f"{setting} comes from your environment, which may differ from that of the cluster"
+            f"{setting} was taken from your shell's environment, which may differ from the cluster's"
             for setting in script.from_environment
         ),
     ]
@@ -186,7 +186,7 @@ def _others(best: Command, commands: Sequence[Command], known: frozenset[str], s
     if not differing:
         return []
     line = best.argv[0].line
-    return [f"{len(differing) + 1} commands train with different arguments; perfmodel reads the one on line {line}"]
+    return [f"{len(differing) + 1} training commands have different arguments; perfmodel reads the one on line {line}"]
 
 
 def _said(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _end_of_options(names: Sequence[str], start: int, end: int) -> int:
 
 
 def script_at(argv: Sequence[Word], known: frozenset[str]) -> int | None:
-    """Position of the Python program that a command trains with; None where no word is one.
+    """Position of the Python program in a training command; None if it has none.
 
     Launchers are Python programs too (`python launch.py ... pretrain_gpt.py`), and values of arguments may end in .py:
     it is the last one before the first known argument.
@@ -271,7 +271,7 @@ def command_entries(argv: Sequence[Word], known: frozenset[str], switches: froze
 
 
 def write_arguments(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
-    """A bash script that launches with these arguments, and with those that it is given itself."""
+    """Write a bash script that launches with these arguments and passes its own on."""
     rows = [(name, "" if value is True else f" {value}") for name, value in values.items()]
     launcher = "".join(f" --{name.replace('-', '_')}{value}" for name, value in rows if name in LAUNCHER)
     lines = ["#!/bin/bash", *(f"# {comment}" for comment in comments)]

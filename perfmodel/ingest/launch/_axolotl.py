@@ -117,8 +117,9 @@ def _further(settings: Mapping[str, Any]) -> Fields:
         return {}
     kind = settings["rl"]
     return {
-        "doubt.stage": f"what is trained may be wrong: rl={kind} runs more models or passes than the plain fine-tuning "
-        "that is predicted"
+        "doubt.stage": (
+            f"what is trained may be wrong: rl={kind} runs further models or passes, but plain fine-tuning is predicted"
+        )
     }
 
 
@@ -136,7 +137,7 @@ def _offloaded_inputs(settings: Mapping[str, Any]) -> Fields:
     """Inputs of layers that wait for backward in host memory, as for `gradient_checkpointing: offload`."""
     if not is_on(settings["activation_offloading"]):
         return {}
-    note = "the prediction keeps inputs of layers on the device; activation_offloading copies them to the host"
+    note = "activation_offloading copies the inputs of layers to the host, but the prediction keeps them on the device"
     return {"note.checkpoints": note}
 
 

@@ -1,4 +1,4 @@
-"""Settings to change in a launch file so that it runs another layout."""
+"""The settings of a launch file that must change to run another layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SEPARATORS: Final = {"toml": " = ", "yaml": ": ", "json": ": "}
 
 @dataclass(frozen=True, kw_only=True)
 class SettingChange:
-    """A setting of a launch file before and after; None where it is not there."""
+    """A setting of a launch file before and after the change; None if absent."""
 
     name: str
     before: str | None
@@ -21,7 +21,7 @@ class SettingChange:
 
     @property
     def diff(self) -> tuple[str, ...]:
-        """Lines of a diff."""
+        """The change as the lines of a diff."""
         removed = () if self.before is None else (f"- {self.before}",)
         return removed if self.after is None else (*removed, f"+ {self.after}")
 
@@ -34,7 +34,7 @@ def changed_settings(
     model: Model | str | None = None,
     devices_per_node: int,
 ) -> tuple[SettingChange, ...]:
-    """The settings that differ between the launch files of two layouts with their jobs, as lines of such a file.
+    """The settings that differ between the launch files of two layouts, written as in the file.
 
     Raises:
         UnknownNameError: no launch files of this framework are known.

@@ -42,8 +42,8 @@ _STAGE: Final = (
 
 
 def stage_as_it_runs(stage: int, dtype: str) -> Fields:
-    """ZeRO stage of a run that asks for `stage`: without ZeRO, bf16 is run by an optimizer that shards its states and
-    accumulates gradients in fp32 (DeepSpeed runtime/engine.py `_do_optimizer_sanity_check` and `get_data_types`,
+    """ZeRO stage that really runs: with bf16 and no ZeRO, DeepSpeed's optimizer shards its states and accumulates
+    gradients in fp32 (DeepSpeed runtime/engine.py `_do_optimizer_sanity_check` and `get_data_types`,
     runtime/bf16_optimizer.py)."""
     if stage > 0 or dtype != "bf16":
         return {"zero": stage}
@@ -70,7 +70,10 @@ def _half(settings: Mapping[str, Any]) -> tuple[str, str]:
         return "fp32", ""
     dtype = "bf16" if "bf16" in left_open else "fp16"
     named = " and ".join(left_open.values())
-    return dtype, f"dtype={dtype}, because {named} {'are' if len(left_open) > 1 else 'is'} auto; --dtype sets another"
+    return (
+        dtype,
+        f"dtype={dtype}, because {named} {'are' if len(left_open) > 1 else 'is'} set to auto; --dtype sets another",
+    )
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
@@ -105,7 +108,7 @@ def _write_overlap(fields: Fields) -> Mapping[str, Any]:
 
 
 def offloaded_states(weights: bool, optimizer: bool) -> Fields:
-    """States that lie off the device; weights go there only together with those of the optimizer."""
+    """States that are offloaded; weights are offloaded only together with the optimizer's states."""
     if weights:
         return {"offload_states": "weights"}
     return {"offload_states": "optimizer"} if optimizer else {}
@@ -148,7 +151,7 @@ def _optimizer(settings: Mapping[str, Any]) -> Fields:
         fields["optimizer"] = "adam16bit"
     else:
         fields["doubt.masters"] = (
-            "memory may be wrong: the file keeps master weights in 16 bits, the prediction in fp32"
+            "memory may be wrong: the file keeps master weights in 16 bits, but the prediction counts fp32"
         )
     return fields
 
@@ -175,7 +178,7 @@ def _buckets(settings: Mapping[str, Any]) -> Fields:
         return {}
     reduced, gathered = (NUMBER.read(settings.get(name, _USUAL_BUCKET)) for name in _BUCKETS)
     if reduced < 0 or gathered < 0:
-        raise BadValue(f"must not be below 0, got {min(reduced, gathered):g}")
+        raise BadValue(f"must be at least 0, got {min(reduced, gathered):g}")
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
     if stage == 3:
         # Weights of stage 3 are gathered parameter by parameter, not into a bucket.
@@ -213,13 +216,14 @@ def _secondary(settings: Mapping[str, Any]) -> Fields:
     if ranks > 1:
         fields["secondary_shards"] = ranks
         fields["doubt.secondary"] = (
-            f"the layout may be wrong: with zero_hpz_partition_size {ranks} backward gathers weights among {ranks} "
-            "ranks; the prediction gathers them among all ranks"
+            f"the layout may be wrong: with zero_hpz_partition_size {ranks} the backward pass gathers weights "
+            f"among {ranks} ranks, but the prediction gathers them among all"
         )
     quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
     if quantized:
         fields["doubt.quantized"] = (
-            f"the layout may be wrong: the prediction sends 16 bits per element, {' and '.join(quantized)} fewer"
+            f"the layout may be wrong: {' and '.join(quantized)} communicates fewer than the 16 bits per "
+            "element that are predicted"
         )
     return fields
 
@@ -321,7 +325,7 @@ DEEPSPEED: Final = LaunchFormat(
         "recompute": "the training script decides on activation checkpointing",
         "recompute_full_layers": "the training script decides on activation checkpointing",
         "sequence_parallel": "AutoTP does not shard norms",
-        "overlap_param_gather": "only stage 3 has a key for prefetching",
-        "prefetch": "it prefetches by parameters, not by layers",
+        "overlap_param_gather": "prefetching can only be set with ZeRO stage 3",
+        "prefetch": "it prefetches a number of parameters, not of layers",
     },
 )

@@ -1,4 +1,4 @@
-"""Texts of launch files as flat tables of entries, each with its line."""
+"""Launch files parsed into flat tables of entries, each with its line."""
 
 import json
 import os
@@ -66,12 +66,12 @@ class Source:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value as a list: of an argument or key that takes one value or several."""
+    """A value as a list, for settings that take one value or several."""
     return value if isinstance(value, list) else [value]
 
 
 def yaml_value(text: str) -> Any:
-    """The value of a setting on a command line, as YAML reads it; the text itself where it is no YAML."""
+    """The value of a command-line setting, parsed as YAML; the text itself if it is not valid YAML."""
     import yaml
 
     try:
@@ -81,7 +81,7 @@ def yaml_value(text: str) -> Any:
 
 
 def file_beside(name: str, folder: Path) -> Path | None:
-    """A file that another names, by its path from there or by its name alone; None where it is not there."""
+    """The file that another one refers to, by relative path or by name; None if it does not exist."""
     try:
         # Paths are those of the cluster; a copy of the files often lies in one folder.
         return next((path for path in (folder / name, folder / Path(name).name) if path.is_file()), None)
@@ -90,7 +90,7 @@ def file_beside(name: str, folder: Path) -> Path | None:
 
 
 def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry]:
-    """Entries of a file that another one names: errors give their place in it, remarks the line that names it.
+    """Entries of an included file: errors give the line in it, notes the line that includes it.
 
     Args:
         path: of the file.
@@ -100,12 +100,12 @@ def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry
 
 
 def broken_at(place: str, entry: Entry, message: str) -> LaunchFileError:
-    """The error of a value: it names the file and line that say it, which may be those of an included file."""
+    """The error for a value; it names the file and line that hold the value, also in an included file."""
     return broken(*entry.included, message) if entry.included else broken(place, entry.line, message)
 
 
 def broken(place: str, line: int, message: str) -> LaunchFileError:
-    """The error of a file: one line that names file, line and remedy."""
+    """The error for a file, in one line with file, line and remedy."""
     return LaunchFileError(f"{place}, line {line}: {message}" if line else f"{place}: {message}")
 
 
@@ -172,7 +172,7 @@ WRAPPERS: Final = ("ConfigContainer.", "parameters.")
 
 
 def wrapper_of(key: str) -> str:
-    """The table, with its dot, in which the whole configuration stands and this key with it; else nothing."""
+    """Prefix (with its dot) of the table that wraps the whole configuration and this key; else empty."""
     return next((wrapper for wrapper in WRAPPERS if key.startswith(wrapper)), "")
 
 
@@ -217,8 +217,8 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
         path = folder / part.name
         if not path.is_file():
             notes.append(
-                f"{part.name} (line {part.line}), on which the file is based, was not found beside it; "
-                "its settings are missing here"
+                f"{part.name} (line {part.line}), which the file builds on, was not found beside it; its settings "
+                "are missing here"
             )
             continue
         try:
@@ -283,7 +283,7 @@ def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise broken(place, line, f"not valid YAML: {problem}; fix this line") from None
     except ValueError as error:
-        raise LaunchFileError(f"{place}: {error}; this is no launch file") from None
+        raise LaunchFileError(f"{place}: {error}; this is not a launch file") from None
     if not isinstance(root, yaml.MappingNode):
         raise broken(place, 1, "must hold keys and values, `key: value`")
     return root
@@ -316,7 +316,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             if not isinstance(key_node, yaml.ScalarNode):
                 if _is_template(text, line):
                     raise _template_error(place, line)
-                raise broken(place, line, "a key must be a plain word, `key: value`; fix this line")
+                raise broken(place, line, "a key must be plain text, as in `key: value`; fix this line")
             if key_node.value in seen and key_node.value != "<<" and notes is not None:
                 notes.append(f"{prefix}{key_node.value} appears twice; the last value counts (line {line})")
             seen.add(key_node.value)
@@ -482,7 +482,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
-    """A JSON object; JSON has no comments, so that they are left out."""
+    """Write a JSON object; comments are left out, as JSON has none."""
     return json_text(_nested(values), indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Layouts as launch files; whatever reading the file back would not give is refused.
+"""Writes layouts as launch files; refuses a layout that would not be read back the same.
 
 In a user's own file settings that say nothing of layouts, and those that already say what they should, stay.
 """
@@ -26,7 +26,7 @@ _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml":
 
 
 def comparable(layout: Layout) -> Layout:
-    """The layout without differences that do not run: settings with nothing to act on have their defaults."""
+    """The layout with settings that have no effect reset to their defaults."""
     # Reading a file back cannot give what the file need not say. Two layouts are the same here if every rank does the
     # same work in the same order.
     canonical = layout.canonical
@@ -70,7 +70,8 @@ def export_launch(
     devices_per_node: int = networks.DEVICES_PER_NODE,
     like: Path | str | None = None,
 ) -> str:
-    """The launch file of a framework that runs a layout, with model and job if the format holds them.
+    """Write the launch file that runs a layout under a framework, with model and job where the format has keys for
+    them.
 
     Reading it back with `read_launch` gives the same layout: a layout that would come back as another is refused.
 
@@ -247,7 +248,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
 
 
 def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: bool) -> dict[str, Any]:
-    """Values of a file that says the fields, made from another of the same format.
+    """Values that state the fields, merged into another file of the same format.
 
     Args:
         template: path of the other file.
@@ -259,8 +260,8 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
     source, template_form = recognised(text_of(Path(template)), str(template))
     if template_form is not form:
         raise LaunchFileError(
-            f"{template}: this is a launch file of {template_form.name}, not of {form.name}; give one "
-            f"of {form.name}, or none"
+            f"{template}: this is a launch file of {template_form.name}, not of {form.name}; give a file of "
+            f"{form.name}, or leave it out"
         )
     # Values are computed under plain names, and stand in the user's file perhaps inside a wrapping table.
     places = {key.removeprefix(wrapper_of(key)): key for key in source.written}
@@ -331,7 +332,7 @@ def _parents(key: str) -> set[str]:
 
 
 def without_model(fields: Fields) -> Fields:
-    """The fields that say nothing of the model."""
+    """All fields but those of the model."""
     return {
         key: value for key, value in fields.items() if not key.startswith(("model.", "experts.", "latent.", "mamba."))
     }

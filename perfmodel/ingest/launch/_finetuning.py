@@ -1,4 +1,4 @@
-"""Adapters, sharding, precision and optimizers as the front ends of fine-tuning have them in common.
+"""Settings that fine-tuning front ends share: adapters, sharding, precision and optimizers.
 
 They all run on PyTorch alone, on its FSDP or on DeepSpeed, so that each of their files is predicted by one of these.
 """
@@ -19,7 +19,7 @@ _LORA: Final = ("lora", "qlora", "qalora", "longlora")
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Settings of adapters in a file, before it is known whether there are any."""
+    """A file's settings for adapters, whether or not it uses any."""
 
     rank: Any
     targets: Any = None
@@ -30,7 +30,7 @@ class Adapters:
 
     @property
     def fields(self) -> Fields:
-        """LoRA: all weights are frozen but those of adapters."""
+        """The LoRA fields; all weights except adapters are frozen."""
         fields: Fields = {"frozen": True, "adapter_rank": WHOLE.read(self.rank)} | adapter_modules(self.targets)
         if self.dropout is not None:
             fields["adapter_dropout"] = NUMBER.read(self.dropout) > 0
@@ -38,13 +38,13 @@ class Adapters:
             fields["base_weights"] = _BASE_WEIGHTS[self.bits]
         elif self.bits:
             fields["doubt.quantized"] = (
-                f"memory may be wrong: the file keeps frozen weights in {self.bits} bits, the prediction in 16"
+                f"memory may be wrong: the file keeps frozen weights in {self.bits} bits, but the prediction counts 16"
             )
         return fields
 
 
 def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
-    """Weights that are trained, by a front end's word for it.
+    """Which weights are trained, from a front end's setting for it.
 
     Args:
         kind: the word, such as `full` or `lora`.
@@ -56,8 +56,10 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
         return {}
     if word == "freeze":
         return {
-            "doubt.trained": f"what is trained may be wrong: {key} freeze trains a part of the "
-            "weights, the prediction all"
+            "doubt.trained": (
+                f"what is trained may be wrong: {key}=freeze trains some of the weights, but all are "
+                "predicted to be trained"
+            )
         }
     fields = adapters.fields
     # DoRA, VeRA, IA3 and the like also train little beside frozen weights: LoRA is the nearest of what is modelled.
@@ -67,7 +69,7 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
 
 
 def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, default_micro: int) -> Fields:
-    """Sequences of a device in a pass, and passes of a step.
+    """Sequences per device and pass, and accumulation steps.
 
     Args:
         settings: values of the file.
@@ -82,7 +84,7 @@ def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, de
 
 
 def is_on(value: Any) -> bool:
-    """Whether a switch is on, for switches that also take words (`auto`, `offload`)."""
+    """Whether a switch is on; words other than true or false (`auto`, `offload`) are accepted too."""
     return value not in (None, False, "", [], 0) and str(value).lower() not in ("false", "no", "none", "0")
 
 
@@ -99,7 +101,7 @@ _NOT_PLAIN: Final = ("galore", "apollo", "lomo", "badam", "shampoo", "adam_mini"
 
 
 def optimizer_fields(name: Any) -> Fields:
-    """An optimizer by the name that Hugging Face's Trainer, torch or bitsandbytes has for it (`adamw_torch_fused`,
+    """The optimizer that a name of Hugging Face's Trainer, torch or bitsandbytes stands for (`adamw_torch_fused`,
     `paged_adamw_8bit`, `torch.optim.AdamW`)."""
     if not isinstance(name, str):
         raise BadValue(f"must be the name of an optimizer, got {name!r}")
@@ -113,12 +115,10 @@ def optimizer_fields(name: Any) -> Fields:
         return {"optimizer": "adam8bit"}
     fields: Fields = {"optimizer": known}
     if narrow:
-        fields["doubt.optimizer"] = (
-            f"memory may be wrong: the prediction keeps the states of optimizer {name} in 16 bits"
-        )
+        fields["doubt.optimizer"] = f"memory may be wrong: the states of optimizer {name} are predicted in 16 bits"
     if plain.startswith("paged"):
         fields["note.optimizer"] = (
-            f"the prediction keeps the states of {name} on the device; the optimizer may move them to the host"
+            f"optimizer {name} may move its states to the host, but the prediction keeps them on the device"
         )
     return fields
 
@@ -222,7 +222,7 @@ def _is_second(settings: Mapping[str, Any]) -> bool:
 
 
 def torch_framework(fields: Fields, entries: Entries) -> str:
-    """The framework of the catalog for a run on PyTorch alone."""
+    """The catalog's framework for plain PyTorch."""
     if not fields.get("zero"):
         return "pytorch"
     compiled = any(is_on(entries[name].value) for name in ("torch_compile", "compile") if name in entries)
@@ -230,25 +230,25 @@ def torch_framework(fields: Fields, entries: Entries) -> str:
 
 
 def checkpointing_fields(value: Any) -> Fields:
-    """Recompute of whole layers; axolotl's words offload what a layer begins with to the host too."""
+    """Recomputation of whole layers; some of axolotl's values also offload each layer's input to the host."""
     if not is_on(value):
         return {"recompute": "none"}
     fields: Fields = {"recompute": "full"}
     if str(value).lower() in ("offload", "offload_disk", "unsloth"):
         fields["note.checkpoints"] = (
-            f"the prediction keeps inputs of layers on the device; {value} copies them to the host"
+            f"{value} copies the inputs of layers to the host, but the prediction keeps them on the device"
         )
     return fields
 
 
 def padding_note(length: str, is_packed: bool) -> Fields:
-    """A sentence on sequences that a data set does not fill."""
+    """The note on sequences shorter than the full length."""
     if is_packed:
         return {}
-    return {"note.padding": f"every sequence is as long as {length} allows, though without packing most are shorter"}
+    return {"note.padding": f"every sequence has the full length ({length}); without packing, most are shorter"}
 
 
 def sharded_sequences(ranks: Any, kind: str) -> Fields:
-    """Ranks that share a sequence."""
+    """Context parallelism: the ranks that share a sequence."""
     degree = WHOLE_OR_NONE.read(ranks)
     return {"cp": degree, "cp_kind": kind} if degree > 1 else {}

@@ -74,7 +74,7 @@ class _Training:
 def finetuning_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Settings of the command by which a script fine-tunes, and of the file that it names; None of another script.
+    """Settings of a script's fine-tuning command and of the file that it names; None for other scripts.
 
     Args:
         text: the script.
@@ -103,7 +103,7 @@ def finetuning_command(
     unread = len(trainings) - 1
     if unread:
         line = best.command.argv[0].line
-        remarks.append(f"{unread + 1} commands fine-tune; perfmodel reads the one on line {line}")
+        remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
     return source, best.form
 

@@ -1,4 +1,4 @@
-"""Files of fine-tuning front ends together with those of DeepSpeed and Accelerate that they name."""
+"""Files of fine-tuning front ends, joined with the DeepSpeed and Accelerate files that they name."""
 
 import re
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradie
 
 
 def finetuning_format(entries: Entries) -> LaunchFormat | None:
-    """The front end whose file this is; None of another file."""
+    """The front end that the file belongs to; None for other files."""
     # mergekit and others have a `base_model` too.
     if "base_model" in entries and not {"sequence_len", "micro_batch_size", "adapter"} & set(entries):
         return None
@@ -65,7 +65,8 @@ def finetuning_format(entries: Entries) -> LaunchFormat | None:
 
 
 def with_named_files(source: Source, form: LaunchFormat, folder: Path) -> tuple[Source, LaunchFormat]:
-    """A front end's file with the files of DeepSpeed and Accelerate that it names, and the format that reads both.
+    """Join a front end's file with the DeepSpeed and Accelerate files that it names; returns the format that reads
+    both.
 
     Args:
         source: what the file or command says.
@@ -90,8 +91,9 @@ def with_named_files(source: Source, form: LaunchFormat, folder: Path) -> tuple[
 def _remark(form: LaunchFormat, framework: str) -> Fields:
     title = _TITLES[form.name]
     return {
-        "note.framework": f"{title} runs on {framework}, and the job is predicted as such; overheads "
-        f"of {title} itself are not modelled"
+        "note.framework": (
+            f"{title} runs on {framework}, so {framework} is predicted; overheads of {title} itself are not modelled"
+        )
     }
 
 
@@ -121,11 +123,11 @@ def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
 
 
 def text_of_named(path: Path) -> str:
-    """The text of a file that another names; raises `LaunchFileError` where it cannot be read."""
+    """The text of a file that another refers to; raises `LaunchFileError` if it cannot be read."""
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; fix it, or leave it out of the launch file") from None
+        raise LaunchFileError(f"{path}: cannot be read; fix it, or remove it from the launch file") from None
 
 
 def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str, Entry]:
@@ -213,7 +215,7 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
             "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} was not "
             "found beside the file"
         }
-    return {"note.deepspeed": f"zero={stage[1]}, as the name of {name} says; the file itself was not found"}
+    return {"note.deepspeed": f"zero={stage[1]} is taken from the name of {name}; the file itself was not found"}
 
 
 def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:

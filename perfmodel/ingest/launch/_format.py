@@ -18,7 +18,7 @@ Syntax = Literal["arguments", "json", "python", "toml", "yaml"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Fields of a file: those that it states, and the format's defaults."""
+    """The fields that a file states, and the format's defaults for the others."""
 
     fields: Fields
     defaults: Fields
@@ -27,7 +27,7 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFormat:
-    """A format of launch files. A further one is a module with one of these, listed in `_read.FORMATS`."""
+    """A format of launch files. To add one, write a module with a `LaunchFormat` and list it in `_read.FORMATS`."""
 
     name: str
     syntax: Syntax
@@ -63,7 +63,7 @@ class LaunchFormat:
     def read(
         self, entries: Entries, place: str, settled: Callable[[str], bool] = lambda field: False
     ) -> tuple[Stated, tuple[Unread, ...]]:
-        """Fields of a file, and its settings that are neither understood nor harmless, the worst first.
+        """Fields of a file, and the unread settings that could matter, worst first.
 
         Args:
             entries: settings of the file.
@@ -126,11 +126,11 @@ class LaunchFormat:
         return all(name in rule.optional for rule in self.table if name in rule.keys)
 
     def framework_of(self, stated: Stated, entries: Entries) -> str:
-        """Name of the framework that the file launches."""
+        """Name of the framework that the file is for."""
         return self.frameworks[0] if self.framework is None else self.framework(stated.fields, entries)
 
     def write(self, fields: Fields) -> dict[str, object]:
-        """Values of the format's keys that say the fields.
+        """Values of the format's keys that state the fields.
 
         Raises:
             LaunchFileError: a field that the framework cannot do; says why.
@@ -144,12 +144,12 @@ class LaunchFormat:
 
 
 def patterns(*themes: str) -> tuple[str, ...]:
-    """Patterns of keys, which stand with blanks between them in one text per theme."""
+    """Split texts of blank-separated key patterns."""
     return tuple(" ".join(themes).split())
 
 
 def undefined(value: object) -> bool:
-    """Whether a value depends on a variable or command whose result the file does not define."""
+    """Whether a value depends on a variable or command that the file does not define."""
     return isinstance(value, str) and ("${" in value or "$(" in value)
 
 

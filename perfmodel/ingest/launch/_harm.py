@@ -1,4 +1,4 @@
-"""Settings of a launch file that nobody read, in order of the harm that they can do to a prediction.
+"""Unread settings of a launch file, ranked by what they may make wrong in a prediction.
 
 This is the one place that all formats share. A format lists what it knows to be harmless; every other unread setting
 comes here. Its name tells what it is about (`harm_of`). Settings of the model, of what is trained, of the layout, of
@@ -17,7 +17,7 @@ from perfmodel.plain_text import plain_text
 
 
 class Harm(IntEnum):
-    """Part of a prediction that an unread setting may make wrong, the worst first."""
+    """Parts of a prediction that an unread setting may make wrong, worst first."""
 
     MODEL = 0
     TRAINED = 1
@@ -104,7 +104,7 @@ class Unread:
 
 
 def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
-    """Whether a setting is known to change nothing: by the patterns of its format or by those of all formats."""
+    """Whether a setting is known to have no effect, by the patterns of its format or those of all formats."""
     if any(fnmatchcase(key, pattern) for pattern in patterns):
         return True
     name = _plain(key)
@@ -112,7 +112,7 @@ def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
 
 
 def harm_of(key: str) -> Harm:
-    """Part of a prediction that may be wrong if a setting of this name is not read."""
+    """The part of a prediction that may be wrong because a setting of this name was not read."""
     name = _plain(key)
     for phrase, harm in _PHRASES:
         if phrase.search(name):
@@ -126,7 +126,7 @@ def harm_of(key: str) -> Harm:
 
 
 def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) -> tuple[str, ...]:
-    """Sentences that name what may be wrong in a prediction, the worst first.
+    """Sentences that say what may be wrong in a prediction, worst first.
 
     Args:
         unread: settings that were not understood.

@@ -29,7 +29,7 @@ _DEFAULTS: Final = "defaults."
 
 
 def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Source, LaunchFormat]:
-    """Entries of a file of a hook in the framework's own format.
+    """Entries of a hook's file, converted to the framework's own format.
 
     Args:
         source: the file, one with the key `KIND`.
@@ -168,7 +168,7 @@ def _nemo(source: Source, program: str) -> tuple[Source, LaunchFormat]:
 
 
 def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
-    """Settings of torchtitan, whose objects since 2026 hold the model's specification and converters by class."""
+    """Settings of torchtitan; since 2026 the model's specification and converters are objects."""
     entries: dict[str, Entry] = {}
     for key, entry in source.entries.items():
         # Objects by class, as the configuration of 2026 has them, become the keys and words of the tables before.

@@ -1,4 +1,4 @@
-"""Lines of Python that a training script takes in to write its arguments, as its framework parsed them, to JSON.
+"""Lines of Python to paste into a training script; they write the framework's parsed arguments to JSON.
 
 They run beside the framework, so that no shell is followed and nothing is guessed; `_hook_file` reads what they write.
 """
@@ -77,7 +77,7 @@ def perfmodel_built(config, chosen):
 HOOKS: Final[dict[str, tuple[str, str]]] = {
     # A parser without arguments gives the defaults, so that what the user set can be told from them.
     "megatron": (
-        "Megatron-LM or Megatron-Core: behind initialize_megatron(), as in pretrain() of megatron/training/training.py",
+        "Megatron-LM or Megatron-Core: after initialize_megatron(), as in pretrain() of megatron/training/training.py",
         """\
 import argparse
 from megatron.training import get_args
@@ -94,16 +94,16 @@ perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
     ),
     # Fiddle's recipes are not built yet: what they set and what they leave to the defaults of their classes is at hand.
     "nemo": (
-        "NeMo 2: behind recipe = ...pretrain_recipe(...) and what changes it, before it is run",
+        "NeMo 2: after recipe = ...pretrain_recipe(...) and the lines that change it, before it is run",
         _FIDDLE + "perfmodel_dump(perfmodel_built(recipe, True), perfmodel_built(recipe, False))\n",
     ),
     "torchtitan": (
-        "torchtitan: in train.py behind config = config_manager.parse_args()",
+        "torchtitan: in train.py after config = config_manager.parse_args()",
         "perfmodel_dump(config, perfmodel_defaults(config))\n",
     ),
     # DeepSpeed's file as it was read, without its defaults: all in it is the user's. The model is that of the script.
     "deepspeed": (
-        "DeepSpeed: behind model_engine, ... = deepspeed.initialize(...)",
+        "DeepSpeed: after model_engine, ... = deepspeed.initialize(...)",
         """\
 perfmodel_config = getattr(model_engine.module, "config", None)
 perfmodel_dump(
@@ -114,7 +114,7 @@ perfmodel_dump(
     ),
     # Settings of DeepSpeed and adapters of peft are no arguments of the Trainer and are taken from their own objects.
     "hf-trainer": (
-        "Hugging Face's Trainer (and trl's): behind trainer = Trainer(...), before trainer.train()",
+        "Hugging Face's Trainer (and trl's): after trainer = Trainer(...), before trainer.train()",
         """\
 perfmodel_settings = trainer.args.to_dict()
 if getattr(trainer.args, "hf_deepspeed_config", None) is not None:
@@ -131,7 +131,7 @@ perfmodel_dump(
     ),
     # Defaults stand in base.yml, whose folder depends on the version.
     "maxtext": (
-        "MaxText: in train.py behind config = pyconfig.initialize(sys.argv)",
+        "MaxText: in train.py after config = pyconfig.initialize(sys.argv)",
         """\
 import pathlib
 import yaml
@@ -143,7 +143,7 @@ perfmodel_dump(config.get_keys(), yaml.safe_load(perfmodel_base.read_text()) if 
 """,
     ),
     "nanotron": (
-        "nanotron: behind trainer = DistributedTrainer(config_file), before trainer.train(...)",
+        "nanotron: after trainer = DistributedTrainer(config_file), before trainer.train(...)",
         "perfmodel_dump(trainer.config.as_dict(), perfmodel_defaults(trainer.config))\n",
     ),
 }
@@ -151,7 +151,7 @@ perfmodel_dump(config.get_keys(), yaml.safe_load(perfmodel_base.read_text()) if 
 
 
 def hook_lines(name: str) -> str:
-    """The lines to paste into the training script of a framework; what they write is read by `--from args.json`.
+    """The lines to paste into a framework's training script; `--from args.json` reads the file that they write.
 
     Raises:
         UnknownNameError: no lines for this framework are known.

@@ -1,4 +1,4 @@
-"""Turns what a file says into a model, a layout and a job, and lists what is left open and what is filled in."""
+"""Turns a file's settings into a model, a layout and a job, and lists what was filled in and what is missing."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ _SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch file in the terms of this package."""
+    """A launch file translated into this package's model, layout and job."""
 
     path: str
     format: str
@@ -75,7 +75,7 @@ class Launch:
     """Facts that a prediction still needs, a sentence with the remedy each."""
 
     def problem(self, cluster: Cluster | str) -> Problem:
-        """The file's problem on a cluster: with the layout all that a prediction or a search needs.
+        """The file's model and job on a cluster; with the layout, all that a prediction or a search needs.
 
         What of the job the file does not say is as the framework has it.
 
@@ -94,7 +94,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Settings of the caller; they win over the file's."""
+    """Settings of the caller, which override those of the file."""
 
     devices: int | None = None
     global_batch: int | None = None
@@ -107,7 +107,7 @@ class Overrides:
     """Whether the file's layout is wanted; else what it does not define of it does not matter."""
 
     def states(self, field: str) -> bool:
-        """Whether the caller states a field of a file (`perfmodel.ingest.launch._table`)."""
+        """Whether the caller sets a field of the file (`perfmodel.ingest.launch._table`)."""
         if field.startswith(("model", "experts.", "latent.", "mamba.")):
             return self.model is not None
         if field in ("devices", "nodes"):
@@ -117,7 +117,7 @@ class Overrides:
 
     @property
     def settled(self) -> tuple[Harm, ...]:
-        """Parts of a prediction that no unread setting can make wrong, because the caller states them."""
+        """Parts of a prediction that the caller states, so that unread settings cannot make them wrong."""
         stated = {Harm.MODEL: self.model, Harm.PRECISION: self.dtype}
         return tuple(harm for harm, value in stated.items() if value is not None)
 
@@ -142,7 +142,7 @@ def settle(
     unread: tuple[Unread, ...],
     notes: tuple[str, ...],
 ) -> Launch:
-    """Layout, model and job of a file: as it states them, else as the framework has them by default.
+    """Determine layout, model and job: from the file, else by the framework's defaults.
 
     Args:
         place: path of the file, after which a model is called that the catalog does not have.
@@ -227,7 +227,10 @@ def _assumptions(
     if global_batch is not None and not overrides.global_batch and not {"global_batch", "grad_accum"} & set(known):
         assumed.append(f"global_batch={global_batch} (the file states no accumulation; --global-batch sets another)")
     if model is not None and "seq_len" not in known and overrides.seq_len is None:
-        assumed.append(f"sequences of {model.seq_len:,} tokens, the length of {model.name}; --seq-len sets another")
+        assumed.append(
+            f"seq_len={model.seq_len:,} (the file does not state it; this is the length of {model.name}; "
+            "--seq-len sets another)"
+        )
     return tuple(assumed)
 
 
@@ -348,9 +351,7 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
 
 def _even(number: float, place: str, what: str) -> int:
     if number < 1 or not float(number).is_integer():
-        raise LaunchFileError(
-            f"{place}: {what} come to {number:g}, which is not a whole number; change the batch sizes"
-        )
+        raise LaunchFileError(f"{place}: {what} is {number:g}, which is not a whole number; change the batch sizes")
     return int(number)
 
 
@@ -372,9 +373,8 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
         pp = values.get("pp", 1)
         if layers is None or layers % (pp * per_chunk):
             raise LaunchFileError(
-                f"{place}: {layers or 'unknown'} layers cannot be cut into chunks of {per_chunk} on "
-                f"{pp} pipeline stages; "
-                "give --layout vpp=N"
+                f"{place}: {layers or 'unknown'} layers cannot be divided into chunks of {per_chunk} on {pp} "
+                "pipeline stages; give --layout vpp=N"
             )
         values["vpp"] = layers // (pp * per_chunk)
     # Without a pipeline there is nothing to interleave: frameworks ignore the setting.

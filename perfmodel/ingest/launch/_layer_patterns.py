@@ -1,4 +1,4 @@
-"""Patterns of layers: lists as Megatron-Core's arguments write them, and its hybrids of Mamba."""
+"""Patterns of layers: lists as in Megatron-Core's arguments, and its Mamba hybrids."""
 
 import ast
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def _listed(node: ast.AST) -> list[int] | int:
 
 
 def expert_layers(frequency: Any, layers: int) -> list[bool]:
-    """Which layers have experts: every so many one, the first of them, or as a list says (Megatron-Core
+    """Which layers have experts: every n-th, or as a list says (Megatron-Core
     `megatron/core/models/gpt/gpt_layer_specs.py`); raises `BadValue`."""
     # The shell may have divided an expression at its blanks.
     text = " ".join(map(str, frequency)) if isinstance(frequency, list) else str(frequency).strip()
@@ -61,7 +61,7 @@ def expert_layers(frequency: Any, layers: int) -> list[bool]:
 
 
 def expert_fields(has_experts: Sequence[bool]) -> dict[str, Any]:
-    """Fields that say which layers have experts; of a pattern that is not regular a word of sub-layers per layer."""
+    """Fields that say which layers have experts; an irregular pattern is spelled out layer by layer."""
     # `Experts` says regular patterns by two numbers, dense layers first and then every n-th one with experts.
     layers = len(has_experts)
     if not any(has_experts):
@@ -82,8 +82,8 @@ def _regular(layer: int, dense: int, every: int) -> bool:
 
 
 def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
-    """A letter of `Transformer.mixers` for every layer of a hybrid: attention spread evenly among Mamba layers, then
-    feed-forwards in place of Mamba layers (Megatron-Core `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
+    """The letter of `Transformer.mixers` for each layer of a hybrid: attention and feed-forward layers are spread
+    evenly among Mamba layers (Megatron-Core `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
     # Rounding and order are those of Megatron-Core: attention goes first, and what is left of the Mamba layers is
     # shared with feed-forwards. Another order gives other stages on a pipeline, so that it is followed to the letter.
     attention = round(layers * attention_ratio)

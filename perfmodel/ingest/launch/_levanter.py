@@ -89,8 +89,8 @@ def _model(settings: Mapping[str, Any]) -> Fields:
             sizes[name] = WHOLE.read(settings[f"model.{name}"])
     if sizes["num_heads"] % sizes.get("num_kv_heads", 1):
         raise BadValue(
-            f"{sizes['num_heads']} heads cannot share {sizes['num_kv_heads']} of keys and values, which is the default "
-            f"of {kind}; add num_kv_heads, got {sizes['num_heads']!r}"
+            f"{sizes['num_heads']} heads are not a multiple of the {sizes['num_kv_heads']} key-value heads that "
+            f"{kind} has by default; set num_kv_heads, got {sizes['num_heads']!r}"
         )
     fields: Fields = dict(_KINDS[kind])
     fields |= {

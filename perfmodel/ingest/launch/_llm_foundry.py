@@ -97,7 +97,7 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
 
 
 def sharding(value: Any) -> Fields:
-    """ZeRO stage of torch's FSDP by the name of its sharding strategy."""
+    """The ZeRO stage that a sharding strategy of torch's FSDP stands for."""
     fields: Fields = {"zero": words(STRATEGIES).read(value)}
     # Torch shards within a node and copies across nodes, unless a script makes groups of its own.
     if "HYBRID" in str(value).upper():
@@ -114,7 +114,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 
 
 def stage_of_resharding(again: Any) -> int:
-    """ZeRO stage of torch's second FSDP, which has no names of strategies.
+    """The ZeRO stage of torch's FSDP2, which has no named strategies.
 
     Weights that are not sharded again after forward stay gathered for backward, as in stage 2.
 
@@ -142,14 +142,14 @@ def offloads_to_host(fields: Fields) -> bool:
     # CPUOffload is one switch for all that is sharded: the stage decides what goes to the host.
     if place != "none" and {"offload_states": place} != fsdp_offload(fields["zero"], on_host=True):
         raise LaunchFileError(
-            f"offload_states={place}: FSDP offloads weights too with zero=3, and the optimizer alone "
-            "with zero=2; use the other"
+            f"offload_states={place}: FSDP offloads weights and optimizer with zero=3, and only the optimizer "
+            "with zero=2; choose the matching one"
         )
     return place != "none"
 
 
 def strategy(fields: Fields) -> str:
-    """Torch's name of the sharding strategy of a layout's fields.
+    """Torch's name for the sharding strategy of a layout.
 
     Raises:
         LaunchFileError: the layout has none.
@@ -157,7 +157,7 @@ def strategy(fields: Fields) -> str:
     # Torch makes hybrid groups of one node unless a script gives it others.
     hybrid = fields["replicate"] > 1
     if hybrid and fields["dp"] // fields["replicate"] != fields["devices_per_node"]:
-        raise LaunchFileError("replicate: the file shards over all replicas or over those of a node")
+        raise LaunchFileError("replicate: the file can shard over all replicas or within a node")
     names = (name for name, stage in STRATEGIES.items() if stage == fields["zero"] and ("HYBRID" in name) == hybrid)
     name = next(names, None)
     if name is None:
@@ -306,19 +306,19 @@ LLM_FOUNDRY: Final = LaunchFormat(
     limits={
         "pp": "it has no pipeline",
         "cp": "it has no context parallelism",
-        "ep": "experts are not spread by this file",
+        "ep": "this file does not distribute experts",
         "vpp": "it has no pipeline",
         "schedule": "it has no pipeline",
-        "sequence_parallel": "it shards no norms",
+        "sequence_parallel": "it does not shard norms",
         "recompute": "FSDP recomputes whole blocks or none",
-        "recompute_full_layers": "it recomputes every block alike",
+        "recompute_full_layers": "it recomputes all blocks in the same way",
         "overlap_grad_reduce": "FSDP always overlaps gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",
-        "tp_overlap": "its files have no key for this",
-        "order": "its files have no key for this",
+        "tp_overlap": "its files have no key for this setting",
+        "order": "its files have no key for this setting",
         "partition": "it has no pipeline",
-        "replicate": "it shards over all replicas or over those of a node",
-        "prefetch": "its files have no key for this",
-        "offload_states": "Composer keeps states on the device",
+        "replicate": "it shards over all replicas or within a node",
+        "prefetch": "its files have no key for this setting",
+        "offload_states": "Composer does not offload states",
     },
 )

@@ -101,7 +101,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
         kind = words(_POLICIES | {"custom": "full"}).read(name)
     if name in _EXACT:
         return {"recompute": kind}
-    return {"recompute": kind, "note.remat": f"remat_policy {name} is predicted as recompute={kind}, the nearest kind"}
+    return {"recompute": kind, "note.remat": f"remat_policy {name} is predicted as recompute={kind}, the closest kind"}
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
@@ -139,7 +139,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         fields["ep_most"] = _MOST_EXPERT_RANKS
         del fields["ep"]
     elif not open_axes <= {"data", "fsdp"}:
-        raise BadValue(f"leaves {', '.join(sorted(open_axes))} open (-1); write its degree")
+        raise BadValue(f"sets {', '.join(sorted(open_axes))} to -1; write the degree instead")
     # The fsdp axis shards weights and all that belongs to them, and so does that of experts (`logical_axis_rules` of
     # base.yml: `embed`); without these the data axis may shard optimizer states.
     sharded = bool(open_axes & {"fsdp", "ep"}) or sizes["fsdp"] > 1 or sizes["ep"] > 1
@@ -158,19 +158,24 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 def _write_mesh(fields: Fields) -> Mapping[str, Any]:
     """Degrees of the axes within a slice (raises `LaunchFileError` for what MaxText's mesh cannot hold)."""
     if fields["zero"] == 2:
-        raise LaunchFileError("zero=2: MaxText shards optimizer states over data (1) or weights over fsdp (3)")
+        raise LaunchFileError(
+            "zero=2: MaxText has only zero=1 (optimizer states sharded on its data axis) and zero=3 (weights on "
+            "its fsdp axis); use one of these"
+        )
     # The inverse of `_mesh`: replicas that are no expert ranks are divided between copies (data) and shards (fsdp).
     shards = fields["dp"] // fields["ep"]
     if fields["dp"] % fields["ep"]:
         raise LaunchFileError(
-            f"ep={fields['ep']}: MaxText's experts spread over replicas; it must divide dp={fields['dp']}"
+            f"ep={fields['ep']}: MaxText spreads experts over replicas, so ep must divide dp={fields['dp']}"
         )
     sharded = fields["zero"] == 3
     copies = fields["replicate"]
     if sharded and shards % copies:
         raise LaunchFileError(f"replicate={copies}: MaxText's data axis must divide dp/ep = {shards}")
     if sharded and 1 < shards == copies and fields["ep"] == 1:
-        raise LaunchFileError("zero=3 with replicate=dp: no ranks are left for MaxText's fsdp axis; use fewer copies")
+        raise LaunchFileError(
+            "zero=3 with replicate=dp: no ranks are left for MaxText's fsdp axis; use a smaller replicate"
+        )
     if not sharded and fields["ep"] > 1:
         raise LaunchFileError(f"zero={fields['zero']}: MaxText's expert axis also shards weights; use zero=3")
     # dcn axes span slices, of which this file assumes one.
@@ -214,7 +219,7 @@ def _stages(settings: Mapping[str, Any]) -> Fields:
 def _write_stages(fields: Fields) -> Mapping[str, Any]:
     if fields["pp"] == 1:
         return {}
-    layers = layers_per_stage(fields, f"pp={fields['pp']}: MaxText", "take another pp, or give the model")
+    layers = layers_per_stage(fields, f"pp={fields['pp']}: MaxText", "use another pp, or give the model")
     return {"num_layers_per_pipeline_stage": layers}
 
 
@@ -274,8 +279,10 @@ def _weights(settings: Mapping[str, Any]) -> Fields:
         # Moments have the type of the weights unless `mu_dtype` says another (MaxText `optimizers.py`).
         return {"optimizer": "adam16bit"}
     return {
-        "doubt.weights": f"memory may be wrong: the file keeps weights and optimizer states in {name}, "
-        "the prediction in float32"
+        "doubt.weights": (
+            f"memory may be wrong: the file keeps weights and optimizer states in {name}, but the "
+            "prediction counts float32"
+        )
     }
 
 
@@ -429,12 +436,12 @@ MAXTEXT: Final = LaunchFormat(
     ),
     limits={
         "schedule": "its pipeline is gpipe, and breadth-first with vpp > 1",
-        "overlap_grad_reduce": "XLA decides on overlap",
-        "overlap_param_gather": "XLA decides on overlap",
-        "tp_overlap": "XLA decides on overlap",
+        "overlap_grad_reduce": "XLA decides what overlaps",
+        "overlap_param_gather": "XLA decides what overlaps",
+        "tp_overlap": "XLA decides what overlaps",
         "recompute_full_layers": "its policies apply to all layers",
         "partition": "its stages have equal numbers of layers",
-        "offload": "offloading policies are not written",
-        "order": "its mesh has an order of its own",
+        "offload": "perfmodel does not write policies that offload",
+        "order": "the order of its mesh is fixed",
     },
 )

@@ -24,7 +24,7 @@ _SETTING: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 def maxtext_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Source | None:
-    """Settings of the command of a shell script that trains with MaxText; None of a script without one.
+    """Settings of the command that trains with MaxText in a shell script; None for scripts without one.
 
     Args:
         text: the script.

@@ -50,12 +50,12 @@ SCHEDULED: Final = (*NUMBERED, "gres-gpus")
 
 
 def scheduled_settings(job: Mapping[str, int]) -> dict[str, int]:
-    """Numbers that a job asks its scheduler for, as the settings that `world_of` reads."""
+    """Numbers that a job requests from its scheduler, as the settings that `world_of` reads."""
     return {f"sbatch-{name}": number for name, number in job.items() if name in SCHEDULED}
 
 
 def world_of(settings: Mapping[str, Any]) -> Fields:
-    """Devices of the job: those of a launcher (torchrun, DeepSpeed's, Accelerate's), else those of the scheduler."""
+    """Devices of the job: from the launcher (torchrun, DeepSpeed's, Accelerate's), else from the scheduler."""
     # Who starts the processes knows their number best: torchrun's and DeepSpeed's flags per node, then launchers that
     # count all processes, and at last what the job asks its scheduler for.
     scheduled = {}
@@ -68,7 +68,8 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
     if each is not None and nodes is None and settings.get("hostfile"):
         hostfile = settings["hostfile"]
         guess = (
-            f"{each} devices, a guess, because the nodes are listed in {hostfile}, which is not read; give --devices"
+            f"devices={each} is a guess: the nodes are listed in {hostfile}, which perfmodel does not read; "
+            "give --devices"
         )
         return {"devices": each, "note.devices": guess}
     if each is not None:
@@ -86,7 +87,7 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
     if gpus is not None:
         return {"devices": (nodes or 1) * gpus}
     if "ntasks-per-node" in scheduled or "ntasks" in scheduled:
-        guess = "one device per node, a guess from the number of tasks; give --devices"
+        guess = "one device per node is a guess from the number of tasks; give --devices"
         return {"devices": nodes or 1, "note.devices": guess}
     return {}
 

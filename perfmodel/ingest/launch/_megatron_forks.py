@@ -1,4 +1,4 @@
-"""Arguments that forks of Megatron-LM have and it has not: how they lay a job out, and adapters.
+"""Arguments that only forks of Megatron-LM have: for the layout, and for adapters.
 
 Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `mindspeed/features_manager`,
 `mindspeed_llm/training/arguments.py`.
@@ -48,7 +48,8 @@ def _offloaded_states(arguments: Mapping[str, Any]) -> Fields:
     if share == 1:
         return {"offload_states": "optimizer"}
     doubt = (
-        f"memory may be wrong: --{_OFFLOADED_SHARE} {share:g} offloads a part of optimizer states, the prediction all"
+        f"memory may be wrong: --{_OFFLOADED_SHARE} {share:g} offloads a part of the optimizer states, but "
+        "the prediction offloads all"
     )
     return {"offload_states": "optimizer", "doubt.offload": doubt}
 

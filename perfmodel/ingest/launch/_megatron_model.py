@@ -128,7 +128,7 @@ def _layers(arguments: Mapping[str, Any]) -> Fields:
 
 
 def idle_layers(value: Any) -> set[int]:
-    """The layers of MindSpeed's `--noop-layers` (`61,62,63`), counted from 0."""
+    """Layer numbers in MindSpeed's `--noop-layers` (`61,62,63`), counted from 0."""
     parts = value if isinstance(value, list) else str(value or "").split(",")
     texts = [str(part).strip() for part in parts if str(part).strip()]
     if not all(text.isdecimal() for text in texts):
@@ -175,7 +175,7 @@ _OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
 
 
 def of_deepspeed(arguments: Mapping[str, Any]) -> bool:
-    """Whether arguments are those of Megatron-DeepSpeed."""
+    """Whether the arguments are for Megatron-DeepSpeed."""
     names = (
         "deepspeed",
         "deepspeed-config",
@@ -217,7 +217,7 @@ def _experts(arguments: Mapping[str, Any]) -> Fields:
     if len(set(as_list(arguments.get("num-experts"))) - {"1"}) > 1:
         numbers = ", ".join(map(str, as_list(arguments["num-experts"])))
         fields["doubt.experts"] = (
-            f"the model may be wrong: its layers have {numbers} experts, those of the prediction {count} each"
+            f"the model may be wrong: its layers have {numbers} experts, but the prediction has {count} in each"
         )
     if "moe-intermediate-size" in arguments:
         fields["experts.ffn_hidden"] = WHOLE.read(arguments["moe-intermediate-size"])
@@ -398,7 +398,7 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     if every is not None and str(every).isdecimal():
         fields["model.full_attention_every"] = WHOLE.read(every)
     elif every is not None:
-        raise BadValue(f"must be a whole number n: every n-th layer attends in full; got {every!r}")
+        raise BadValue(f"must be a whole number n (every n-th layer has full attention); got {every!r}")
     return fields
 
 
@@ -407,12 +407,12 @@ def _norm_ends(arguments: Mapping[str, Any]) -> Fields:
 
 
 def stated(arguments: Mapping[str, Any], name: str) -> bool:
-    """Whether a switch is set."""
+    """Whether an argument without a value is set."""
     return arguments.get(name) in (True, "true", "True")
 
 
 def argument(name: str) -> str:
-    """The argument of a field of Megatron-Core's configuration."""
+    """The command-line argument for a field of Megatron-Core's configuration."""
     return name.replace("_", "-")
 
 

@@ -24,14 +24,18 @@ SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_par
 """ZeRO stages by the names of `--data-parallel-sharding-strategy`."""
 
 LIMITS: Final = {
-    "partition": "all stages between the first and the last need as many layers, and the file must state the model",
-    "recompute_full_layers": "Megatron recomputes as many layers in every stage, and nothing else selectively",
+    "partition": (
+        "the stages between the first and the last must have equal numbers of layers, and the file must state the model"
+    ),
+    "recompute_full_layers": (
+        "Megatron recomputes the same number of layers in every stage, and nothing else selectively"
+    ),
 }
 """Reasons why Megatron-Core cannot run some settings of a layout, however it is asked."""
 
 
 def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
-    """ZeRO stage of Megatron's data parallelism: the distributed optimizer is stage 1, its FSDP says its own."""
+    """ZeRO stage of Megatron's data parallelism: 1 for the distributed optimizer; Megatron-FSDP states its own."""
     if sharded:
         name = strategy or "optim_grads_params"
         if name not in SHARDING:
@@ -53,7 +57,7 @@ def require_no_pipeline(fields: Fields) -> None:
 
 
 def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
-    """Recompute as Megatron's three settings say it: `block` recomputes that many layers of every stage in full."""
+    """Recomputation by Megatron's three settings: `block` recomputes that many layers of every stage in full."""
     if granularity in (None, "none"):
         return {"recompute": "none"}
     if granularity == "selective":
@@ -71,7 +75,7 @@ _MODULES: Final = tuple(module for module in get_args(RecomputeModule) if module
 
 
 def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
-    """Modules that selective recompute repeats, if these are not the attention core alone.
+    """The rule for the modules that selective recomputation repeats, if they are more than core attention.
 
     Args:
         joined: several modules as one value of the file.
@@ -98,7 +102,8 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
 
 
 def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | None]:
-    """Granularity, method and number of layers; reading them back tells what they cannot say."""
+    """Granularity, method and number of layers for a layout's recomputation; reading them back shows what they cannot
+    express."""
     # `uniform` with groups of one layer keeps each layer's input, as full recompute means here.
     full_layers = fields.get("recompute_full_layers")
     if fields["recompute"] == "full":
@@ -109,7 +114,7 @@ def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | No
 
 
 def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
-    """Layers per virtual stage where the layers divide, else virtual stages per rank; nothing without several."""
+    """Layers per virtual stage if they divide evenly, else virtual stages per rank; empty without virtual stages."""
     if fields["vpp"] == 1:
         return None, None
     layers = fields.get("model.layers", 0)
@@ -120,14 +125,14 @@ def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
 
 
 def nodes_of(fields: Fields) -> tuple[int, int]:
-    """Nodes, and the devices of each: all of them where they do not fill whole nodes."""
+    """Number of nodes and devices per node; a single node if the devices do not fill whole nodes."""
     devices, each = fields["devices"], fields["devices_per_node"]
     each = each if devices % each == 0 else devices
     return devices // each, each
 
 
 def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
-    """Layers of every stage where the first and the last have numbers of their own and the others share the rest.
+    """The rule for the layers of each stage when the first and last are set and the others share the rest.
 
     Args:
         ends: keys of the layers of the first and of the last stage.
@@ -146,7 +151,8 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         rest = all_layers - sum(number or 0 for number in stated)
         if rest < 0 or (equal_stages and rest % equal_stages) or (not equal_stages and rest):
             raise BadValue(
-                f"leaves {rest} of {all_layers} layers to {equal_stages} stages, which cannot share them equally"
+                f"leaves {rest} of {all_layers} layers to {equal_stages} stages, and {rest} is not a multiple "
+                f"of {equal_stages}"
             )
         each = rest // equal_stages if equal_stages else 0
         first, last = (each if number is None else number for number in stated)
@@ -168,7 +174,7 @@ _LONGEST_LAYOUT: Final = 100_000
 
 
 def pipeline_segments(layout: str) -> list[int]:
-    """Layers of each virtual stage of a pipeline, in the order in which data passes them.
+    """Layers of each virtual stage of a pipeline, in the order of the forward pass.
 
     A layout such as `Et*3|(tt|)*6mL` has a letter for each layer (`t`), for the embedding (`E`), the head (`L`) and
     modules of further tokens (`m`), and a bar between virtual stages (`megatron/core/transformer/
@@ -194,7 +200,8 @@ def pipeline_segments(layout: str) -> list[int]:
 
 
 def pipeline_layout_rule(name: str, stages: str) -> Rule:
-    """Layers of every stage as a pipeline's layout names them one by one; virtual stages take turns on the stages.
+    """The rule for the layers of each stage in a pipeline layout string; virtual stages are dealt to the stages in
+    turn.
 
     Args:
         name: key of the layout.
@@ -208,7 +215,7 @@ def pipeline_layout_rule(name: str, stages: str) -> Rule:
         pp = WHOLE.read(settings.get(stages, 1))
         segments = pipeline_segments(value)
         if len(segments) % pp:
-            raise BadValue(f"has {len(segments)} virtual stages, which {pp} stages cannot share, got {value!r}")
+            raise BadValue(f"has {len(segments)} virtual stages, which is not a multiple of {pp} stages, got {value!r}")
         if pp == 1:
             return {}
         per_stage = tuple(sum(segments[stage::pp]) for stage in range(pp))
@@ -275,7 +282,7 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
 
 
 def dropout_rule(*names: str) -> Rule:
-    """Dropout, which a model has or has not."""
+    """The rule for dropout, which is on or off for the whole model."""
     return Rule(
         keys=names,
         read=lambda settings: {"model.dropout": any(NUMBER.read(value) > 0 for value in settings.values())},
@@ -284,7 +291,7 @@ def dropout_rule(*names: str) -> Rule:
 
 
 def recompute_rule(names: tuple[str, str, str]) -> Rule:
-    """Granularity, method and number of layers."""
+    """The rule for the granularity, method and number of layers of recomputation."""
     return Rule(
         keys=names,
         read=lambda settings: recompute_of(*(settings.get(name) for name in names)),
@@ -296,12 +303,12 @@ _CONTEXT: Final = words({"p2p": "ring", "all_gather": "all_gather", "allgather":
 
 
 def context_rule(name: str) -> Rule:
-    """Rule of the exchange of keys and values by Transformer Engine, by default around a ring."""
+    """The rule for how Transformer Engine exchanges keys and values; by default around a ring."""
     return key(name, "cp_kind", Values(_CONTEXT.read, lambda kind: None if kind == "ring" else _CONTEXT.write(kind)))
 
 
 def graph_rule(name: Callable[[str], str]) -> Rule:
-    """CUDA graphs: none, of every layer, or of the whole step.
+    """The rule for CUDA graphs: none, one per layer, or one of the whole step.
 
     Megatron-Core captures layers itself (`enable_cuda_graph`, later `cuda_graph_impl` local) or leaves it to
     Transformer Engine (`external_cuda_graph`); the scope asks for the whole step. Graphs of parts of layers are taken
@@ -327,7 +334,7 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
             return {"cuda_graphs": "layers"}
         return {
             "cuda_graphs": "none",
-            "note.cuda_graphs": f"CUDA graphs of {', '.join(sorted(named))} are not modelled",
+            "note.cuda_graphs": f"CUDA graphs for {', '.join(sorted(named))} are not modelled",
         }
 
     def write(fields: Fields) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Megatron's arguments written as a table of YAML or JSON instead of a command line.
+"""Megatron's arguments in YAML or JSON files instead of on a command line.
 
 Megatron-LM's own test cases (`MODEL_ARGS`), its `--yaml-cfg`, Primus (`overrides`), FlagScale (`system`, `model`) and
 GPT-NeoX write them so. Their keys become the entries that a command line gives, and Megatron's table reads those.
@@ -44,7 +44,7 @@ _SYNONYMS: Final = {
 
 
 def megatron_arguments(source: Source) -> Source | None:
-    """The entries of a file as a command line of Megatron would give them; None of a file that holds no arguments."""
+    """A file's entries as Megatron's command-line arguments; None if it holds no arguments."""
     table, notes = _table_of(source.entries)
     stated: dict[str, Entry] = {}
     for key, entry in source.entries.items():
@@ -75,7 +75,7 @@ def _primus_framework(entries: Entries) -> str:
 
 
 def primus_overrides(source: Source) -> tuple[str, Source] | None:
-    """The framework other than Megatron on which a file of Primus trains, and the settings that the file gives to it.
+    """The framework other than Megatron that a Primus file trains with, and its settings.
 
     None of another file, and of one whose settings are Megatron's arguments.
 
@@ -88,8 +88,8 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
     if framework not in _BESIDE_MEGATRON:
         readable = ", ".join((*_ON_MEGATRON, *_BESIDE_MEGATRON))
         raise LaunchFileError(
-            f"{source.place}: Primus runs this file on {framework}, which is not read (it reads {readable}); give "
-            "--model, --layout and so on instead"
+            f"{source.place}: Primus runs this file with {framework}, which perfmodel does not read (only "
+            f"{readable}); give --model, --layout and so on instead"
         )
     stated: dict[str, Entry] = {}
     model = None
@@ -127,7 +127,7 @@ _FACTORY_PLAIN: Final = {"stage": ("sft", "pt"), "finetuning_type": ("full",)}
 
 
 def factory_arguments(source: Source) -> Source | None:
-    """A file of LLaMA-Factory that trains on Megatron-Core (its `mcore_adapter`), as arguments of Megatron.
+    """A LLaMA-Factory file that trains with Megatron-Core (`mcore_adapter`), as arguments of Megatron.
 
     None of a file that says no degree of Megatron's. Weights are trained in the file's precision, and Core's
     distributed optimizer only where the file asks for it.
@@ -145,7 +145,7 @@ def factory_arguments(source: Source) -> Source | None:
 
 
 def neox_arguments(source: Source) -> Source | None:
-    """The entries of a file of GPT-NeoX as a command line of Megatron-DeepSpeed would give them; None of another."""
+    """A GPT-NeoX file's entries as arguments of Megatron-DeepSpeed; None for other files."""
     return replace(source, entries=_of_neox(source.entries)) if _is_neox(source.entries) else None
 
 

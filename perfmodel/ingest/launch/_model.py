@@ -1,4 +1,4 @@
-"""The model that fields say, the fields that say a model, and the catalog's model of a name or shape."""
+"""Converts between models and fields of launch files, and looks models up in the catalog by name or shape."""
 
 from dataclasses import fields, replace
 from typing import Final
@@ -19,7 +19,7 @@ LATENT_DEFAULTS: Final = {
 
 
 def model_of(known: Fields, place: str, name: str) -> Model | None:
-    """The model of `model.*` fields, or the catalog's model of the same shape; None if none is stated.
+    """The model stated by `model.*` fields, or the catalog's model of the same shape; None if the fields state none.
 
     Raises:
         LaunchFileError: sizes that contradict one another.
@@ -53,7 +53,7 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
     except PerfModelError as error:
         raise LaunchFileError(f"{place}: {error}") from None
     except TypeError:
-        raise LaunchFileError(f"{place}: sizes of the model are missing; give --model") from None
+        raise LaunchFileError(f"{place}: the file does not state all sizes of the model; give --model") from None
     # The catalog's entry knows more (its name, longest sequence, source), and published runs are found by its name.
     return _of_catalog(model) or model
 
@@ -80,14 +80,14 @@ def model_fields(model: Model) -> Fields:
 
 
 def shape(model: Model | None) -> Model | None:
-    """A model without its names and default lengths: models that compute alike are equal in this form."""
+    """A model without its names and default lengths, so that models with the same computation are equal."""
     if not isinstance(model, Transformer):
         return model
     return replace(model, name="", source="", aliases=(), seq_len=1, longest_seq_len=0)
 
 
 def catalog_model(name: str) -> Model | None:
-    """The catalog's model that a name of a hub or framework stands for; None where it has none."""
+    """The catalog's model for a name used by a hub or framework; None if the catalog has none."""
     for candidate in (name, *catalog.hub_names(name)):
         try:
             return catalog.model(candidate)

@@ -45,9 +45,12 @@ def _replicas(settings: Mapping[str, Any]) -> Fields:
 
 def _write_replicas(fields: Fields) -> Mapping[str, Any]:
     if fields["dp"] % fields["ep"]:
-        raise LaunchFileError(f"ep={fields['ep']}: nanotron spreads experts over replicas; use one that divides dp")
+        raise LaunchFileError(f"ep={fields['ep']}: nanotron spreads experts over replicas; use an ep that divides dp")
     if fields["ep"] > 1 and fields["tp"] > 1 and not fields["sequence_parallel"]:
-        raise LaunchFileError("sequence_parallel=false: with ep > 1 and tp > 1 every rank would send the same tokens")
+        raise LaunchFileError(
+            "sequence_parallel=false: with ep > 1 and tp > 1 every rank would send the same tokens; use "
+            "sequence_parallel=true"
+        )
     values = {"parallelism.dp": fields["dp"] // fields["ep"]}
     return values | ({_EXPERT_AXIS: fields["ep"]} if fields["ep"] > 1 else {})
 
@@ -170,10 +173,10 @@ NANOTRON: Final = LaunchFormat(
         "vpp": "it has no virtual stages",
         "schedule": "its engines are 1f1b and afab (gpipe)",
         "recompute": "it recomputes whole layers or none",
-        "recompute_full_layers": "it recomputes every layer alike",
-        "overlap_grad_reduce": "it always reduces beside backward",
-        "overlap_param_gather": "it always gathers beside the step",
-        "partition": "it balances stages by itself",
+        "recompute_full_layers": "it recomputes all layers in the same way",
+        "overlap_grad_reduce": "it always overlaps gradient reductions with the backward pass",
+        "overlap_param_gather": "it always overlaps weight gathers with the step",
+        "partition": "it balances the stages itself",
         "offload": "it has no key for activations in host memory",
         "order": "its ranks are numbered tp, cp, dp, pp",
     },

@@ -288,7 +288,7 @@ NEMO: Final = LaunchFormat(
         "model.masked_softmax_fusion",
         "model.rampup_batch_size",
     ),
-    limits=_LIMITS | {"zero": "NeMo shards optimizer states (1) or, by FSDP, weights (3)"},
+    limits=_LIMITS | {"zero": "NeMo has only zero=1 (optimizer states) and zero=3 (FSDP)"},
 )
 
 

@@ -1,4 +1,4 @@
-"""NeMo's models that are no causal decoders: BERT, T5, and encoders of images, which are only named."""
+"""NeMo's models other than causal decoders: BERT and T5; image encoders are only reported."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -38,7 +38,7 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
     """
 
     def read_stacks(settings: Mapping[str, Any]) -> Fields:
-        """Sizes of an encoder and a decoder, which T5 has alike but for their layers."""
+        """Sizes of encoder and decoder; in T5 only the numbers of layers differ."""
         # Only files of encoder-decoders have a block for each stack; all other sizes stand in `model` itself.
         if f"{_ENCODER}num_layers" not in settings:
             return {}

@@ -1,4 +1,4 @@
-"""Configurations of tools that are not read, some of which have keys of a format that is."""
+"""Recognises files of unsupported tools, some of which share keys with supported formats."""
 
 from fnmatch import fnmatchcase
 from typing import Final
@@ -28,7 +28,7 @@ _MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
 
 
 def refuse_other_tools(entries: Entries, place: str) -> None:
-    """Raises `LaunchFileError`, which names the tool, for a configuration of one that is not read."""
+    """Raise `LaunchFileError`, which names the tool, for a file of an unsupported tool."""
     if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
         raise LaunchFileError(
             f"{place}: this looks like the config of a Hugging Face model; give it with --model instead"
@@ -36,7 +36,7 @@ def refuse_other_tools(entries: Entries, place: str) -> None:
     # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean other things there.
     for tool, patterns in _TOOLS:
         if all(_has(entries, pattern) for pattern in patterns):
-            message = f"looks like {tool}, which is not read; give --model, --layout and so on instead"
+            message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
             raise LaunchFileError(f"{place}: {message}")
 
 

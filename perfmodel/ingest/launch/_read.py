@@ -1,4 +1,4 @@
-"""Reader of launch files: the format of a file, and its settings."""
+"""Reads launch files: recognises the format and returns the settings."""
 
 import re
 import shlex
@@ -183,7 +183,9 @@ def parse_launch(
     if comment:
         kept_layout = Layout.parse(comment[1])
         if kept_layout.schedule.startswith("file:"):
-            raise LaunchFileError(f"{place}: {kept_layout.schedule}: a launch file may not name a file; give --layout")
+            raise LaunchFileError(
+                f"{place}: {kept_layout.schedule}: a launch file may not refer to a schedule file; give --layout"
+            )
         fields = {name: getattr(kept_layout, name) for name in form.elsewhere}
         stated = replace(stated, fields=stated.fields | fields)
     framework = form.framework_of(stated, source.entries)
@@ -193,7 +195,7 @@ def parse_launch(
 
 
 def launch_format(name: str) -> LaunchFormat:
-    """The format that a framework (`torchtitan@2025`) is launched with, or of this name.
+    """The launch-file format of a framework (`torchtitan@2025`), or the format of this name.
 
     Raises:
         UnknownNameError: no format serves it.
@@ -204,10 +206,13 @@ def launch_format(name: str) -> LaunchFormat:
         if plain == form.name or plain in form.frameworks:
             return form
     if plain == LEVANTER.name:
-        raise LaunchFileError(f"{plain}: its files are read, not written; set its keys from the layout by hand")
+        raise LaunchFileError(
+            f"{plain}: perfmodel reads its files but does not write them; set the keys of the layout by hand"
+        )
     if plain in [form.name for form in FINETUNING]:
         raise LaunchFileError(
-            f"{plain}: its files are read, not written; give --framework deepspeed and a name that ends in .json"
+            f"{plain}: perfmodel reads its files but does not write them; give --framework deepspeed and a "
+            "file name that ends in .json"
         )
     frameworks: list[str] = []
     for form in FORMATS:
@@ -216,7 +221,7 @@ def launch_format(name: str) -> LaunchFormat:
 
 
 def format_of_path(path: Path) -> LaunchFormat:
-    """The format that a file's name asks for: by the framework in it (`best.nanotron.yaml`), else by the ending.
+    """The format that a file name implies: by the framework in it (`best.nanotron.yaml`), else by the ending.
 
     Raises:
         LaunchFileError: the ending is that of several.
@@ -234,7 +239,7 @@ def format_of_path(path: Path) -> LaunchFormat:
     if len(fitting) > 1:
         names = ", ".join(form.name for form in fitting)
         raise LaunchFileError(
-            f"{path}: several frameworks use this ending ({names}); put one into the file's name, as in "
+            f"{path}: several frameworks use this ending ({names}); put one of them into the file name, as in "
             f"{path.stem}.{fitting[0].name}{path.suffix}"
         )
     return fitting[0]
@@ -243,7 +248,7 @@ def format_of_path(path: Path) -> LaunchFormat:
 def recognised(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat]:
-    """Entries of a file, and its format; raises `LaunchFileError` for a file of no format that is known."""
+    """Entries of a file, and its format; raises `LaunchFileError` if no known format fits."""
     # The syntax follows from the ending, and the format from the keys. Scripts have any ending or none.
     syntax = _SYNTAXES.get(Path(place).suffix.lower())
     if syntax is None:
@@ -302,7 +307,7 @@ def _of_script(
     if script.absent and not any(script_at(command.argv, frozenset()) is not None for command in script.commands):
         several = len(script.absent) > 1
         raise LaunchFileError(
-            f"{place}: no command in it trains; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
+            f"{place}: it has no training command; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
             f"not beside it; put {'them' if several else 'it'} there, or give the script that trains"
         )
     return None
@@ -378,12 +383,12 @@ def _model_config(text: str) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> str:
-    """A launch file's text; raises `LaunchFileError` for what cannot be read."""
+    """A launch file's text; raises `LaunchFileError` if it cannot be read."""
     try:
         return read_text(path, LARGEST_BYTES)
     except TooLargeError:
-        raise LaunchFileError(f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is no launch file") from None
+        raise LaunchFileError(f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is not a launch file") from None
     except OSError as error:
         raise LaunchFileError(f"{path}: cannot be read ({error.strerror}); give a launch file") from None
     except UnicodeDecodeError:
-        raise LaunchFileError(f"{path}: not text; give a launch file") from None
+        raise LaunchFileError(f"{path}: not a text file; give a launch file") from None

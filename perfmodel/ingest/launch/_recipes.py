@@ -1,4 +1,4 @@
-"""Recipes by name: what torchtitan, Megatron-Bridge and NeMo 2 set where a command or script names a recipe of theirs.
+"""Named recipes: the settings of recipes of torchtitan, Megatron-Bridge and NeMo 2 that a command or script names.
 
 `recipes.toml` holds the numbers. What stands behind the name on a command line, or is assigned to the recipe in a
 script, replaces them. Nothing is executed: of a script the syntax tree is read.
@@ -41,7 +41,7 @@ _USUAL_DEVICES: Final = "8"
 def recipe_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Settings of the command of a shell script that trains by a recipe; None of a script without one.
+    """Settings of a shell script's command that trains from a named recipe; None for scripts without one.
 
     Args:
         text: the script.
@@ -60,7 +60,9 @@ def recipe_command(
         argv = [word.text for word in command.argv]
         joined = " ".join(argv)
         if re.search(r"(^|[\s/])litgpt\s", joined):
-            raise LaunchFileError(f"{place}: looks like litgpt, which is not read; give --model, --layout and so on")
+            raise LaunchFileError(
+                f"{place}: looks like litgpt, which perfmodel does not read; give --model, --layout and so on instead"
+            )
         if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
             source, form = _titan(command, place)
         elif re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
@@ -90,7 +92,7 @@ def _recipe(framework: str, *names: str, place: str, line: int) -> dict[str, Ent
         if name not in table:
             known = ", ".join(sorted(table))
             remedy = f"or add the lines that perfmodel hook {framework} prints and give the file that they write"
-            raise broken(place, line, f"no recipe of {framework} is known as {name!r}; known: {known}; {remedy}")
+            raise broken(place, line, f"perfmodel knows no {framework} recipe named {name!r}; known: {known}; {remedy}")
         table = table[name]
     return {key: Entry(value, 0) for key, value in table.items()}
 
@@ -258,7 +260,7 @@ _RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_(pretrain|sft|peft)_co
 
 
 def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
-    """Settings of a Python script that takes a recipe and changes it; None of another script.
+    """Settings of a Python script that takes a recipe and changes it; None for other scripts.
 
     Statements are read in the order in which they stand, those of functions too; what depends on anything but numbers
     and words stays unknown.
@@ -272,7 +274,7 @@ def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", 0) or 0
-        raise broken(place, line, "not valid Python; fix it") from None
+        raise broken(place, line, "not valid Python; fix the script") from None
     # Values of names are followed from top to bottom, and attributes of the recipe's
     # variable are its settings. Without executing anything, branches and calls stay
     # unknown, and a value that depends on them is refused where it is needed.

@@ -1,4 +1,4 @@
-"""Steps between checkpoints of a launch file, which no prediction needs, but a log of the run does."""
+"""The checkpoint interval in a launch file; predictions do not need it, but reading a log does."""
 
 import re
 from typing import Final
@@ -11,6 +11,6 @@ _TITAN: Final = re.compile(r"^\[checkpoint\]\s*$(?:\n(?!\[).*)*?\n\s*interval\s*
 
 
 def save_every(text: str) -> int | None:
-    """Steps between two checkpoints; None where the file does not say."""
+    """Steps between two checkpoints; None if the file does not state it."""
     interval = _INTERVALS.search(text) or _TITAN.search(text)
     return int(interval[1]) or None if interval else None

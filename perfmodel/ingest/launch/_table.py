@@ -32,7 +32,7 @@ Fields = dict[str, Any]
 
 
 class BadValue(ValueError):
-    """A value that a key cannot have; the message says which it can."""
+    """A value that a key cannot have; the message says which values are allowed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule: fields that some keys state together, in both directions."""
+    """A two-way rule between some keys and the fields that they state together."""
 
     keys: tuple[str, ...]
     read: Callable[[Mapping[str, Any]], Fields]
@@ -66,7 +66,7 @@ class Rule:
     """Keys for which `auto` means something, instead of leaving them to the framework."""
 
     def said(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of its keys without those that leave their key to the framework."""
+        """Values of the rule's keys, without those that leave the choice to the framework."""
         return {
             name: value
             for name, value in values.items()
@@ -160,7 +160,8 @@ OPTIMIZER: Final = Values(_optimizer, lambda name: "adam" if name == "adamw" els
 
 
 def words(meanings: Mapping[Any, Any]) -> Values:
-    """Words of a file and what they mean; the first word of several for one meaning is written. Case does not count."""
+    """A kind of value with fixed words and their meanings, ignoring case; of several words for one meaning, the first
+    is written."""
     # Both directions come from one table, so that what is written is read back as what was meant.
     known = {word.lower() if isinstance(word, str) else word: meaning for word, meaning in meanings.items()}
     written: dict[Any, Any] = {}
@@ -179,13 +180,13 @@ def words(meanings: Mapping[Any, Any]) -> Values:
 
 
 def stated_value(settings: Mapping[str, Any]) -> Any:
-    """The value of a rule that has one key, or several names for one."""
+    """The value of a rule with a single key, whichever of its names the file uses."""
     return next(iter(settings.values()))
 
 
 def accumulated(fields: Fields, unstated: str) -> int:
-    """Micro-batches of a replica in a step (raises `LaunchFileError`: where no global batch is known with what the
-    file has `unstated`)."""
+    """Micro-batches per replica and step (raises `LaunchFileError`, which begins with `unstated`, if no global batch is
+    known)."""
     # One pass of all replicas works on `each` sequences; a step is a whole number of such passes.
     total, each = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
     if not total:
@@ -196,12 +197,13 @@ def accumulated(fields: Fields, unstated: str) -> int:
 
 
 def layers_per_stage(fields: Fields, who: str, remedy: str) -> int:
-    """Layers of a virtual stage, of which all have as many (raises `LaunchFileError`, which says to `who` this matters
-    and the `remedy`, where they have not)."""
+    """Layers of each virtual stage (raises `LaunchFileError`, which names `who` needs this and the `remedy`, if the
+    layers do not divide evenly)."""
     layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
     if not layers or layers % stages:
         raise LaunchFileError(
-            f"{who} takes layers per stage, and {layers or 'unknown'} layers are not {stages} equal stages; {remedy}"
+            f"{who} takes the layers per stage, but {layers or 'unknown'} layers cannot be divided into "
+            f"{stages} equal stages; {remedy}"
         )
     return layers // stages
 
@@ -215,7 +217,7 @@ def key(
     also: tuple[str, ...] = (),
     write: Callable[[Fields], Mapping[str, Any]] | None = None,
 ) -> Rule:
-    """The rule of one key that means one field; names `also` are read, not written.
+    """The rule for one key that states one field; the names in `also` are read but not written.
 
     Args:
         write: how it is written, where that takes more than this field.
@@ -233,20 +235,20 @@ def key(
 
 
 def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:
-    """The rule of a key that is read and never written."""
+    """The rule for a key that is read and never written."""
     return key(name, into, values, write=lambda fields: {})
 
 
 def write_only(name: str, value: Callable[[Fields], Any]) -> Rule:
-    """The rule of a key that follows from others: it is understood, says nothing by itself and is written."""
+    """The rule for a key that follows from others: it is written, and ignored when read."""
     return Rule(keys=(name,), read=lambda settings: {}, write=lambda fields: {name: value(fields)})
 
 
 def degree(name: str, into: str) -> Rule:
-    """The rule of a degree that is 1 where nothing is said, and is not written then."""
+    """The rule for a degree that defaults to 1 and is written only if greater."""
     return key(name, into, MANY, default=1)
 
 
 def unsaid(value: Any) -> bool:
-    """Whether a value leaves its key to the framework."""
+    """Whether a value leaves the choice to the framework."""
     return value is None or (isinstance(value, str) and value in UNSAID) or value == {}

@@ -1,4 +1,4 @@
-"""Vocabularies of tokenizers by their names, for files that name a tokenizer instead of its size.
+"""Vocabulary sizes of tokenizers by name, for files that state only the tokenizer.
 
 Sizes are those of the models' embeddings (`vocab_size` of their config.json), which padding has rounded up.
 """
@@ -73,7 +73,7 @@ _FAMILIES: Final = (
 def vocabulary_rule(
     written: str, sizes: tuple[str, ...], types: tuple[str, ...], names: tuple[str, ...], added: tuple[str, ...] = ()
 ) -> Rule:
-    """The vocabulary of a model: its size where that is stated, else that of the tokenizer's type or name.
+    """The rule for a model's vocabulary: its stated size, else the size of the tokenizer's type or name.
 
     Args:
         written: the key of the size that is written.
@@ -99,7 +99,7 @@ def vocabulary_rule(
             if size is not None:
                 return {
                     "model.vocab": size + more,
-                    "note.vocabulary": f"a vocabulary of {size:,}, the size of {settings[key]}",
+                    "note.vocabulary": f"a vocabulary of {size:,}, as the tokenizer {settings[key]} has",
                 }
         return {}
 
@@ -114,12 +114,12 @@ def vocabulary_rule(
 
 
 def vocabulary_of_type(name: Any) -> int | None:
-    """Vocabulary of a type of tokenizer that has a single one."""
+    """Vocabulary size of a tokenizer type that exists in one size only."""
     return TYPES.get(str(name).lower())
 
 
 def vocabulary_of(name: Any) -> int | None:
-    """Vocabulary of the tokenizer of this name, path or id on a hub; None if the name tells no family."""
+    """Vocabulary size of a tokenizer by name, path or hub id; None if the family is not recognised."""
     if not isinstance(name, str):
         return None
     # The folder says more than the file: `/models/Llama-3-8B/tokenizer.model`.

@@ -107,7 +107,7 @@ def _write_data(fields: Fields) -> Mapping[str, Any]:
         raise LaunchFileError("zero=1: torchtitan's FSDP also shards gradients and weights; use zero=0, 2 or 3")
     if fields["zero"] == 0:
         if fields["dp"] * fields["cp"] > 1 and any(fields[name] > 1 for name in ("tp", "pp", "cp")):
-            raise LaunchFileError("zero=0: torchtitan's DDP goes with no other parallelism; use zero=2 or 3")
+            raise LaunchFileError("zero=0: torchtitan's DDP cannot be combined with other parallelism; use zero=2 or 3")
         return {
             "parallelism.data_parallel_replicate_degree": fields["dp"],
             "parallelism.data_parallel_shard_degree": 1,
@@ -146,7 +146,7 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     # A schedule takes its own number of virtual stages where the file does not say how many layers each has.
     if fields["vpp"] in (1, SCHEDULES[name][1]):
         return {_SCHEDULE[0]: name}
-    each = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "take another vpp")
+    each = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "use another vpp")
     return {_SCHEDULE[0]: name, _SCHEDULE[1]: each}
 
 
@@ -184,7 +184,7 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
     if micro_batches > 1:
         if fields["local_batch"] % micro_batches:
             raise BadValue(
-                f"a local batch of {fields['local_batch']} cannot be cut into {micro_batches} equal micro-batches"
+                f"a local batch of {fields['local_batch']} cannot be divided into {micro_batches} equal micro-batches"
             )
         fields["pipeline_micro_batch"] = fields["local_batch"] // micro_batches
     return fields
@@ -204,7 +204,7 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
     if fields["pp"] == 1:
         return {_BATCH[0]: fields["micro_batch"], _BATCH[1]: total or -1}
     if not total:
-        raise LaunchFileError("pp > 1: torchtitan states the batch of a replica; the global batch must be given too")
+        raise LaunchFileError("pp > 1: torchtitan states the batch per replica, so the global batch must be given too")
     return {_BATCH[0]: total // fields["dp"], _BATCH[1]: total, _BATCH[2]: fields["micro_batch"]}
 
 
@@ -435,10 +435,10 @@ TORCHTITAN: Final = LaunchFormat(
         "overlap_grad_reduce": "FSDP and DDP always overlap gradient reductions with the backward pass",
         "overlap_param_gather": "FSDP always prefetches",
         "vpp": "only looped schedules have virtual stages",
-        "recompute_full_layers": "it repeats every n-th layer",
-        "partition": "it takes no numbers of layers by stage",
+        "recompute_full_layers": "it recomputes every n-th layer",
+        "partition": "it has no key for the layers of each stage",
         "offload": "it has no key for activations in host memory",
-        "prefetch": "FSDP gathers one block ahead",
-        "order": "its mesh is tp innermost, then cp, dp, pp",
+        "prefetch": "FSDP prefetches exactly one block ahead",
+        "order": "its mesh order is fixed: tp innermost, then cp, dp, pp",
     },
 )

@@ -36,7 +36,7 @@ _MOST_PARTS: Final = 8
 
 
 def model_name(builder: str) -> str:
-    """The model that a builder makes, as the catalog calls it: `lora_llama3_1_8b` is `llama3.1-8b`.
+    """Catalog name of the model that a builder makes: `lora_llama3_1_8b` is `llama3.1-8b`.
 
     A builder's name has underscores for the dots of versions and sizes, so that every reading is looked up.
     """
@@ -115,7 +115,9 @@ def _require_training(settings: Mapping[str, Any]) -> Fields:
 def _in_backward(settings: Mapping[str, Any]) -> Fields:
     if not is_on(settings["optimizer_in_bwd"]):
         return {}
-    return {"doubt.gradients": "memory may be wrong: gradients that optimizer_in_bwd frees are counted"}
+    return {
+        "doubt.gradients": "memory may be wrong: optimizer_in_bwd frees gradients early, but the prediction counts them"
+    }
 
 
 def _chunked(settings: Mapping[str, Any]) -> Fields:
@@ -127,7 +129,7 @@ def _chunked(settings: Mapping[str, Any]) -> Fields:
         return {"chunked_loss": True}
     if "Chunked" not in name:
         return {}
-    return {"note.loss": f"logits are counted whole, though {name} computes them in chunks"}
+    return {"note.loss": f"{name} computes logits in chunks, but the prediction counts them in full"}
 
 
 TORCHTUNE: Final = LaunchFormat(

@@ -39,7 +39,7 @@ def _number(settings: Mapping[str, Any], *names: str) -> int | None:
 
 
 def world_fields(settings: Mapping[str, Any]) -> Fields:
-    """Devices of a launcher: Accelerate and a dump of arguments state all of them, others those of a node."""
+    """Devices of the job: Accelerate files and argument dumps state the total, other launchers the devices per node."""
     # Accelerate's `--num_processes` counts all machines, torchrun's `--nproc_per_node` one of them.
     every = _number(settings, "num_processes", "world_size")
     nodes = _number(settings, "nnodes", "num_nodes", "num_machines")
@@ -73,7 +73,7 @@ _TORCH_TYPES: Final = words(
 
 
 def half_of(settings: Mapping[str, Any]) -> str:
-    """Element type of products: the switch that is on, and single precision without one."""
+    """Element type of matrix products: that of the active switch, else fp32."""
     return next((name for name in ("fp8", "bf16", "fp16") if is_on(settings.get(name))), "fp32")
 
 
@@ -143,7 +143,8 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     every = settings.get(_EVERY, 1)
     if asked and every != 1:
         fields["doubt.recompute"] = (
-            f"memory may be wrong: the file recomputes one of {every} layers (every_n_layers), the prediction all"
+            f"memory may be wrong: the file recomputes one of {every} layers (every_n_layers), but the "
+            "prediction recomputes all"
         )
     return fields
 
@@ -159,7 +160,7 @@ def _searched(settings: Mapping[str, Any]) -> Fields:
 
 
 def precision_rule(default: str) -> Rule:
-    """The rule of the element type, with the one where nothing is said."""
+    """The rule for the element type, with its default."""
     return Rule(keys=_HALF_KEYS, read=_precision, fields=("dtype",), defaults={"dtype": default})
 
 
@@ -274,8 +275,9 @@ def _factory_stage(settings: Mapping[str, Any]) -> Fields:
     if stage in ("pt", "sft"):
         return {}
     return {
-        "doubt.stage": f"what is trained may be wrong: stage {stage} runs more models or passes than "
-        "sft, as which it is predicted"
+        "doubt.stage": (
+            f"what is trained may be wrong: stage {stage} runs more models or passes than sft, but is predicted as sft"
+        )
     }
 
 
@@ -352,7 +354,7 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
         return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}
     devices = world_fields({name: settings[name] for name in WORLD if name in settings}).get("devices")
     if devices is None:
-        note = f"{ACCUMULATION}=1, though Swift accumulates to 16 sequences where the file does not state it"
+        note = f"{ACCUMULATION}=1 is assumed; without it in the file, Swift accumulates up to 16 sequences"
         return {"micro_batch": micro, "grad_accum": 1, "note.accumulation": note}
     # Ranks that share a sequence are one replica.
     ranks = devices // WHOLE.read(settings.get("sequence_parallel_size", 1))
@@ -362,8 +364,9 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
 def _rlhf(settings: Mapping[str, Any]) -> Fields:
     kind = settings["rlhf_type"]
     return {
-        "doubt.stage": f"what is trained may be wrong: {kind} runs more models or passes than sft, as "
-        "which it is predicted"
+        "doubt.stage": (
+            f"what is trained may be wrong: {kind} runs more models or passes than sft, but is predicted as sft"
+        )
     }
 
 

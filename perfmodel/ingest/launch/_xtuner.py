@@ -1,4 +1,4 @@
-"""XTuner's Python configurations (`xtuner/configs` of InternLM/xtuner), of which only what is data is read.
+"""XTuner's Python configurations (`xtuner/configs` of InternLM/xtuner); only plain data is read, no code is run.
 
 A configuration assigns numbers, names and nested `dict(...)`. Nothing of it is executed: its syntax tree is read, names
 stand for what was assigned to them before, and every other expression stays unknown.
@@ -61,7 +61,8 @@ def read_python(text: str, place: str) -> Source:
         if target is None or value is None:
             if isinstance(statement, (ast.If, ast.For, ast.With, ast.While)):
                 notes.append(
-                    f"line {statement.lineno}: perfmodel runs no code, so what depends on this line is not read"
+                    f"line {statement.lineno}: perfmodel does not run code, so settings that depend on this "
+                    "line are not read"
                 )
             continue
         try:
@@ -76,7 +77,7 @@ def read_python(text: str, place: str) -> Source:
 
 
 def plain_value(value: ast.expr | str, known: Mapping[str, Any] | None = None) -> Any:
-    """What an expression of Python, or the text of a setting on a command line, stands for.
+    """The value of a Python literal, or of a setting on a command line.
 
     Args:
         value: the expression, or its text; a text that is no expression stands for itself.
@@ -223,7 +224,9 @@ def _frozen(settings: Mapping[str, Any]) -> Fields:
     if not is_on(settings.get("model.freeze_llm")) or "model.llm_lora.type" in settings:
         return {}
     return {
-        "doubt.trained": "what is trained may be wrong: freeze_llm freezes the language model, the prediction trains it"
+        "doubt.trained": (
+            "what is trained may be wrong: freeze_llm freezes the language model, but the prediction trains it"
+        )
     }
 
 

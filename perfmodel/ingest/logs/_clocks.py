@@ -1,4 +1,4 @@
-"""Step times from the clock of a log, where the time or rate that it prints is not that of whole steps."""
+"""Step times from a log's time stamps, where its printed times or rates do not cover whole steps."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ def timed_by_stamps(steps: Mapping[int, LoggedStep]) -> dict[int, LoggedStep]:
 
 
 def timed_by_spans(steps: Mapping[int, LoggedStep]) -> dict[int, LoggedStep]:
-    """States of a progress bar joined to spans, each timed by the bar's clock.
+    """Steps of a progress bar grouped into spans and timed by the bar's clock.
 
     The bar's own rate is a moving mean, in which a long step lengthens many after it. Short logs keep it.
     """

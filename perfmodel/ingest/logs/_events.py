@@ -41,7 +41,7 @@ _SAVE_TIMER: Final = re.compile(r"save-checkpoint \.+: (?:\(([\d.]+), )?([\d.]+)
 
 
 def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[LogEvent, ...]:
-    """Events in their order, each kind once between two lines about steps.
+    """Events in order; each kind is counted once between two lines about steps.
 
     Args:
         lines: of the log.

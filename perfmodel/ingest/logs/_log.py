@@ -67,7 +67,7 @@ class LogEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimer:
-    """Duration of a phase of one step on the fastest and on the slowest rank."""
+    """Duration of one phase of a step, on the fastest and on the slowest rank."""
 
     least_s: float
     most_s: float

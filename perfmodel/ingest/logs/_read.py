@@ -1,4 +1,4 @@
-"""Reader of logs: the format of a text, its steps, and what else it reports."""
+"""Reads logs: recognises the format, and returns the steps and other events."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from perfmodel.ingest.logs._text import plain_lines, process_of
 
 
 def read_log(path: Path | str) -> TrainingLog:
-    """Read the log of a training run; the framework is known by the lines in which it reports steps.
+    """Read the log of a training run; the framework is recognised by its lines about steps.
 
     Args:
         path: what the job printed, compressed or not; of one rank or of all of them.
@@ -55,8 +55,8 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
         )
     if any("'train_runtime'" in line or "'learning_rate'" in line for line in lines):
         raise TableError(
-            f"{place}: no line about a training step: the Trainer of Hugging Face prints times in its progress bar "
-            "alone; leave `disable_tqdm` off, or give the log of standard error too"
+            f"{place}: no line about a training step: Hugging Face's Trainer prints times only in its progress "
+            "bar; unset `disable_tqdm`, or include standard error in the log"
         )
     raise TableError(
         f"{place}: no line about a training step; give the output of a job that ran one of {', '.join(LOG_FORMATS)}"

@@ -69,7 +69,7 @@ _NANOTRON: Final = re.compile(r"ParallelismArgs\((.{0,400})", re.DOTALL)
 
 
 def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, Any]:
-    """Settings by name; the last statement of one counts, as later ones come from the training itself.
+    """Settings by name; if one is stated several times the last counts, as it comes from the training itself.
 
     Args:
         lines: of the log.

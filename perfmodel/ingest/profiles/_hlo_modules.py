@@ -58,7 +58,7 @@ class _Instruction:
 
 
 class HloModule:
-    """Instructions of one module by name."""
+    """The instructions of one compiled module, by name."""
 
     def __init__(self, proto: bytes, place: object) -> None:
         """Parse an `HloProto` (raises `TableError` for damaged bytes)."""
@@ -81,10 +81,10 @@ class HloModule:
                     self._by_name[text(message, 1)] = instruction
 
     def row(self, name: str, n_devices: int) -> "Row | str":
-        """The row of an instruction's own columns, or why it has none."""
+        """The instruction's columns of a measurement row, or the reason why it has none."""
         instruction = self._by_name.get(name)
         if instruction is None:
-            return "instruction that is in no module of the profile"
+            return "instruction whose module the profile lacks"
         # Asynchronous collectives are two instructions: one begins, the other waits.
         opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
         if opcode in HLO_COLLECTIVES:
@@ -103,7 +103,7 @@ class HloModule:
             instructions = self._computations.get(computation, ())
             products += [i for i in instructions if i.opcode in ("dot", "convolution")]
         if len(products) != 1 or products[0].opcode != "dot":
-            return "fusion of other than one product"
+            return "fusion without exactly one matrix product"
         return self._dot(products[0])
 
     def _dot(self, dot: _Instruction) -> "Row | str":
@@ -145,7 +145,7 @@ class HloModule:
                 if number in self._by_id:
                     shapes += self._by_id[number].shapes
         if not shapes or not all(s.bytes for s in shapes):
-            return "collective of an element type or size without a row"
+            return "collective whose element type or size the tables do not have"
         # Without groups a collective takes in all devices of the program.
         groups = submessages(dict(instruction.message), 49)
         members = [integers(fields(group, self._place), 1, self._place) for group in groups]

@@ -28,7 +28,7 @@ _DEVICE: Final = re.compile(r"/device:(?:GPU|TPU|CUSTOM\w*):(\d+)")
 _OP_LINES: Final = ("XLA Ops", "Async XLA Ops")
 _CPU: Final = "/host:CPU"
 _METADATA: Final = "/host:metadata"
-_NO_MODULE: Final = "event of a module that the profile does not carry"
+_NO_MODULE: Final = "event of a module that the profile lacks"
 
 
 class DeviceEvent(NamedTuple):
@@ -118,7 +118,7 @@ _CONTAINERS: Final = re.compile(r"(while|call|conditional|async-(start|update|do
 
 
 def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:
-    """Activities of all processes with their calls, without instructions that only hold others."""
+    """Activities of all processes with their calls, without instructions that only contain others."""
     n_devices = _count_devices(files)
     activities = iter(xplane_activities(files))
     calls = []
@@ -137,7 +137,7 @@ def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:
 
 
 def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
-    """Products and collectives, with the shapes of the modules that the profile carries."""
+    """Matrix products and collectives as rows, with shapes from the modules in the profile."""
     rows: list[Row] = []
     calls = CollectiveCalls()
     n_devices = _count_devices(files)
@@ -201,7 +201,7 @@ def _activity(event: XEvent, stream: int, tags: Tags) -> Activity:
 
 
 def is_jax_trace(trace: ChromeTrace) -> bool:
-    """Whether the JAX profiler wrote it: its processes are called after XSpace's planes."""
+    """Whether the JAX profiler wrote the trace: its processes are named after XSpace's planes."""
     return any(name.startswith(("/host:", "/device:")) for name in trace.process_names.values())
 
 

@@ -63,12 +63,12 @@ class KinetoFile:
 
 
 def is_kineto(trace: ChromeTrace) -> bool:
-    """Whether the PyTorch profiler wrote it."""
+    """Whether the PyTorch profiler wrote the trace."""
     return "schemaVersion" in trace.data or "deviceProperties" in trace.data
 
 
 def read_kineto(path: Path, position: int) -> KinetoFile:
-    """Read one file; its rank is what it says (`distributedInfo`), else its position among the files.
+    """Read one file; the rank comes from its `distributedInfo`, else from its position among the files.
 
     Raises:
         TableError: not a Kineto trace, another schema version, or malformed events.
@@ -80,7 +80,8 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
         )
     if trace.data.get("schemaVersion", 1) != 1:
         raise TableError(
-            f"{path}: schemaVersion is {trace.data['schemaVersion']!r}; perfmodel reads version 1; export it as that"
+            f"{path}: schemaVersion is {trace.data['schemaVersion']!r}; perfmodel reads version 1; export it "
+            "in that version"
         )
     # Categories changed their case between versions of libkineto ("Kernel", "kernel").
     by_category: dict[str, list[ChromeEvent]] = {}
@@ -147,7 +148,7 @@ def launch_of(file: KinetoFile, event: ChromeEvent) -> ChromeEvent | None:
 
 
 def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
-    """For each kernel or copy of the device the operator that launched it."""
+    """The operator that launched each kernel or copy of the device."""
     # With nested operators the last that has an id is the innermost, which launched the kernel.
     by_id: dict[int, ChromeEvent] = {}
     for operator in file.operators:
@@ -240,7 +241,7 @@ def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:
 
 
 def outermost(events: Sequence[ChromeEvent]) -> list[ChromeEvent]:
-    """Events that lie in no other one of their thread."""
+    """Events that are not nested in another one of their thread."""
     outer: list[ChromeEvent] = []
     end_us: dict[tuple[Any, Any], float] = {}
     for event in sorted(events, key=lambda e: (e.start_us, -e.duration_us)):

@@ -129,12 +129,12 @@ def _collective_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped:
 
 
 def group_of(kernel: ChromeEvent) -> str:
-    """Ranks of a communication kernel's group, else the group's name."""
+    """The ranks in a communication kernel's group; if they are unknown, the group's name."""
     return str(kernel.args.get("Process Group Ranks", kernel.args.get("Process Group Name", "")))
 
 
 def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]) -> Row | None:
-    """The row of a communication kernel's own columns; none for one without metadata."""
+    """The communication kernel's columns of a measurement row; None without metadata."""
     args, place = kernel.args, kernel.place
     if "Collective name" not in args:
         skipped["communication kernel without its collective's name and size"] += 1

@@ -1,5 +1,5 @@
-"""What devices did when, in one form whatever tool recorded it: which kernels compute, communicate or copy, and which
-pass they belong to.
+"""A timeline of devices, independent of the recording tool: computation, communication and copies, and the pass of
+each.
 
 That is said by ranges around them with names such as `forward stage=1 micro_batch=3`, `step=7` or `optimizer`, written
 by `torch.profiler.record_function`, NVTX ranges or `jax.profiler.TraceAnnotation`; steps are also taken from the
@@ -52,7 +52,7 @@ PHASES: Final = (
 
 @dataclass(frozen=True, eq=False)
 class MeasuredTrace:
-    """Activities as flat arrays, sorted by start; -1 where a tag is not known. Predictions are held in it too."""
+    """Activities as flat arrays, sorted by start; -1 for unknown tags. It also stores predicted timelines."""
 
     device: Int[np.ndarray, " activities"]
     """Number of the device, counted over all files of the trace from 0."""
@@ -74,7 +74,7 @@ class MeasuredTrace:
 
     def __post_init__(self) -> None:
         if not self.n:
-            raise TableError("trace: this has no activity of a device; record some steps")
+            raise TableError("trace: no device has any activity; record at least one step")
         for field in self._arrays():
             if len(getattr(self, field)) != self.n:
                 raise TableError(f"trace: {field} has {len(getattr(self, field))} entries, device has {self.n}")
@@ -98,7 +98,7 @@ class MeasuredTrace:
         return float(self.end_s.max() - self.start_s.min())
 
     def select(self, chosen: "Bool[np.ndarray, ' activities'] | Int[np.ndarray, ' chosen']") -> "MeasuredTrace":
-        """Some of the activities (raises `TableError` for none)."""
+        """A trace of the selected activities (raises `TableError` if there are none)."""
         return MeasuredTrace(names=self.names, **{name: getattr(self, name)[chosen] for name in self._arrays()})
 
     def steps(self) -> "list[MeasuredTrace]":
@@ -183,7 +183,7 @@ def trace_of(activities: Sequence[Activity], place: object) -> MeasuredTrace:
         TableError: none at all.
     """
     if not activities:
-        raise TableError(f"{place}: this has no activity of a device; record some steps with the device's events on")
+        raise TableError(f"{place}: no device has any activity; record at least one step with device events enabled")
     ordered = sorted(activities, key=lambda a: (a.start_s, a.device, a.stream))
     distinct_names = dict.fromkeys(a.name for a in ordered)
     names = {name: number for number, name in enumerate(distinct_names)}
@@ -222,7 +222,7 @@ def is_communication(name: str) -> bool:
 
 
 def kind_of(*names: str) -> ActivityKind:
-    """Kind of an activity that has these names: of its event, and of its instruction."""
+    """The kind of an activity, from the names of its event and instruction."""
     # XLA gives fusions and copies names of their own, so that either name may tell a collective.
     if any(map(is_communication, names)):
         return ActivityKind.COMMUNICATION
@@ -243,7 +243,7 @@ _TAG_NAMES: Final = {"microbatch": "micro_batch", "mb": "micro_batch"}
 
 
 class Tags(NamedTuple):
-    """Phase, stage, micro-batch and step that a range names; empty or -1 where it names none.
+    """Phase, stage, micro-batch and step named by a range; empty or -1 where not named.
 
     The order is that of the last fields of `Activity`.
     """
@@ -256,7 +256,7 @@ class Tags(NamedTuple):
 
 @dataclass(frozen=True)
 class Range:
-    """A range of time, on some clock."""
+    """A range of time on the file's clock."""
 
     start_s: float
     end_s: float
@@ -264,7 +264,7 @@ class Range:
 
 
 def parse_tags(name: str) -> Tags:
-    """Tags in the name of a range, such as `backward stage=1 micro_batch=3`; other words are passed over."""
+    """Tags in the name of a range, such as `backward stage=1 micro_batch=3`; other words are ignored."""
     profiler_step = re.fullmatch(r"ProfilerStep#(\d{1,9})", name)
     # Marks of torch.profiler and of its hook around optimizers need no words of ours.
     if profiler_step:

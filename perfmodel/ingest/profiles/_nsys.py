@@ -44,7 +44,7 @@ Record = dict[str, Any]
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator, as an NVTX range around it says it."""
+    """One call of an operator, as the NVTX range around it describes it."""
 
     start_ns: int
     end_ns: int

@@ -1,4 +1,4 @@
-"""Profiles of training steps: what every operator and collective took on its device, as far as the profiler says.
+"""Profiles of training steps: the time of every operator and collective on its device.
 
 A trace without shapes still has the times of its kernels, one without operators their names, and one rank of many its
 own. What kind of work a kernel does is told by the shapes of its operator, else by the operator's name, else by the
@@ -58,16 +58,16 @@ class Profile:
 
     @property
     def devices(self) -> int:
-        """Devices recorded, which may be some of a job's."""
+        """Number of recorded devices, which may be fewer than the job's."""
         return self.trace.devices
 
     @property
     def asynchronous(self) -> bool:
-        """Whether hosts launch kernels ahead of a device, instead of computing themselves."""
+        """Whether hosts launch kernels ahead of the devices; false if hosts compute themselves."""
         return any(np.isfinite(call.launched_s) for call in self.calls)
 
     def step_numbers(self) -> tuple[int, ...]:
-        """Steps that every device took part in; -1 alone where none is marked, for the whole."""
+        """Steps that every device took part in; [-1] for the whole profile if no step is marked."""
         steps = [part.step for part in self.trace.steps()]
         return tuple(int(step[0]) if (step == step[0]).all() else -1 for step in steps)
 
@@ -82,7 +82,7 @@ class Profile:
         return ends_s - begins_s
 
     def in_steps(self) -> tuple[Call, ...]:
-        """Calls of the steps of `step_numbers`."""
+        """Calls within the steps of `step_numbers`."""
         # Calls outside of every marked step (warm-up, evaluation) are no part of a step's time.
         numbers = set(self.step_numbers())
         return self.calls if -1 in numbers else tuple(call for call in self.calls if call.step in numbers)
@@ -90,7 +90,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Detail:
-    """Call, operator, shape and launch of an activity, as far as a reader knows them."""
+    """Known details of an activity: its call, operator, shape and launch."""
 
     call: Any
     """Tells calls apart: kernels of equal ones are one call's."""
@@ -107,7 +107,7 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
         TableError: no activity of a device.
     """
     if not detailed:
-        raise TableError(f"{place}: this has no activity of a device; record some steps with the device's events on")
+        raise TableError(f"{place}: no device has any activity; record at least one step with device events enabled")
     origin_s = min(activity.start_s for activity, _ in detailed)
     # An operator may launch several kernels, not always one after the other: they are one call of one shape.
     kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)
@@ -130,7 +130,9 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
     op = None if detail.row is None else op_of(detail.row)
     family = _family(op, detail.operator, first)
     if kind != ActivityKind.COPY and op is None:
-        unread["family, which no name tells" if not family else "shapes (of a collective: kind, size and ranks)"] += 1
+        unread[
+            "the family (no name identifies it)" if not family else "shapes (of a collective: kind, size and ranks)"
+        ] += 1
     return Call(
         name=detail.operator or first.name,
         family=family,
@@ -148,7 +150,7 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
 
 
 def op_of(row: Row) -> Op | None:
-    """The operation that a row of the tables describes; None for one that lacks a size."""
+    """The operation that a table row describes; None if a size is missing."""
     if "collective" in row:
         ranks = int(row["num_ranks"])
         # A profile does not tell nodes: all ranks count as within one until its user says otherwise.
@@ -213,7 +215,7 @@ tell what they compute; the first that fits."""
 
 @lru_cache(maxsize=65536)
 def family_of(name: str) -> str:
-    """Op family that the name of an operator or kernel tells, or nothing.
+    """The op family that the name of an operator or kernel implies; empty if none.
 
     Torch's own operators that no pattern knows are element-wise.
     """
@@ -228,6 +230,6 @@ def family_of(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def collective_of(name: str) -> str:
-    """Kind of collective that the name of a kernel or operator tells, or nothing."""
+    """The kind of collective that the name of a kernel or operator implies; empty if none."""
     lower = name.lower()
     return next((kind for kind, pattern in _COLLECTIVE_NAMES if re.search(pattern, lower)), "")

@@ -47,8 +47,8 @@ class TorchOp:
 
 
 def op_row(op: TorchOp) -> Row | None:
-    """The row's own columns (family, op, element type, shape, pass); none for an operator without a row, or one
-    whose arguments have other shapes than its rule expects."""
+    """An operator's columns of a measurement row (family, op, element type, shape, pass); None if the tables have no
+    such operator, or its arguments have unexpected shapes."""
     # A profile is a stranger's file: shapes that no tensor has make no row.
     rule = _RULES.get(op.name.removeprefix("aten::"))
     if rule is None or not all(_is_shape(s) or (isinstance(s, tuple) and all(map(_is_shape, s))) for s in op.shapes):
@@ -70,7 +70,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def has_row(name: str) -> bool:
-    """Whether calls of an operator may have a row."""
+    """Whether the tables have rows for an operator."""
     return name.removeprefix("aten::") in _RULES
 
 
@@ -116,7 +116,7 @@ def _pointwise(name: str, n_inputs: int = 1) -> Callable[[TorchOp], Row]:
         shape = op.shapes[0]
         # A broadcast reads less than two whole tensors, so that its bytes are not those of the row.
         if not shape or (n_inputs > 1 and op.shapes[1] not in (shape, ())):
-            raise ValueError("scalars and broadcasts are no rows x hidden")
+            raise ValueError("scalars and broadcasts do not have the shape rows x hidden")
         inputs = n_inputs if n_inputs == 1 or op.shapes[1] else 1
         return {"op_family": "memory", "op": name, "rows": prod(shape[:-1]), "hidden": shape[-1], "n_inputs": inputs}
 
@@ -198,7 +198,7 @@ def _adam(op: TorchOp) -> Row:
     """`_fused_adam_(parameters, gradients, ...)`: lists of tensors."""
     parameters = op.shapes[0]
     if not parameters or not all(isinstance(shape, tuple) for shape in parameters):
-        raise ValueError("no list of tensors")
+        raise ValueError("not a list of tensors")
     count = sum(prod(shape) for shape in parameters)
     return {"op_family": "optimizer", "op": "adam", "n_params": count, "pass": "optimizer_update"}
 

@@ -62,7 +62,7 @@ def _varint(data: bytes, position: int, place: object) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A varint as the 64-bit two's complement number it stands for."""
+    """The signed 64-bit number that a varint encodes."""
     value &= 2**64 - 1
     return value - 2**64 if value >= 2**63 else value
 
@@ -79,7 +79,7 @@ def submessages(message: dict[int, list[Field]], number: int) -> list[bytes]:
 
 
 def text(message: dict[int, list[Field]], number: int) -> str:
-    """A text field; what is no UTF-8 in it is replaced."""
+    """A text field; bytes that are not UTF-8 are replaced."""
     values = submessages(message, number)
     return values[-1].decode("utf-8", "replace") if values else ""
 

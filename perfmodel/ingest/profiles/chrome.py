@@ -1,6 +1,5 @@
-"""Chrome traces (Trace Event Format), read and written: the file, its complete events, and what its processes are
-called; and those that this package writes: of predictions (`perfmodel timeline`), of runs (`perfmodel run --out`) and
-of what it read (`perfmodel import --timeline`)."""
+"""Reads and writes Chrome traces (Trace Event Format), including this package's own: of predictions (`perfmodel
+timeline`), of runs (`perfmodel run --out`) and of what it read (`perfmodel import --timeline`)."""
 
 import gzip
 from collections.abc import Iterable, Mapping
@@ -151,7 +150,7 @@ _MARKS: Final = ({"layout", "step_time_s"}, {"program", "makespan_s"}, {"trace_f
 
 
 def is_own(trace: ChromeTrace) -> bool:
-    """Whether this package wrote it: only its traces have these fields at the top."""
+    """Whether this package wrote the trace, by the top-level fields that only its traces have."""
     description = trace.data.get("otherData")
     return isinstance(description, dict) and any(keys <= description.keys() for keys in _MARKS)
 
@@ -166,7 +165,7 @@ def read_own(path: Path) -> list[Activity]:
     """
     trace = read_chrome(path)
     if not is_own(trace):
-        raise TableError(f"{path}: this trace is not from perfmodel; name its format (kineto, jax-trace) instead")
+        raise TableError(f"{path}: perfmodel did not write this trace; name its format instead (kineto, jax-trace)")
     return [_own_activity(event) for event in trace.events if "inside" not in event.args]
 
 

@@ -67,7 +67,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
-    """Delete files of `folder`, those not used for longest first, until the others are within `limit_bytes`.
+    """Delete the least recently used files of `folder` until the rest fit in `limit_bytes`.
 
     Other processes may read, write and drop files meanwhile: a file goes as a whole, whoever holds it open keeps it,
     and one that is already gone or cannot be deleted is passed over.
@@ -91,6 +91,6 @@ def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
 
 
 def mark_used(path: Path) -> None:
-    """Note that `path` is in use now; file systems do not do so by themselves at every read."""
+    """Record that `path` was used now, as file systems do not record every read."""
     with suppress(OSError):
         os.utime(path)

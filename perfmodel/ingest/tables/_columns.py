@@ -1,4 +1,4 @@
-"""Columns of a table as plain arrays, whatever pandas made of them."""
+"""Columns of a table as plain arrays, independent of pandas' types."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,7 +35,7 @@ def number(table: "pd.DataFrame", name: str, default: float = np.nan) -> Float64
 
 
 def codes_by_appearance(values: Sequence[T]) -> tuple[Int64[np.ndarray, "n"], list[T]]:
-    """Codes of values, and the distinct values in order of appearance, which the codes index."""
+    """Integer codes of values, and the distinct values that they index, in order of appearance."""
     code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
     codes = np.array([code_of[value] for value in values], np.int64)
     return codes, list(code_of)
@@ -55,7 +55,7 @@ def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
 
 
 def hashed(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """A number per row that is always alike for equal values, uint64[n]: folds that do not depend on the order."""
+    """A stable hash per row, uint64[n], for folds that do not depend on row order."""
     import pandas as pd
 
     pandas: Any = pd
@@ -65,7 +65,7 @@ def hashed(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
-    """Every distinct combination of values of the columns [n], sorted, with the indices where it stands."""
+    """The distinct combinations of values in the columns [n], sorted, each with its row indices."""
     if not len(columns[0]):
         return []
     code = np.zeros(len(columns[0]), np.int64)

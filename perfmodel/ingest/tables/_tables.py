@@ -1,4 +1,4 @@
-"""Measurement tables, of kernels, of collectives and of published runs: one declared schema, checked at the door."""
+"""Tables of measured kernels, collectives and published runs: one declared schema, checked on reading."""
 
 import csv
 import io
@@ -71,11 +71,11 @@ COLUMNS: Final[dict[str, Column]] = {
     "variant": _word("implementation, where there are several", "compute"),
     "layout": _word("order of the operands of a product", "compute"),
     "out_dtype": _word("element type of the result, where it is another", "compute"),
-    "phase": _word("what of a step the kernel is timed in", "compute"),
+    "phase": _word("part of a step that the kernel is timed in", "compute"),
     "interconnect": _word("links, as 'NVLink3 + InfiniBand HDR'", "collective"),
     "collective": _word("all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or p2p", "collective"),
-    "algorithm": _word("algorithm that the run is held to", "collective"),
-    "mode": _word("way in which it is called", "collective"),
+    "algorithm": _word("algorithm that the run is forced to use", "collective"),
+    "mode": _word("how the collective is called", "collective"),
     # The measurement itself, in the unit that profilers print.
     "time_us": _least(0, "us", "time of one call"),
     "time_us_std": _least(0, "us", "its standard deviation"),
@@ -115,7 +115,7 @@ def _job_file_columns() -> dict[str, tuple[str, str]]:
     }
     columns = {}
     for table, example in examples.items():
-        meaning = f"any key of [{table}] of a job file, such as {example}; wins over words"
+        meaning = f"any key of [{table}] in a job file, such as {example}; overrides descriptions in words"
         columns[f"{table}.*"] = ("as in a job file", meaning)
     return columns
 
@@ -128,16 +128,16 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "device": ("text", "catalog name or alias of the device"),
     "cluster": ("text", "catalog name or TOML of a cluster; fills device, node and links"),
     "n_devices": ("number", "devices used"),
-    "devices_per_node": ("number", "of one node; 8 if empty"),
+    "devices_per_node": ("number", "devices per node; 8 if empty"),
     "intra_link": ("text", "links within a node, such as NVLink"),
     "inter_link": ("text", "network between nodes, such as 8x 400G InfiniBand"),
-    "inter_link_as_stated": ("text", "the same in the source's own words"),
+    "inter_link_as_stated": ("text", "the same, in the source's own words"),
     "nics_per_node": ("number", "network adapters of a node"),
     "nic_gbit_per_s": ("Gbit/s", "rate of one adapter"),
     # The model: by name, or by its sizes.
     "framework": ("text", "training framework, NAME or NAME@YEAR"),
-    "framework_as_stated": ("text", "the same in the source's own words, such as torchtitan compile"),
-    "model": ("text", "catalog name; or what the next columns say"),
+    "framework_as_stated": ("text", "the same, in the source's own words, such as torchtitan compile"),
+    "model": ("text", "catalog name; if empty, the next columns describe the model"),
     "family": ("text", "kind of model, such as llama"),
     "params_b": ("10^9", "parameters"),
     "layers": ("number", "layers"),
@@ -149,7 +149,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "vocab": ("number", "vocabulary, as it ran"),
     "tokenizer_vocab": ("number", "entries of the tokenizer, which the framework pads, if vocab is empty"),
     "n_experts": ("number", "experts; none if empty"),
-    "top_k": ("number", "experts of a token"),
+    "top_k": ("number", "experts per token"),
     "first_dense_layers": ("number", "leading layers without experts"),
     # The job.
     "seq_len": ("tokens", "sequence length; the model's if empty"),
@@ -157,7 +157,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "micro_batch": ("sequences", "per micro-batch and replica"),
     "num_microbatches": ("number", "micro-batches per step and replica"),
     "dtype": ("text", "element type; bf16 if empty"),
-    "dtype_recipe": ("text", "how scales of 8- and 4-bit products are found"),
+    "dtype_recipe": ("text", "scaling recipe of 8- and 4-bit products"),
     "flash_attention": ("0 or 1", "fused attention"),
     # The layout.
     "tp": ("number", "degree as in a layout: tensor"),
@@ -173,28 +173,28 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "sequence_parallel": ("0 or 1", "norms sharded along the sequence"),
     "recompute": ("text", "none, selective or full"),
     "recompute_detail": ("text", "which layers or ops"),
-    "launch_and_overlap": ("text", "switches of the launch as name=value; name=value"),
+    "launch_and_overlap": ("text", "launch settings, as name=value; name=value"),
     # Origin of the row.
     "notes": ("text", "for people; nothing is read from it"),
     "url_or_repo": ("text", "where the row is from; who submitted it to MLPerf, where submitter is empty"),
-    "submitter": ("text", "who ran it, if a source has runs of several; runs of one are judged together"),
+    "submitter": ("text", "who ran it, if a source has runs of several teams; runs of one team are judged together"),
     "year": ("number", "when it ran; that of the framework if empty"),
     "recipe_release": ("text", "release of the framework's recipe that ran, such as v25.04; default if it has none"),
     **_job_file_columns(),
-    "layout": ("text", "in one column, as predict takes it (fit --runs)"),
-    "name": ("text", "of the run, where layout is one column"),
+    "layout": ("text", "the layout in one column, as predict takes it (fit --runs)"),
+    "name": ("text", "devices of the run, if layout is given as one column"),
     # What came out: one of the first three is needed.
     "measured_iter_time_s": ("s", "time of a step"),
     "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
     "measured_tflops_per_device": (
         "TFLOP/s",
-        "rate of FLOPs as its authors count them; with the throughput it tells modules for further tokens",
+        "FLOP/s as the authors count them; together with the throughput this reveals multi-token-prediction modules",
     ),
-    "measured_mfu": ("share", "model FLOP/s of the peak"),
-    "measured_hfu": ("share", "the same, recomputation counted"),
+    "measured_mfu": ("share", "model FLOP/s as a share of the peak"),
+    "measured_hfu": ("share", "the same, with recomputation counted"),
     "measured_peak_memory_gb": ("GB", "peak memory of a device"),
     "memory_unit": ("text", "GiB where the column before holds these"),
-    "memory_kind": ("text", "what counts that memory: allocated, reserved or the driver's"),
+    "memory_kind": ("text", "how the peak was measured: allocated, reserved or the driver's figure"),
 }
 """Columns that a table of runs may have: unit or kind of their values, and meaning."""
 
@@ -343,7 +343,7 @@ def _missing(path: Path, name: str, table: "pd.DataFrame") -> str:
     if name == "time_us":
         times = [c for c in table.columns if str(c).startswith("time_")]
         if times:
-            return f"{path}: found {times[0]!r} but times are read from 'time_us'; convert to microseconds"
+            return f"{path}: found {times[0]!r} but times are read from 'time_us'; convert the column to microseconds"
     return f"{path}: column {name!r} is missing; found {', '.join(map(str, table.columns))}"
 
 

@@ -84,9 +84,7 @@ class Builtins(Expander):
                     word = Word(before[position].text + word.text, before[position].line)
                 value = {position: word} if assignment.index is None else {**before, position: word}
             if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
-                raise broken(
-                    self.state.place, assignment.line, f"{name} grows beyond measure; this is no launch script"
-                )
+                raise broken(self.state.place, assignment.line, f"{name} grows too large; this is not a launch script")
             self.state.variables[name] = value
 
     def old_test(self, node: tree.Simple, argv: list[Word]) -> bool | None:

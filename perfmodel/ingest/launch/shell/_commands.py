@@ -149,7 +149,7 @@ class Commands(Builtins):
         """Run a function; what it declares local is forgotten after."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.place, 0, f"the function {name} calls itself without an end; fix the script")
+            raise broken(self.state.place, 0, f"the function {name} calls itself forever; fix the script")
         # Variables of shell are dynamic: a function sees and sets those of its caller, but for its own `local` ones.
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(argv[1:])
@@ -171,7 +171,7 @@ class Commands(Builtins):
         """Run a text in this very shell."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
-            raise broken(self.state.place, line, "the script runs itself without an end; fix it")
+            raise broken(self.state.place, line, "the script runs itself forever; fix it")
         try:
             return self.sequence(syntax.parse(text, self.state.place, line, counts=counts))
         finally:

@@ -81,7 +81,7 @@ def run_script(
             # A script that refuses to run without its arguments still says the rest.
             line = state.stopped_at
             state = _run_tree(script_tree, place, environment, arguments, variables or {}, obeys_exit=False)
-            state.notes.append(f"the script exits on line {line}; perfmodel reads the rest all the same")
+            state.notes.append(f"the script exits on line {line}; perfmodel reads the rest anyway")
     except RecursionError:
         raise broken(place, 0, "nested too deeply to be a launch script") from None
     # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
@@ -230,7 +230,7 @@ class _Interpreter(Commands):
         """Run a node of any kind; its status."""
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
-            raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is no launch script")
+            raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is not a launch script")
         # Statuses are those of a shell: of blocks that ran the status of their last command.
         match node:
             case tree.Simple():
