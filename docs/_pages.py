@@ -6,8 +6,10 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
-import sys
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, takewhile
 from pathlib import Path
 
 from _names import names_page
@@ -24,6 +26,8 @@ _RENAMED = {
     "training/kinds_left_out.md": "accuracy/kinds_left_out.md",
     "training/collectives_report.md": "accuracy/collectives.md",
 }
+_HELPERS_OF_DOORS = ("perfmodel._lazy", "perfmodel.display._repr")
+"""Modules whose functions a door calls and does not offer."""
 
 
 def collect() -> None:
@@ -33,8 +37,10 @@ def collect() -> None:
     reference = HERE / "reference"
     pages[reference / "commands.md"] = _commands(parser()).encode()
     pages[reference / "names.md"] = names_page().encode()
-    for name in ("perfmodel", *_facades("perfmodel")):
-        pages[reference / f"{name}.rst"] = _facade_page(name).encode()
+    doors = ["perfmodel", *_doors("perfmodel")]
+    documented_at = _documented_at(doors)
+    for door in doors:
+        pages[reference / f"{door}.rst"] = _door_page(door, documented_at).encode()
     for folder in MADE:
         (HERE / folder).mkdir(exist_ok=True)
         for path in {path for path in (HERE / folder).iterdir() if path.is_file()} - set(pages):
@@ -63,51 +69,116 @@ def _commands(top: argparse.ArgumentParser) -> str:
     )
 
 
-def _facades(package: str) -> Iterator[str]:
-    """Public packages below `package`, without the command line, which has a page of its own."""
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        if not found.name.rpartition(".")[2].startswith("_") and found.name != "perfmodel.cli":
-            yield found.name
-            if found.ispkg:
-                yield from _facades(found.name)
+@dataclass(frozen=True)
+class PublicName:
+    """A name that a door has, and where its value is defined."""
+
+    door: str
+    name: str
+    home: str
+    """Module in which the value is defined."""
+    original: str
+    """Its name there."""
 
 
-def _facade_page(name: str) -> str:
-    module = importlib.import_module(name)
-    lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :no-index:", ""]
-    for public, (home, original) in sorted(_exports(name).items()):
-        if name == "perfmodel":  # its names are documented where they live
-            facade = ".".join(part for part in home.split(".") if not part.startswith("_"))
-            lines.append(f"* `perfmodel.{public}` is :doc:`{facade}`'s ``{original}``")
+def _doors(package: str) -> Iterator[str]:
+    """Public modules below `package`, without the command line, which has a page of its own."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        if not module.name.rpartition(".")[2].startswith("_") and module.name != "perfmodel.cli":
+            yield module.name
+            if module.ispkg:
+                yield from _doors(module.name)
+
+
+def _public_names(door: str) -> Iterator[PublicName]:
+    """What a door defines, and what a package's door imports from the modules below it for others to use."""
+    top_level = _statements(door)
+    is_package = hasattr(importlib.import_module(door), "__path__")
+    for node in top_level:
+        if is_package and isinstance(node, ast.ImportFrom):
+            names = [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
         else:
-            lines += _entry(f"{name}.{public}", getattr(module, public), home, original)
-    return "\n".join(lines) + "\n"
+            continue
+        for name in names:
+            home, original = _definition(door, name)
+            if not name.startswith("_") and home not in _HELPERS_OF_DOORS and home.startswith("perfmodel"):
+                yield PublicName(door, name, home, original)
 
 
-def _exports(name: str) -> dict[str, tuple[str, str]]:
-    """What a facade imports from the project, or defines itself: name -> (its module, its name there)."""
-    tree = ast.parse(inspect.getsource(importlib.import_module(name)))
-    found: dict[str, tuple[str, str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfmodel"):
-            found |= {alias.asname: (str(node.module), alias.name) for alias in node.names if alias.asname}
-            if name == "perfmodel":
-                public = {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
-                found |= {one: home for one, home in public.items() if one in dir(sys.modules[name])}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and name != "perfmodel":
-            found[node.name] = (name, node.name)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
-            found[node.target.id] = (name, node.target.id)
-    return found
+def _statements(module: str) -> list[ast.stmt]:
+    """Statements of a module, with those of its `if TYPE_CHECKING`."""
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    blocks = [statement.body if isinstance(statement, ast.If) else [statement] for statement in body]
+    return list(chain.from_iterable(blocks))
 
 
-def _entry(path: str, value: object, home: str, original: str) -> list[str]:
+def _definition(module: str, name: str) -> tuple[str, str]:
+    """The module that defines what `module` calls `name`, and its name there: imports are followed."""
+    for node in _statements(module):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    source = str(node.module)
+                    return _definition(source, alias.name) if source.startswith("perfmodel") else (source, alias.name)
+    return module, name
+
+
+def _documented_at(doors: Iterable[str]) -> dict[tuple[str, str], PublicName]:
+    """The one door that documents each value: that of its home where this has the name, else the first in the alphabet.
+
+    Sphinx refuses two descriptions of one object.
+    """
+    chosen: dict[tuple[str, str], PublicName] = {}
+    for door in sorted(doors, key=lambda door: (door == "perfmodel", door)):
+        for public in _public_names(door):
+            value = (public.home, public.original)
+            if value not in chosen or door == _public_prefix(public.home):
+                chosen[value] = public
+    return chosen
+
+
+def _public_prefix(module: str) -> str:
+    """The door in front of a module: its path up to the first private part."""
+    return ".".join(takewhile(lambda part: not part.startswith("_"), module.split(".")))
+
+
+def _door_page(door: str, documented_at: Mapping[tuple[str, str], PublicName]) -> str:
+    lines = [door, "=" * len(door), "", f".. automodule:: {door}", "   :no-index:", ""]
+    elsewhere = []
+    for public in sorted(_public_names(door), key=lambda public: public.name):
+        place = documented_at[public.home, public.original]
+        if place == public:
+            lines += _entry(public)
+        else:
+            elsewhere.append(f"* ``{door}.{public.name}`` is :doc:`{place.door}`'s ``{place.name}``")
+    return "\n".join([*lines, *elsewhere]) + "\n"
+
+
+def _entry(public: PublicName) -> list[str]:
+    """The directive that documents a name; none for modules, and for what needs a package that is not installed."""
+    try:
+        value = getattr(importlib.import_module(public.door), public.name)
+    except ImportError:
+        return []
+    path = f"{public.door}.{public.name}"
     if inspect.ismodule(value):
         return []
     if inspect.isclass(value):
         return [f".. autoclass:: {path}", "   :members:", ""]
     if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
         return [f".. autofunction:: {path}", ""]
-    text = ModuleAnalyzer.for_module(home).find_attr_docs().get(("", original), [])
-    return [f".. py:data:: {path}", "", *(f"   {line}" for line in text), ""]
+    text = ModuleAnalyzer.for_module(public.home).find_attr_docs().get(("", public.original), [])
+    return [f".. py:data:: {path}", "", *(f"   {line}" for line in escaped(text)), ""]
+
+
+def escaped(lines: Sequence[str]) -> list[str]:
+    """Plain text with `code` as reStructuredText: all else that this would read as markup is escaped."""
+    parts = re.split(r"`([^`]+)`", "\n".join(lines))
+    parts[::2] = [re.sub(r"([\\*|_])", r"\\\1", part) for part in parts[::2]]
+    # an escaped space ends markup where a letter follows, and is not shown
+    parts[1::2] = [rf"\ ``{part}``\ " for part in parts[1::2]]
+    return "".join(parts).split("\n")

@@ -1,7 +1,6 @@
 """The documentation site (`make docs`): Sphinx, with Markdown pages and notebooks by MyST."""
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -41,12 +40,8 @@ suppress_warnings = ["ref.python", "config.cache"]
 
 
 def _plain_text(_app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
-    """Docstrings here are plain text with `code`: everything else that reStructuredText would read is escaped."""
-    parts = re.split(r"`([^`]+)`", "\n".join(lines))
-    parts[::2] = [re.sub(r"([\\*|_])", r"\\\1", part) for part in parts[::2]]
-    # an escaped space ends markup where a letter follows, and is not shown
-    parts[1::2] = [rf"\ ``{part}``\ " for part in parts[1::2]]
-    lines[:] = "".join(parts).split("\n")
+    """Docstrings here are plain text with `code`."""
+    lines[:] = _pages.escaped(lines)
     if what in ("attribute", "property"):  # else what stands before a colon would be taken for a type
         lines.insert(0, "")
 

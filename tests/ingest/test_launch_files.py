@@ -443,7 +443,7 @@ def test_cuda_graphs_of_parts_of_layers_are_named() -> None:
     text = "pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1 --cuda-graph-impl local"
     launch = parse_launch(f"{text} --cuda-graph-scope attn\n", "run.sh", devices=8)
     assert launch.job_fields["cuda_graphs"] == "none"
-    assert any("CUDA graphs of attn" in one for one in launch.assumed)
+    assert any("CUDA graphs for attn" in one for one in launch.assumed)
 
 
 def test_kinds_of_context_parallelism_are_read() -> None:

@@ -160,7 +160,7 @@ def test_every_recipe_names_a_model_and_is_read() -> None:
 )
 def test_a_recipe_that_is_not_known_is_refused_with_the_way_in(name: str, text: str) -> None:
     with pytest.raises(
-        LaunchFileError, match=r"line 1: no recipe of .* is known as .*; known: .*llama3_8b.*perfmodel hook"
+        LaunchFileError, match=r"line 1: perfmodel knows no .* recipe named .*; known: .*llama3_8b.*perfmodel hook"
     ):
         parse_launch(text, name)
 

@@ -196,7 +196,7 @@ def test_a_script_that_stops_without_its_arguments_is_read_on() -> None:
         ("run 'a", "a quote is opened here and never closed; add its '"),
         ("cat <<EOF\nx", "the here-document is never closed; add its EOF"),
         ("f() { f; }; f", "calls itself forever"),
-        ("A=xxxxxxxxxx; for i in {1..60}; do A=$A$A; done", "grows beyond measure"),
+        ("A=xxxxxxxxxx; for i in {1..60}; do A=$A$A; done", "grows too large"),
         ("while [ 1 = 1 ]; do for i in {1..150}; do :; done; done", "more than 20,000 commands"),
         ("{ " * 100 + "run;" + " }" * 100, "nested too deeply"),
     ],

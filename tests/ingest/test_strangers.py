@@ -524,7 +524,7 @@ def test_buckets_stay_in_a_file_that_is_written_like_another(tmp_path: Path) -> 
 def test_zero_plus_plus_is_named_at_the_head() -> None:
     launch = deepspeed("k18c_ds_hpz.json")
     assert launch.may_be_wrong[0].startswith(
-        "the layout may be wrong: with zero_hpz_partition_size 8 backward gathers weights"
+        "the layout may be wrong: with zero_hpz_partition_size 8 the backward pass gathers weights"
     )
     assert "zero_quantized_weights and zero_quantized_gradients" in launch.may_be_wrong[1]
     assert launch.job_fields["secondary_shards"] == 8
@@ -719,7 +719,7 @@ def test_several_trainings_in_a_script_are_named() -> None:
     assert launch.ignored == ("2 training commands have different arguments; perfmodel reads the one on line 2",)
     assert parse_launch(f"{command}\n{command} --node_rank 1 --save x\n", "run.sh").ignored == ()
     sweep = f"for MICRO in 1 2 4; do\n{command.replace('--micro-batch-size 1', '--micro-batch-size $MICRO')}\ndone\n"
-    assert "3 commands train with different arguments" in parse_launch(sweep, "run.sh").ignored[0]
+    assert "3 training commands have different arguments" in parse_launch(sweep, "run.sh").ignored[0]
 
 
 def test_one_task_per_node_is_a_guess() -> None:

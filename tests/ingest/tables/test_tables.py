@@ -43,7 +43,7 @@ def test_unknown_suffix_is_refused(tmp_path):
         (GOOD.replace("12.5", "fast"), "fast"),
         (GOOD.replace("128", "0"), r"m must be .* row 0"),
         (GOOD.replace("time_us", "time"), r"'time' has no unit; rename it to 'time_us'"),
-        (GOOD.replace("time_us", "time_ms"), "convert to microseconds"),
+        (GOOD.replace("time_us", "time_ms"), "convert the column to microseconds"),
         (GOOD.replace("device,", "machine,"), "'device' is missing"),
         (GOOD.replace("op_family", "family"), "op_family"),
         ("", "not a readable table"),
