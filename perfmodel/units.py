@@ -150,7 +150,7 @@ def parse_quantity(text: str, kind: str) -> float:
         number, unit = match.groups()
         value = float(number) * quantity.units[unit]
     if not 0 <= value < float("inf"):
-        raise PerfModelError(f"{text!r} is not a {quantity.what}; write {quantity.examples}")
+        raise PerfModelError(f"{text!r} is not a valid {quantity.what}; write {quantity.examples}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Calibrating a cluster: which events to measure for a model and in which order, and what whole runs say."""
+"""Calibrates the cost models: chooses events to measure, and fits parameters to measured runs."""
 
 from typing import TYPE_CHECKING
 

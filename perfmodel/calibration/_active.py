@@ -1,4 +1,4 @@
-"""Few measurements, well chosen: measure those that narrow the step time most, fit, see what it still hangs on."""
+"""Active selection: measures the events that reduce the uncertainty of the step time most."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ HALF_WIDTH = 1.645
 
 @dataclass(frozen=True, eq=False)
 class StepShares:
-    """Step time of every layout, and how it depends on the events."""
+    """Step time of each layout, with its sensitivity to events."""
 
     step_time_s: Float[np.ndarray, " layouts"]
     ops: tuple[Op, ...]
@@ -34,10 +34,10 @@ class StepShares:
 
 
 class Steps(Protocol):
-    """Whatever tells step times from beliefs about events."""
+    """Protocol: computes step times from beliefs about events."""
 
     def at(self, beliefs: Beliefs) -> StepShares:
-        """Steps with every event at its expected time."""
+        """Step times with each event at its expected time."""
         ...
 
 
@@ -60,7 +60,7 @@ def choose(
     pool: Events,
     count: int,
 ) -> list[int]:
-    """Up to `count` candidates of `pool`, one after the other.
+    """Choose up to `count` candidates of `pool`, greedily.
 
     Measuring candidate c, of variance v and noise n, takes (s^T C_c)^2 / (v + n) off a layout's variance, with
     C_c the covariance of the layout's events with it: disagreement weighted by the share of the step time that
@@ -72,7 +72,7 @@ def choose(
 
 
 def most_uncertain(beliefs: Beliefs, pool: Events, count: int) -> list[int]:
-    """Up to `count` candidates by disagreement alone, whatever depends on them: what `choose` is held against."""
+    """Choose up to `count` candidates only by their uncertainty, as a baseline for `choose`."""
     return _greedy(beliefs, pool, count, None)
 
 
@@ -181,7 +181,7 @@ def select(
     measured: Mapping[Op, float] | None = None,
     progress: Progress = lambda state: None,
 ) -> Selection:
-    """Measure until every layout's step time is known well enough.
+    """Measure until each layout's step time is known precisely enough.
 
     Repeats: fit the kriging to what is measured; evaluate the layouts' timelines, whose gradient weighs the
     disagreement about every event; choose the next batch of the pool by what it takes off the step times'
@@ -201,7 +201,9 @@ def select(
         PerfModelError: for an empty pool, or a target, budget or batch that makes no sense.
     """
     if not pool:
-        raise PerfModelError("nothing to choose from: no event of these layouts can be measured here")
+        raise PerfModelError(
+            "no event of these layouts can be measured on this machine; give other layouts or another backend"
+        )
     if not 0 < target_half_width < 1:
         raise PerfModelError(f"the target interval must be a share between 0 and 1, got {target_half_width:g}")
     if batch < 1 or (budget is not None and budget < 1):
@@ -246,7 +248,7 @@ def select(
 
 
 def selection_text(selection: Selection) -> str:
-    """Measurements and the widest interval round by round, and why it stopped."""
+    """Text with measurements and the widest interval per round, and why it stopped."""
     last = selection.rounds[-1]
     lines = [f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}" for r in selection.rounds]
     lines.append(f"{selection.reason} after {last.measurements} measurements")

@@ -1,4 +1,4 @@
-"""A cluster calibrated for one model: its events measured in the order in which the step time asks for them."""
+"""Calibrates a cluster for one model by measuring its most important events first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +23,7 @@ from perfmodel.spec import Layout
 
 @dataclass(frozen=True)
 class Believed:
-    """Prices of kernels or collectives by belief, but for those that stay as they are."""
+    """Prices of kernels or collectives from beliefs, except those that stay unchanged."""
 
     beliefs: Beliefs
     unchanged: PricesKernels | PricesCollectives
@@ -63,7 +63,7 @@ class LayoutSteps:
     """Events that stay at the problem's own prices."""
 
     def at(self, beliefs: Beliefs) -> StepShares:
-        """Every layout evaluated with its events at their expected times."""
+        """Evaluate each layout with its events at their expected times."""
         kernels, collectives = self.step_problem.kernels, self.step_problem.collectives
 
         # Price the layouts at the believed times, and take each event's share of the critical
@@ -108,7 +108,7 @@ Run = Callable[[Plan, Path], Any]
 
 
 def run_apart(plan: Plan, folder: Path) -> None:
-    """`run_plan` in a process of its own, since kernels are pinned to a core before JAX starts.
+    """Run `run_plan` in a separate process, because threads must be pinned to a core before JAX starts.
 
     Raises:
         CalibrationError: with what `run_plan` refused.
@@ -138,7 +138,7 @@ def calibrate_model(
     run: Run = run_apart,
     progress: Progress = lambda state: None,
 ) -> Selection:
-    """Measure as many of a model plan's events as its layouts' step times need.
+    """Measure only as many events of a model plan as its layouts' step times need.
 
     Tables and cards are written to `folder` after every batch, with `plan.toml`, what was chosen so far. Started
     again, it goes on from the rows there; `perfmodel fit` makes a calibration of the tables.

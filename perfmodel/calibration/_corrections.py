@@ -1,4 +1,4 @@
-"""Corrections of parameters by a profile, each with its standard error: a fit takes nothing else from the profile."""
+"""Corrections of parameters by a profile, with standard errors."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ _HELD_UP: Final = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Value of one parameter (`perfmodel.prediction.sites.PARAMETERS`) by a profile, relative to the cost models."""
+    """Value of one parameter (`perfmodel.prediction.sites.PARAMETERS`) from a profile, relative to the cost models."""
 
     name: str
     value: float
@@ -52,7 +52,7 @@ def corrections(
     sides: SideBySide,
     slowed_s: float = 0.0,
 ) -> tuple[Correction, ...]:
-    """Correct the parameters by a profile of a layout's step, for cost models without any correction.
+    """Compute the corrections from a profile of a layout's step, relative to uncorrected cost models.
 
     Args:
         slowed_s: by how much recording made the step longer, all of it on the host, between operators.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedParameter:
-    """One parameter before and after the runs; factors as logs, losses as amounts (`PARAMETERS`)."""
+    """One parameter before and after the fit; factors as logs, losses as amounts (`PARAMETERS`)."""
 
     name: str
     prior_sd: float
@@ -60,7 +60,7 @@ class FittedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEnd:
-    """The fit of one device's runs."""
+    """The fit to one device's runs."""
 
     device: str
     runs: int
@@ -81,7 +81,7 @@ class EndToEnd:
 
     @property
     def contradictions(self) -> tuple[str, ...]:
-        """Sentences on where runs and tables disagree."""
+        """Sentences about disagreements between runs and tables."""
         sentences = [self.beyond]
         for parameter in self.parameters:
             sentences.append(parameter.contradiction)
@@ -135,7 +135,7 @@ def calibrate_end_to_end(
     profiled: Sequence[Correction] = (),
     progress: Report | None = None,
 ) -> dict[str, EndToEnd]:
-    """Fit the physical parameters that move predicted steps to measured runs, device by device.
+    """Fit the physical parameters of the step time to measured runs, device by device.
 
     The parameters (`perfmodel.prediction.sites.PARAMETERS`) are log factors of kernel families, of latency and inverse
     bandwidth of each network tier, and of host costs; and losses: overlap, stragglers, overhead per step. Their priors
@@ -157,7 +157,7 @@ def calibrate_end_to_end(
             contradiction.
     """
     if not runs:
-        raise PerfModelError("end-to-end calibration: no runs to fit to; give measured step times")
+        raise PerfModelError("end-to-end calibration: there are no runs to fit to; give measured step times")
 
     # Parameters belong to a device: runs on others say nothing of its kernels.
     by_device: dict[str, list[Run]] = defaultdict(list)
@@ -173,7 +173,7 @@ def calibrate_end_to_end(
 
     # Refused before anything is written, so that no folder holds parameters that were not wanted.
     if strict and contradictions:
-        raise PerfModelError(f"{'; '.join(contradictions)}; look at the runs and the tables, or drop --strict")
+        raise PerfModelError(f"{'; '.join(contradictions)}; check the runs and the tables, or leave --strict out")
     if out is not None:
         _copy_weights(folder, Path(out))
         save_adjustments(Path(out), {device: fitted.adjustment for device, fitted in fits.items()})

@@ -1,4 +1,4 @@
-"""The events of a model only: what some layouts need measured, and what that saves (DistSim sections 4, 6)."""
+"""Plans that measure only a model's events, and the cost saved by that (DistSim sections 4, 6)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ ITERATIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutCost:
-    """One layout's share of the saving."""
+    """Measurement cost and saving of one layout."""
 
     layout: Layout
     step_time_s: float
@@ -49,7 +49,7 @@ class LayoutCost:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-    """Measurements that tell the step time of a model under some layouts."""
+    """The measurements needed to predict a model's step time under some layouts."""
 
     step_problem: StepProblem = field(repr=False)
     """Model, job and cluster, with the calibration that predicted the times."""
@@ -71,7 +71,7 @@ class ModelPlan:
 
     @property
     def measure_device_s(self) -> tuple[float, float]:
-        """Device-seconds of the whole plan: at least, at most."""
+        """Device-seconds of the whole plan: lower and upper estimate."""
         # A layout is charged only for measurements that no layout before it needs, so that the
         # sum counts each once.
         least, most = zip(*(cost.measure_device_s for cost in self.layouts), strict=True)
@@ -79,8 +79,7 @@ class ModelPlan:
 
     @property
     def relative_scale(self) -> float:
-        """Measuring over running with every event and every step repeated equally often: what the events'
-        redundancy alone saves (the relative scale of DistSim table 3)."""
+        """Cost of measuring each event once over running each step once (the relative scale of DistSim table 3)."""
         # Both sides repeat equally often and the repeats cancel: what is left is how often the
         # same event comes back in the steps of the layouts.
         once_s = sum(cost.once_device_s for cost in self.layouts)
@@ -152,7 +151,7 @@ def model_plan(
     rule: StoppingRule | None = None,
     collective_rule: StoppingRule | None = None,
 ) -> ModelPlan:
-    """The distinct kernels and collectives of some layouts, each once, as measurements on at most two nodes.
+    """Plan measurements of the distinct kernels and collectives of some layouts, on at most two nodes.
 
     Args:
         framework: the training framework, as in `perfmodel.predict`.
@@ -287,9 +286,9 @@ def _cost(
 
 
 def why_not_measured(op: Op, nodes: int = NODES) -> str:
-    """Why no collector times an op; empty where one does."""
+    """Why an op cannot be measured; empty if it can."""
     if isinstance(op, Collective):
-        return f"{op.collective} between nodes, with one node at hand" if op.num_nodes > nodes == 1 else ""
+        return f"{op.collective} between nodes, but only one node is available" if op.num_nodes > nodes == 1 else ""
     try:
         check_kernel(op)
     except PerfModelError as error:
@@ -306,16 +305,16 @@ def _kind(op: Op) -> tuple[str, ...]:
 
 
 def plan_report(plan: ModelPlan) -> str:
-    """The saving per layout and in all, what is extrapolated and what no collector measures."""
+    """Report the saving per layout and in total, and the events that are extrapolated or not measured."""
     return saving_text(plan.to_dict())
 
 
 def saving_text(saving: dict[str, Any]) -> str:
-    """The saving report (`ModelPlan.to_dict`) for people."""
+    """The saving report (`ModelPlan.to_dict`) as text."""
     lines = [
         f"{saving['model']} on {saving['cluster']}: one step of each of {saving['layouts']} layouts runs "
-        f"{saving['executions']:,.0f} events in all; measuring {saving['kernels']} kernels "
-        f"and {saving['collectives']} collectives tells them.",
+        f"{saving['executions']:,.0f} events in all; measuring {saving['kernels']} kernels and "
+        f"{saving['collectives']} collectives is enough to predict them.",
         "",
         f"{'layout':40} {'devices':>7} {'step s':>9} {'events run':>12} {'distinct':>8} {'new':>4} {'device-s':>16}",
     ]
@@ -334,10 +333,13 @@ def saving_text(saving: dict[str, Any]) -> str:
     ]
     if saving["extrapolated"]:
         lines.append(
-            f"{saving['extrapolated']} collectives are out of reach of two nodes (or all-reduces of more than 8 ranks) "
-            "and extrapolated by the collective model"
+            f"{saving['extrapolated']} collectives need more than two nodes (or are all-reduces of more than 8 "
+            "ranks), so the collective model extrapolates them"
         )
     if saving["unmeasured"]:
-        lines.append(f"{saving['unmeasured']} events ({saving['unmeasured_share']:.1%} of the steps) stay predicted:")
+        lines.append(
+            f"{saving['unmeasured']} events ({saving['unmeasured_share']:.1%} of the steps) cannot be measured "
+            "and stay predicted:"
+        )
         lines += [f"  {count} x {reason}" for reason, count in saving["unmeasured_by_reason"].items()]
     return "\n".join(lines)

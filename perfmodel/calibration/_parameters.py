@@ -1,4 +1,4 @@
-"""Parameters before any run and given runs.
+"""Prior and posterior of the parameters.
 
 What is known before is what the published record says of sites, and the kernel tables. A parameter is its class's
 factor at the site (`perfmodel.prediction.sites.SitePrior`), which all of the class share and which differs between
@@ -64,13 +64,12 @@ class Prior:
 
     @property
     def lowest(self) -> float:
-        """Losses are never negative."""
+        """The lower limit: losses are never negative."""
         return 0.0 if self.name in LOSSES else -np.inf
 
 
 def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Prior]:
-    """Priors after a profile, which has measured what tables only let expect and so takes their place; parameters that
-    no run moves come from the profile alone."""
+    """Replace priors with a profile's measured values; parameters that no run affects come only from the profile."""
     by_name = {correction.name: correction for correction in profiled}
     after_profile = []
     for prior in known:
@@ -195,7 +194,7 @@ _ENOUGH: Final = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Parameters given runs."""
+    """The parameters given the runs."""
 
     values: Vector
     """Expected, less the centres of their priors."""

@@ -1,4 +1,4 @@
-"""One profile of one layout: what it says of the cost models, and where prediction and measurement part."""
+"""Compares a profile of one layout with its prediction, and corrects the cost models by it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileReport:
-    """A prediction beside a profile of the same step."""
+    """A prediction compared with a profile of the same step."""
 
     layout: str
     devices: int
@@ -90,7 +90,7 @@ class ProfileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileFit:
-    """A fit to a profile, with the prediction before it beside the profile."""
+    """A fit to a profile, and the comparison before the fit."""
 
     report: ProfileReport
     """Prediction beside the profile, before the fit."""
@@ -165,8 +165,8 @@ def fit_profile(
     _, products_s = sides.families().get(_PRODUCTS, (0.0, 0.0))
     if known < LEAST_MATCHED and not report.unread and products_s > 0:
         raise PerfModelError(
-            f"profile: {known:.0%} of its matrix products match {problem.model.name} with {laid_out.label}; "
-            "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
+            f"profile: {known:.0%} of its matrix products match {problem.model.name} with {laid_out.label}; give "
+            "the model, job and layout that were recorded (`perfmodel explain --profile` shows the differences)"
         )
 
     # The profiled step itself is a run too, which settles what no part of the profile tells.
@@ -256,7 +256,7 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
     """Say what would remove the difference of an event."""
     predicted_s, measured_s = families[total.family]
     if not total.family:
-        return "no name tells what this kernel computes: profile with record_shapes=True and operators"
+        return "the kernel's name does not identify what it computes; profile with record_shapes=True and operators"
 
     # The event on both sides, only its family on both sides, or only one side: each asks for
     # another remedy.
@@ -272,8 +272,8 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
             f"all {total.family}"
         )
     if total.measured_s > 0:
-        return f"the prediction has no {total.family} at all: say it in the layout, job or framework"
-    return f"the profile has no {total.family} at all: is it the layout that ran, or were its ranks left out?"
+        return f"the prediction has no {total.family}; enable it in the layout, job or framework"
+    return f"the profile has no {total.family}; check that this layout ran and that all its ranks are included"
 
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
@@ -283,10 +283,14 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     device_steps = sides.steps * profile.devices
     waited_s = sum(collective.wait_s for collective in sides.collectives) / device_steps
     rows = (
-        ("host issues too late", idle["host late"], "fit --profile: host_op_s; or CUDA graphs, or larger kernels"),
-        (GAPS, idle["between kernels"], "fit --profile: kernel_gap_s"),
-        (WAITS, waited_s, "fit --profile: the skew of ranks; or balance them"),
-        ("nothing runs (bubble, other ranks, copies)", idle["waits"], "compare timelines: perfmodel compare"),
+        (
+            "host issues too late",
+            idle["host late"],
+            ("fit --profile adjusts host_op_s; or use CUDA graphs or larger kernels"),
+        ),
+        (GAPS, idle["between kernels"], "fit --profile adjusts kernel_gap_s"),
+        (WAITS, waited_s, "fit --profile adjusts the skew of ranks; or balance the ranks"),
+        ("idle (bubble, other ranks, copies)", idle["waits"], "compare the timelines with perfmodel compare"),
     )
     predicted = dict.fromkeys((name for name, _, _ in rows), 0.0) | sides.predicted_idle_s
     return [
@@ -305,7 +309,7 @@ def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
 
 
 def amount(correction: Correction) -> str:
-    """A correction in words: a factor, or an amount."""
+    """Format a correction: a factor, or an amount."""
     if correction.name in (*LOSSES, SKEW):
         return f"{correction.value:+.3g} ± {correction.sd:.2g}"
     return f"{expm1(correction.value):+.1%} ± {correction.sd:.1%}"

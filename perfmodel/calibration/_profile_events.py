@@ -1,4 +1,4 @@
-"""Predicted and measured events of a step side by side: seconds per device and step, by event and by family."""
+"""Compares predicted and measured events of a step, in seconds per device and step, by event and family."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ Key = tuple[Any, ...]
 
 @dataclass
 class Total:
-    """All calls of an event on a device in a step."""
+    """Totals of an event on a device in a step."""
 
     label: str
     family: str
@@ -92,8 +92,8 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
     """
     if profile.devices > layout.devices:
         raise PerfModelError(
-            f"the profile is of {profile.devices} devices, layout {layout.label} has {layout.devices}; give the layout "
-            "that ran, or the files of its ranks only"
+            f"the profile is of {profile.devices} devices, layout {layout.label} has {layout.devices}; give the "
+            "layout that ran, or only the files of its ranks"
         )
     # What is predicted of every event, per device and step.
     shares = event_shares(problem, layout)
@@ -137,9 +137,8 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
 
 
 def event_key(op: Op) -> Key:
-    """Products are the same whichever of their three sizes is contracted (forward and both gradients of a layer are
-    one event); element-wise kernels of equal size and pass are, whatever they compute, since frameworks fuse them
-    differently; collectives by kind, ranks and size to two digits."""
+    """Key under which predicted and measured events match: products by their three sizes in any order; element-wise
+    kernels by size and pass, as frameworks fuse them differently; collectives by kind, ranks and size to two digits."""
     match op:
         case Collective():
             return op.collective, op.num_ranks, f"{op.bytes:.1e}"
@@ -155,7 +154,7 @@ def event_key(op: Op) -> Key:
 
 
 def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
-    """Tell the waits of collectives from their work.
+    """Separate the waits of collectives from their transfer time.
 
     A collective's call waits for the ranks that come later; the last one's does not. Where all ranks of a group were
     recorded, the shortest of the calls of one collective is what it takes; else the tenth percentile of its calls.
@@ -183,8 +182,7 @@ def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
 
 
 def issued(problem: StepProblem, layout: Layout) -> float:
-    """Operators that the host of one device issues in a step, as the prediction counts them: events, and those that
-    take the host's time alone."""
+    """Number of operators that the host issues per step for one device, as the prediction counts them."""
     # Events, and operators that launch no kernel but take the host's time
     # (`forward_bookkeeping`).
     shares = event_shares(problem, layout)
@@ -197,7 +195,7 @@ def issued(problem: StepProblem, layout: Layout) -> float:
 
 
 def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
-    """Seconds per device and step in which nothing runs: because the host is late, between kernels, and in waits."""
+    """Idle seconds per device and step: late host, gaps between kernels, and waits."""
     idle = {"host late": 0.0, "between kernels": 0.0, "waits": 0.0}
     asynchronous = profile.asynchronous
     parts: dict[tuple[int, int], list[Call]] = defaultdict(list)

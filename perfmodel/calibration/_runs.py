@@ -1,5 +1,4 @@
-"""Measured runs (what was run, how long a step took), and runs as observations: logs of predicted over measured times,
-with their derivatives by the parameters."""
+"""Measured runs, and their log errors with derivatives with respect to the parameters."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -51,7 +50,7 @@ PLAUSIBLE = 10.0
 
 
 def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
-    """Refuse runs whose step times are no seconds per step.
+    """Refuse runs whose step times cannot be in seconds per step.
 
     Raises:
         PerfModelError: naming the first such run: milliseconds, or shorter than its arithmetic at the peak rate.
@@ -132,7 +131,7 @@ class Observations:
         return np.array([coordinates[i] for i in range(len(self.runs))])
 
     def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
-        """log(predicted / measured): of every step, then of what the timelines add."""
+        """log(predicted / measured) of each step, followed by the terms of timelines."""
         return self.log_errors_and_gradient(adjustment, ())[0]
 
     def log_errors_and_gradient(
@@ -190,8 +189,8 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     columns = ("duration", "class_kind", "class_stage", "class_segment")
     if not all(np.array_equal(getattr(predicted, name), getattr(structure, name)) for name in columns):
         raise PerfModelError(
-            f"run {run.name}: its timeline is of another program than layout {run.layout.label} of {run.model.name}; "
-            "make the structure with predict(..., timeline=True) and put the measured times into it"
+            f"run {run.name}: its timeline does not belong to layout {run.layout.label} of {run.model.name}; make "
+            "the structure with predict(..., timeline=True) and put the measured times into it"
         )
     # Durations are added up by kind of op and stage; classes that took no time tell nothing.
     measured = np.bincount(structure.duration, timeline.end_s - timeline.start_s, structure.n_classes)

@@ -1,4 +1,4 @@
-"""What to measure of a collective where only two nodes can be had (DistSim section 4.2)."""
+"""Measurements on two nodes that determine a collective's time on more (DistSim section 4.2)."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +15,7 @@ ALL_REDUCE_RANKS: Final = 8
 
 @dataclass(frozen=True)
 class Reachable:
-    """The measurements that tell a collective's time."""
+    """The measurements that determine a collective's time."""
 
     ops: tuple[Collective, ...]
     """The collective itself or, to extrapolate from, its likes of fewer ranks, the largest first."""
@@ -24,7 +24,7 @@ class Reachable:
 
 
 def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
-    """Measurements on at most `nodes` nodes from which the time of `op` follows.
+    """Find measurements on at most `nodes` nodes that determine the time of `op`.
 
     A collective that fits is measured as it is, alone: that like groups share the links at the same time is what
     `CollectiveModel` adds from the stated bandwidths. One of more nodes, or an all-reduce of more than

@@ -1,5 +1,5 @@
-"""`perfmodel calibrate`: measure this machine by a plan; `calibrate diff`: two calibrations side by side; which run or
-profile to make before a layout is chosen."""
+"""`perfmodel calibrate`: measure this machine by a plan, or suggest a run to make; `calibrate diff`: compare two
+calibrations."""
 
 import argparse
 import os
@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "calibrate",
-        help="measure kernels and collectives on this machine, or say which run to make; compare two calibrations",
+        help="measure kernels and collectives on this machine; suggest which run to make; compare two calibrations",
     )
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
     nodes.add_argument(
         "--launched",
         action="store_true",
-        help="this is one of the processes that a launcher started",
+        help="measure together with the other processes of the launcher",
     )
     nodes.add_argument(
         "--process",
@@ -121,7 +121,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report of the command: the plan, and the tables that were measured.
+    """Run the command; return the plan and the measured tables.
 
     Raises:
         PerfModelError: bad input, a plan that cannot be measured here, or a folder that is not this run's.
@@ -147,7 +147,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             pass
     plan, saving = _plan(arguments)
     if arguments.out is None and not arguments.dry_run:
-        raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
+        raise PerfModelError("calibrate: give --out DIR, the folder for the tables")
     # What a launcher will start is checked as if it had been: a dry run goes without it.
     to_be_started = arguments.dry_run and _spans_nodes(plan)
     measure.check_plan(plan, arguments.backend, started=to_be_started or launch is not None)
@@ -176,20 +176,21 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
     if not arguments.launched and arguments.process is None:
         if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
             print(
-                f"process {launch.index} of {launch.count} of {launch.launcher} measures alone; with --launched they "
-                "would measure together",
+                f"process {launch.index} of {launch.count} of {launch.launcher} measures alone; add --launched to "
+                "measure with all of them",
                 file=sys.stderr,
             )
         return None
     if launch is None:
         raise PerfModelError(
-            "calibrate: --launched, but no torchrun, mpirun or srun started this; give --process I --processes N"
+            "calibrate: --launched needs a start by torchrun, mpirun or srun; without these give --process I "
+            "--processes N"
         )
     if arguments.backend == "nccl-tests" or arguments.dry_run:
         what = "--dry-run" if arguments.dry_run else "--backend nccl-tests, which starts its own programs,"
         raise PerfModelError(f"calibrate: {what} cannot be used with a launcher or --launched")
     if arguments.out is None:
-        raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
+        raise PerfModelError("calibrate: give --out DIR, the folder for the tables")
     return launch
 
 
@@ -231,7 +232,9 @@ def _refused_here(arguments: argparse.Namespace, plan: "Plan") -> str | None:
     # one lacks is reported and is no error.
     if arguments.backend != "nccl-tests" and _spans_nodes(plan):
         most = max(op.num_nodes for op in plan.collectives)
-        return f"it has collectives over {most} nodes; start it on these by a launcher, with --launched"
+        return (
+            f"the plan has collectives over {most} nodes; start perfmodel on all of them with a launcher and --launched"
+        )
     try:
         measure.check_machine(plan, arguments.backend)
     except PerfModelError as error:
@@ -278,12 +281,12 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted; rows measured so far are kept in {arguments.out}: the same command goes on with the next one"
+            f"interrupted; measured rows are kept in {arguments.out}; run the same command to continue"
         ) from None
     except OSError as error:
         raise CalibrationError(
-            f"{error.filename or arguments.out}: {error.strerror or error}; rows measured so far are kept: repair "
-            "this, then run the same command again"
+            f"{error.filename or arguments.out}: {error.strerror or error}; measured rows are kept; correct the "
+            "problem, then run the same command to continue"
         ) from None
     return [{"path": str(arguments.out / card.table), **asdict(card)} for card in written]
 
@@ -336,7 +339,8 @@ def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterat
 
 
 def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
-    """Seconds of one call: kernels by the shipped calibration, collectives by their bytes over the device's links.
+    """Estimate the seconds of one call: kernels from the shipped calibration, collectives from bytes over link
+    bandwidth.
 
     A device that no catalog knows is taken for this CPU, by its roofline.
     """
@@ -377,13 +381,13 @@ def show(report: dict[str, Any]) -> None:
         for card in report["tables"]:
             print(f"{card['path']}: {card['rows']} rows, {card['suspect_rows']} of them disturbed")
         return
-    done = f", {report['rows_kept']} measured already" if report["rows_kept"] else ""
+    done = f", {report['rows_kept']} already measured" if report["rows_kept"] else ""
     print(f"{report['rows']} rows to measure on {report['device']} by {report['backend']}{done}")
     for name, family in report["families"].items():
         print(f"  {name:15}{family['rows']:6} rows{family['device_minutes']:9.1f} device-minutes")
     print(f"about {report['device_minutes']:.1f} device-minutes, {report['minutes']:.1f} minutes in all")
     if report["refused_here"]:
-        print(f"this machine cannot measure it: {report['refused_here']}")
+        print(f"this machine cannot measure the plan: {report['refused_here']}")
 
 
 def _show_diff(report: dict[str, Any]) -> None:
@@ -393,10 +397,10 @@ def _show_diff(report: dict[str, Any]) -> None:
         apart = "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
         counts = f"{family['only_in_first']:8}{family['only_in_second']:8}"
         print(f"{name:15}{family['rows']:7}{ratio:>9}{apart:>8}{counts}")
-    print("apart: rows whose confidence intervals do not overlap")
+    print("apart: number of rows whose confidence intervals do not overlap")
     if any(report["suspect_rows"]):
         print(f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B")
     for name, (a, b) in report["cards"].items():
         print(f"{name}: {a} | {b}")
     if not report["cards"]:
-        print("machine, software and collector are the same")
+        print("machine, software and measuring tool are the same")

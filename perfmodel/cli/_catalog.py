@@ -1,4 +1,4 @@
-"""`perfmodel catalog`: what can be named, with the figures that tell one from another, and what can be said."""
+"""`perfmodel catalog`: lists all names with their main figures, and all keys."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
         nargs="?",
         choices=KINDS,
         metavar="KIND",
-        help=f"{', '.join(KINDS)} (default: how many there are of each)",
+        help=f"{', '.join(KINDS)} (default: the number of entries of each kind)",
     )
     command.add_argument(
         "word",
@@ -48,7 +48,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         return _kinds(arguments)
     records = entries(arguments.kind, arguments.word)
     if not records:
-        raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")
+        raise PerfModelError(f"catalog: no name in {arguments.kind} contains {arguments.word!r}")
     console = new_console()
     if arguments.kind in VOCABULARY:
         lines = glossary(arguments.kind, records, min(console.width, MOST_WIDTH))
@@ -107,7 +107,7 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
 
 
 def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The records as a table for people: heads and cells."""
+    """The records as a table: headings and cells."""
     if kind == "models":
         heads = ("model", "kind", "parameters", "layers", "hidden", "sequence")
         return heads, [_model_cells(record) for record in records]

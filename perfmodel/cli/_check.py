@@ -1,4 +1,4 @@
-"""`perfmodel check`: whether a run is healthy, from its launch script and its log."""
+"""`perfmodel check`: checks whether a run is healthy, from its launch script and log."""
 
 import argparse
 from pathlib import Path
@@ -24,7 +24,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "check",
-        help="say whether a run is healthy: its log beside its prediction, and the likeliest causes",
+        help="check whether a run is healthy: compare its log with a prediction, and show the likeliest causes",
     )
     add_job_file(command)
     add_problem(command)
@@ -33,8 +33,8 @@ def add_command(commands: Any) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="the job's log, from Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, the "
-        "Trainer of Hugging Face, MaxText, llm-foundry, levanter or a fine-tuning front end",
+        help="the job's log, from Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, Hugging Face's "
+        "Trainer, MaxText, llm-foundry, levanter or a fine-tuning front end",
     )
     require(command, "model", "cluster", "global_batch", "log")
     command.add_argument(

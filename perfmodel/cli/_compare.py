@@ -1,5 +1,5 @@
-"""Where a prediction and a measurement of the same step part: `perfmodel compare` of two timelines;
-`perfmodel explain` of every event."""
+"""Compares a prediction with a measurement of the same step: `perfmodel compare` two timelines; `perfmodel explain`
+every event."""
 
 import argparse
 from pathlib import Path
@@ -77,7 +77,7 @@ def add_picture(command: argparse.ArgumentParser) -> None:
 
 
 def draw_picture(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
-    """The picture of `plot compare`, which shows no layout that was asked for.
+    """Draw the picture of `plot compare`.
 
     Raises:
         PerfModelError: traces that cannot be read, or of other numbers of devices.
@@ -141,7 +141,9 @@ def _show_compared(report: dict[str, Any]) -> None:
         f"idle: {report['predicted_bubble_fraction']:.2%} predicted, {report['measured_bubble_fraction']:.2%} measured"
     )
     if report["mean_activity_error"] is None:
-        print("activities could not be matched: annotate the passes (docs/traces.md) for errors per device and stage")
+        print(
+            "activities could not be matched; annotate the passes (docs/traces.md) to get errors per device and stage"
+        )
     else:
         shares = f"{report['predicted_share']:.0%} of the predicted and {report['measured_share']:.0%} of the measured"
         print(f"matched by {report['matched_by']}: {shares} computations")
@@ -171,7 +173,7 @@ def add_explain(commands: Any) -> None:
     )
     add_profile(command, required=True)
     add_job(command)
-    add_layout(command, "that ran; as for predict")
+    add_layout(command, "layout that ran, as for predict")
     command.set_defaults(run=reporting(_explain, _show_explained))
 
 
@@ -224,13 +226,13 @@ def _show_explained(report: dict[str, Any]) -> None:
     console.print(
         f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "
         f"{duration(report['measured_step_s'])} measured ({report['steps']} steps, {report['devices']} devices); "
-        f"{report['matched_share']:.0%} of the measured time is of predicted events"
+        f"{report['matched_share']:.0%} of the measured time belongs to predicted events"
     )
     heads = ("event", "effect", "predicted", "measured", "calls", "remedy")
     rows = [_difference_cells(difference) for difference in report["differences"]]
     console.print(table("Largest differences, per device and step", heads, rows))
     for fact, calls in report["unread"].items():
-        console.print(f"{calls:,} calls: the profile does not say their {fact}")
+        console.print(f"{calls:,} calls: the profile lacks {fact}")
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> "ClusterComparison":
-    """The comparison that the flags ask for.
+    """Run the comparison described by the flags.
 
     Raises:
         PerfModelError: bad input; no cluster can run the job.
@@ -97,7 +97,7 @@ def _next_command(arguments: argparse.Namespace, result: "ClusterComparison") ->
 
 
 def show(result: "ClusterComparison", command: str) -> None:
-    """Two lines of figures and one of layout per cluster, what they rest on, and the `command` for the best."""
+    """Print figures and layout of each cluster, the assumptions, and the `command` for the best."""
     from perfmodel.planning.training_run import failures
     from perfmodel.prediction.text import memory_words
 
@@ -136,13 +136,13 @@ def show(result: "ClusterComparison", command: str) -> None:
 def _rests_on(plan: "ClusterPlan") -> str:
     """Price of a device and where it is from, and how well its power is known."""
     run = plan.run
-    price = "no price is known; give --price NAME=USD"
+    price = "the price is not known; give --price NAME=USD"
     if run.usd_per_device_hour is not None:
         price = f"${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
     if run.energy_per_million_tokens_j is None:
-        price += "; its power is not known"
+        price += "; power is not known"
     elif run.energy_is_bound:
-        price += "; idle power not known, full power taken"
+        price += "; idle power is not known, so full power is assumed"
     return f"{plan.prediction.cluster}: {price}"
 
 

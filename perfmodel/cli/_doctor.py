@@ -1,4 +1,4 @@
-"""`perfmodel doctor`: what is installed, what it can see, and what is wrong with it."""
+"""`perfmodel doctor`: shows what is installed, which devices are visible, and problems."""
 
 import argparse
 import os
@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
 
 
 def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:
-    """Versions, extras, devices, programs, calibrations, caches and settings, as plain values; `problems` in words.
+    """Collect versions, extras, devices, programs, calibrations, caches and settings; `problems` has sentences.
 
     Raises:
         CalibrationError: if `calibration` is missing or unreadable.
@@ -138,7 +138,7 @@ def _torch_devices(problems: list[str]) -> list[str]:
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except (ImportError, OSError) as error:
-        problems.append(f"torch is installed and cannot be imported: {error}")
+        problems.append(f"torch is installed but cannot be imported: {error}")
         return []
     return [
         "cpu",
@@ -167,13 +167,15 @@ def _caches(problems: list[str]) -> dict[str, Any]:
     # Only caches that grow share the limit; a compiled peer is one small file per version.
     used = sum(report[f"{kind}_bytes"] for kind in CACHE_SHARES)
     if used > report.get("limit_bytes", used):
-        problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit: perfmodel doctor --clear-cache")
+        problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit; run perfmodel doctor --clear-cache")
 
     # The cache folder may not exist yet; what counts is whether its nearest parent can be
     # written.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK):
-        problems.append(f"{existing} cannot be written, so nothing is kept between runs; set PERFMODEL_CACHE")
+        problems.append(
+            f"{existing} is not writable, so nothing is cached between runs; set PERFMODEL_CACHE to another folder"
+        )
     return report
 
 

@@ -1,4 +1,4 @@
-"""`perfmodel emulate`: a training script as some ranks of a cluster that is not there."""
+"""`perfmodel emulate`: runs a training script as some ranks of an emulated cluster."""
 
 import argparse
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report, and the files written. However the command is ended, its ranks end with it.
+    """Run the command; return the report and the files written. Its ranks always end with it.
 
     Raises:
         PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and number.
@@ -79,7 +79,8 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
     if arguments.sweep and arguments.model:
         raise PerfModelError(
-            "emulate: the iterations of a --sweep differ and cannot be compared with --model; use --delay instead"
+            "emulate: --sweep changes the delay between iterations, so it cannot be compared with --model; "
+            "use --delay instead"
         )
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
     cluster.require(arguments.world_size, "the emulated world")
@@ -90,7 +91,9 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
         if prices is None:
-            raise PerfModelError("emulate: a program of JAX kernels sends no messages; leave --wire out")
+            raise PerfModelError(
+                "emulate: --wire is for scripts, because a program sends no messages; leave --wire out"
+            )
         return _program(arguments, Path(script[0]), cluster, prices, delays_s)
     swept, sweep_s = sweep_of(arguments.sweep)
     predicted = predicted_step(arguments, scenario, delays_s) if arguments.model else None
@@ -176,7 +179,7 @@ def _program(
     misplaced = [name for name, value in of_scripts.items() if value]
     if misplaced:
         raise PerfModelError(
-            f"emulate: {', '.join(misplaced)} is for scripts; a program takes --delay, --set and --out"
+            f"emulate: {', '.join(misplaced)} works only with scripts; a program takes --delay, --set and --out"
         )
     program = undistributed(parse_function(read_text(path, data_limit_bytes())))
     classes = classes_of_program(program) if arguments.classes is not None else None
@@ -307,7 +310,7 @@ def show(report: dict[str, Any]) -> None:
     """Print the report."""
     if "ranks" in report:
         for r in report["ranks"]:
-            times = f"{duration(r['step_s'])}, {duration(r['communication_s'])} of it in collectives"
+            times = f"{duration(r['step_s'])}, of which {duration(r['communication_s'])} in collectives"
             print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {times}")
     elif "classes" in report:
         for row in report["classes"]:
@@ -328,22 +331,22 @@ def show(report: dict[str, Any]) -> None:
             _show_iterations(report)
         training_mib = report["training_memory_bytes"] / 2**20
         print(
-            f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, {training_mib:.0f} MiB of it since the script "
-            "joined its world"
+            f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, {training_mib:.0f} MiB of it since the "
+            "script initialised torch.distributed"
         )
     wire = report.get("wire")
     if wire:
         print(
-            f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process of the others "
-            f"took {wire['cpu_s']:.3g} s of a core in {wire['wall_s']:.3g} s"
+            f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process for the "
+            f"emulated ranks used {wire['cpu_s']:.3g} s of CPU time in {wire['wall_s']:.3g} s"
         )
     if report.get("overhead_s", 0.0) > _BUSY_S:
         print(
-            f"to emulate a call took {duration(report['overhead_s'])} by itself, which was taken off: "
-            "the machine is busy with something else, do not trust times"
+            f"emulating a call took {duration(report['overhead_s'])}, which was subtracted; the machine is busy, "
+            "so do not trust these times"
         )
     for kind in report.get("never_called", ()):
-        print(f"no {kind} was called: its delay changed nothing")
+        print(f"the script called no {kind}, so its delay had no effect")
     written(report["written"])
 
 
@@ -361,8 +364,8 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
     )
     for kind, slack in report.get("slack_s", {}).items():
         print(
-            f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} felt; "
-            f"{duration(slack['hidden_s'])} of delay of each are hidden for the others"
+            f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; each of the others can "
+            f"take {duration(slack['hidden_s'])} longer without effect"
         )
     curve = report.get("curve")
     if curve:
@@ -372,8 +375,8 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
         ):
             print(f"{duration(delay_s):>9} {duration(emulated_s):>10} {duration(predicted_s):>10}")
         print(
-            f"{duration(curve['hidden_s'])} of {curve['collective']} delay are hidden behind computing: "
-            f"{curve['felt']:.0f} felt before, {curve['felt_at_most']:.0f} at the end"
+            f"a {curve['collective']} delay up to {duration(curve['hidden_s'])} is hidden by computation: "
+            f"{curve['felt']:.0f} calls slow the step below it, {curve['felt_at_most']:.0f} at the largest delay"
         )
     predicted = report.get("predicted")
     if predicted:

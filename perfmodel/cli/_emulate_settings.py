@@ -1,4 +1,4 @@
-"""Flags of `perfmodel emulate`, and what they ask for: prices, delays, network, conditions, a step to compare with."""
+"""Flags of `perfmodel emulate`: prices, delays, network, conditions, and a prediction to compare with."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -46,13 +46,13 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--wire",
         action="store_true",
-        help="let one process answer for the emulated ranks on a real network, message by message as gloo sends them",
+        help="send real messages: one process answers for the emulated ranks with gloo's messages over a network",
     )
     command.add_argument(
         "--peer",
         metavar="HOST",
-        help="with --wire: host of that process, reached by ssh (default: this one); shaped: a network namespace "
-        "behind a link with the cluster's bandwidth and latency",
+        help="with --wire: run that process on HOST by ssh (default: this host), or, with `shaped`, behind a local "
+        "link with the cluster's bandwidth and latency",
     )
     command.add_argument(
         "--classes",
@@ -64,7 +64,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="DIR",
-        help="calibration of the collectives, made by 'perfmodel fit'",
+        help="calibration for collective times, made by 'perfmodel fit'",
     )
     command.add_argument(
         "--prices",
@@ -76,13 +76,13 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         "--occupancy",
         type=Path,
         metavar="FILE",
-        help="CSV file with the columns of --prices, in which core_s is the processor time of a collective",
+        help="CSV file with the columns of --prices; core_s is the CPU time of a collective",
     )
     command.add_argument(
         "--measure",
         type=Path,
         metavar="FILE",
-        help="instead of a script: measure times and core time of torch's collectives between N ranks here",
+        help="instead of a script: measure time and CPU time of torch's collectives between N local ranks",
     )
     command.add_argument(
         "--delay",
@@ -157,7 +157,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 
 def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
-    """Prices that know the machine on which core times were measured."""
+    """Collective prices with CPU times measured on this machine."""
     from perfmodel.emulate import Prices, PriceTable, modelled, plugged
 
     # Three sources of prices: a function, a table, or the calibration. Occupancy says how much of
@@ -177,7 +177,7 @@ def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Price
 
 
 def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | None":
-    """Return latency and bandwidth that `--wire` adds to this machine's own: those of the level that the world spans.
+    """Return the latency and bandwidth that `--wire` adds: those of the network level that spans all ranks.
 
     Nothing is on top where the emulated cluster is this machine.
     """
@@ -185,7 +185,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
 
     if not arguments.wire:
         if arguments.peer:
-            raise PerfModelError("emulate: --peer needs --wire, whose process it places; give both")
+            raise PerfModelError("emulate: --peer needs --wire; give both")
         return None
 
     # On the wire nothing is priced: messages take as long as they take.
@@ -199,11 +199,14 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
     misplaced = [name for name, value in of_priced_messages.items() if value]
     if misplaced:
         raise PerfModelError(
-            f"emulate: {', '.join(misplaced)}: with --wire the time of messages is that of the wire; leave one out"
+            f"emulate: {', '.join(misplaced)}: cannot be combined with --wire, where messages take real time; "
+            "leave one out"
         )
     if cluster.name == "localhost":
         if arguments.peer == SHAPED:
-            raise PerfModelError("emulate: --peer shaped takes its link from --cluster, and localhost has none")
+            raise PerfModelError(
+                "emulate: --peer shaped needs the network of a cluster, and localhost has none; give --cluster"
+            )
         return Network()
     if arguments.peer == SHAPED:
         # The link itself is as slow as the cluster's.
@@ -214,7 +217,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
 
 @contextmanager
 def placed(arguments: argparse.Namespace, cluster: "Cluster") -> "Iterator[dict[str, Any]]":
-    """Fields of `Emulation` that say where real ranks and the process of `--wire` run, as long as that exists."""
+    """Context with the fields of `Emulation` that place real ranks and the process of `--wire`."""
     from perfmodel.emulate import PeerPlace
     from perfmodel.measure.ranks import EmulatedHosts
 
@@ -232,7 +235,7 @@ def placed(arguments: argparse.Namespace, cluster: "Cluster") -> "Iterator[dict[
 
 
 def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]":
-    """Delays by kind, and the network as it is to be.
+    """Delays by kind of collective, and the changed network.
 
     Raises:
         PerfModelError: what is set twice, or would change nothing.
@@ -244,17 +247,17 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
     for setting in scenario.settings:
         if not setting.name.endswith("_delay_s") and setting.name not in NETWORK:
             raise PerfModelError(
-                f"emulate: the script computes for real, so that {setting.name} cannot be set; --set takes "
-                f"{', '.join(NETWORK)} and delays, --straggler makes other ranks slower"
+                f"emulate: {setting.name} cannot be set, because the script really computes; --set takes "
+                f"{', '.join(NETWORK)} and delays, and --straggler slows other ranks"
             )
         if setting.name in NETWORK and arguments.prices:
-            raise PerfModelError(f"emulate: --prices do not depend on {setting.name}; leave one of the two out")
+            raise PerfModelError(f"emulate: {setting.name} does not change --prices; leave one of the two out")
     for text in arguments.delay:
         kind, _, value = text.partition("=")
         delay_s = parse_seconds(value)
         check_delay(kind, delay_s)
         if kind in delays_s:
-            raise PerfModelError(f"emulate: the delay of {kind} is set twice; give it once")
+            raise PerfModelError(f"emulate: the delay of {kind} is given twice; give it once")
         delays_s[kind] = delay_s
     return delays_s, scenario
 
@@ -308,7 +311,7 @@ def ranks_of(text: str) -> tuple[int, ...]:
 def predicted_step(
     arguments: argparse.Namespace, scenario: "Scenario", delays_s: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Step time and peak memory of the same layout under the same delays and stragglers, before anything runs.
+    """Predict step time and peak memory of the same layout with the same delays and stragglers.
 
     Raises:
         PerfModelError: a layout of another number of devices, or stragglers in a pipeline.
@@ -334,7 +337,8 @@ def predicted_step(
     layout = layout_of(arguments, arguments.layout, model)
     if layout.devices != arguments.world_size:
         raise PerfModelError(
-            f"emulate: layout {layout.label} is for {layout.devices} devices, --world-size is {arguments.world_size}"
+            f"emulate: layout {layout.label} has {layout.devices} devices, but --world-size is "
+            f"{arguments.world_size}; make them equal"
         )
     check_layout(model, cluster, job, layout)
 
@@ -350,8 +354,8 @@ def predicted_step(
     if arguments.straggler > 1:
         if layout.pp > 1:
             raise PerfModelError(
-                "emulate: with a pipeline, --straggler does not say which stages are slow; leave out --straggler or "
-                "--model"
+                "emulate: --straggler cannot be compared with --model under pipeline parallelism, because it "
+                "names no stage; leave one out"
             )
         scenario = scenario.and_also(Setting("slow_factor", "times", arguments.straggler))
     peak_bytes, _ = peak_memory(problem, [layout])

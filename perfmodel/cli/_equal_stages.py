@@ -1,5 +1,4 @@
-"""Schedules as the command line names them, on equal stages: which, with what times, their figures, and training under
-their weight versions."""
+"""Schedules on equal stages: flags, figures, and training under their weight versions."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -58,7 +57,7 @@ def add_pipeline(command: argparse.ArgumentParser) -> None:
 
 
 def require_times_alone(arguments: argparse.Namespace) -> None:
-    """Refuse --times beside flags that state times, or a model, of their own."""
+    """Refuse --times together with flags for times or a model."""
     beside = {
         "--forward-s": arguments.forward_s != _FORWARD_S,
         "--backward-s": arguments.backward_s != _BACKWARD_S,
@@ -68,11 +67,11 @@ def require_times_alone(arguments: argparse.Namespace) -> None:
     }
     for flag, is_given in beside.items():
         if is_given:
-            raise PerfModelError(f"schedules: --times and {flag} do not go together; leave one of them out")
+            raise PerfModelError(f"schedules: --times cannot be combined with {flag}; leave one of them out")
 
 
 def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
-    """The schedules asked for; else `default`, or all that train.
+    """The schedules named by the flags; else `default`, or all that can train.
 
     Raises:
         UnknownNameError: an unknown schedule.
@@ -93,7 +92,7 @@ def _chunks_of(arguments: argparse.Namespace, name: str) -> int:
 
 
 def uniform_times(arguments: argparse.Namespace, stages: int) -> "PassTimes":
-    """Equal stages, each a p-th of the model."""
+    """Times of p equal stages, each 1/p of the model."""
     from perfmodel.schedule import PassTimes
 
     return PassTimes.uniform(stages, arguments.forward_s, arguments.backward_s, transfer_s=arguments.transfer_s)
@@ -102,7 +101,7 @@ def uniform_times(arguments: argparse.Namespace, stages: int) -> "PassTimes":
 def facts_and_drawings(
     arguments: argparse.Namespace,
 ) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
-    """The schedules asked for with equal stages, and why others cannot run (named ones have to)."""
+    """Facts and drawings of schedules on equal stages, and why others cannot run; a named schedule must run."""
     from perfmodel.schedule import get_schedule, require_valid, schedule_facts
     from perfmodel.schedule.facts import chunk_facts, equal_parts
 
@@ -134,7 +133,7 @@ def facts_and_drawings(
 
 
 def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int]) -> "list[ScheduleFacts]":
-    """Facts of every schedule asked for at every number of micro-batches that it can run with."""
+    """Facts of each schedule for each possible number of micro-batches."""
     from perfmodel.schedule import schedule_facts
 
     facts = []
@@ -148,7 +147,7 @@ def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int])
 
 
 def named_facts(facts: "ScheduleFacts") -> dict[str, Any]:
-    """One schedule's figures, times in the unit of those given."""
+    """Figures of one schedule, in the unit of the given times."""
     return {
         "name": facts.schedule,
         "makespan": facts.makespan_s,
@@ -184,7 +183,7 @@ def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
 
 
 def trained(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Losses of a small model under the weight versions of every schedule that is asked for (--train)."""
+    """Training losses of a small model under each schedule's weight versions (--train)."""
     import pandas as pd
 
     from perfmodel.ingest.tables import write_table

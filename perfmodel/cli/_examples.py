@@ -175,7 +175,7 @@ _TABLES: Final = ("fit", "validate", "plot roofline", "plot parity")
 
 
 def examples(command: str) -> tuple[str, ...]:
-    """Whole command lines, of a command by its words; none for one that has none here."""
+    """Example command lines of a command; empty if there are none."""
     return tuple(f"perfmodel {line}" for line in _TWO.get(command, ()))
 
 

@@ -1,5 +1,4 @@
-"""Flags that are not given come from files: a job file, `COMMAND JOB.toml` with `--set KEY=VALUE`; a launch file,
-`--from FILE`."""
+"""Fills in flags from a job file (`COMMAND JOB.toml`, `--set KEY=VALUE`) or a launch file (`--from FILE`)."""
 
 import argparse
 from collections.abc import Collection, Iterable
@@ -74,17 +73,17 @@ def add_from(command: argparse._ActionsContainer) -> None:
 
 
 def require(command: argparse._ActionsContainer, *needed: str) -> None:
-    """Require flags, on the command line or in a launch file."""
+    """Require flags that neither the command line nor a launch file gives."""
     command.set_defaults(needed=(*(command.get_default("needed") or ()), *needed))
 
 
 def flags_of(names: Iterable[str]) -> str:
-    """Names of arguments as a command line has them, in one line."""
+    """Names of arguments as flags, in one line."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def lacking(arguments: argparse.Namespace, *names: str) -> str:
-    """Flags that neither the command line nor a file gives, as text; empty if all are given."""
+    """The missing flags, as text; empty if all are given on the command line or in a file."""
     return flags_of(name for name in names if getattr(arguments, name) in (None, [], ""))
 
 
@@ -196,13 +195,13 @@ def _fill_search(arguments: argparse.Namespace, file: JobFile, stated: Collectio
 
 
 def takes_several(arguments: argparse.Namespace) -> bool:
-    """Whether a command tries several global batches."""
+    """Whether a command accepts several global batches."""
     return arguments.command in ("search", "report")
 
 
 def complete_from_launch(arguments: argparse.Namespace) -> None:
-    """Fill in what the launch file of `--from` says, say what it assumes and what it does not understand, and require
-    the rest.
+    """Fill in the settings of the `--from` launch file, print assumptions and unread settings, and require what is
+    missing.
 
     Raises:
         PerfModelError: a broken file, or a flag that neither the command line nor the file gives.
@@ -235,8 +234,7 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
 
 
 def of_calibration(arguments: argparse.Namespace) -> bool:
-    """Whether the page of `report` is of a calibration, which needs no job: tables to hold it against, or a folder and
-    no job."""
+    """Whether `report` is about a calibration, which needs no job: with tables, or with a folder but no job."""
     return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
 
 
@@ -292,10 +290,10 @@ def _say(launch: "Launch") -> None:
     name = Path(launch.path).name
     note(f"{name}: assumed: {line}" for line in launch.assumed)
     if launch.ignored:
-        note([f"{name}: not understood, and could matter: {listed(launch.ignored)}"])
+        note([f"{name}: these settings were not read and could matter: {listed(launch.ignored)}"])
 
 
 def job_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the job that the launch file says beside those that have flags of their own."""
+    """Fields of the job that the launch file states and that have no flag."""
     launch: Launch | None = arguments.launch
     return {} if launch is None else {name: said for name, said in launch.job_fields.items() if name != "dtype"}

@@ -1,5 +1,4 @@
-"""`perfmodel fit`: cost models from tables of measurements, their parameters from measured steps or a profile,
-unknown sites."""
+"""`perfmodel fit`: trains cost models from tables, measured steps or a profile; fits constants of unknown sites."""
 
 import argparse
 from math import expm1, inf, log
@@ -46,7 +45,7 @@ def add_command(commands: Any) -> None:
     add_profile(command)
     command.add_argument(
         "--layout",
-        help="with --profile: the layout that ran, with the job's flags or --from",
+        help="with --profile: the layout that ran, together with the job's flags or --from",
     )
     command.add_argument(
         "--step-time",
@@ -70,7 +69,7 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="SOURCE",
-        help="with --sites: source that does not state its settings (name, or how it begins); repeatable",
+        help="with --sites: source (name or prefix) that does not state its settings; repeatable",
     )
     command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
     command.add_argument(
@@ -80,7 +79,7 @@ def add_command(commands: Any) -> None:
         metavar="DIR",
         help="calibration directory to write",
     )
-    command.add_argument("--family", metavar="F", help="fit this op family alone")
+    command.add_argument("--family", metavar="F", help="fit only this op family")
     command.add_argument("--seed", type=int, default=0)
     add_job_file(command, positional=False, layout=True)
     add_problem(command)
@@ -188,7 +187,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     for family, figures in summary.items():
         errors = [error_figure(key, figures.get(key)) for key in heads]
         rows.append((family, *errors))
-    new_console().print(table("Fitted, and errors on rows kept out", ["family", *map(error_head, heads)], rows))
+    new_console().print(table("Fitted models, with errors on held-out rows", ["family", *map(error_head, heads)], rows))
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
         print(f"replaces {len(names)} shipped series: {fabric}")
@@ -218,7 +217,7 @@ def _sites(arguments: argparse.Namespace) -> int:
 
     def show() -> None:
         console = new_console()
-        heads = ("architecture", "source", "products longer by")
+        heads = ("architecture", "source", "products slower by")
         rows = []
         for architecture, logs in fitted["sustained"].items():
             rows += [(architecture, source, f"{expm1(log):+.1%}") for source, log in logs.items()]
@@ -228,7 +227,7 @@ def _sites(arguments: argparse.Namespace) -> int:
         for key, group in fitted["population"][""]["of"].items():
             framework, architecture = key.split("|")
             rows.append((framework, architecture, *(f"{expm1(log):+.1%}" for log in group["mean"])))
-        console.print(table("What events take at the median site, beyond the physics", heads, rows))
+        console.print(table("Slowdown of events at the median site, relative to the physics", heads, rows))
         for file, why in fitted["skipped_files"].items():
             console.print(f"{file}: {why}")
         written([arguments.out])
@@ -291,9 +290,9 @@ def _to_profile(arguments: argparse.Namespace) -> int:
     }
 
     def show() -> None:
-        heads = ("parameter", "profile", "time behind it", "calls")
+        heads = ("parameter", "profile", "measured time", "calls")
         rows = [(c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in profile_fit.report.corrections]
-        new_console().print(table("What the profile says, per device and step", heads, rows))
+        new_console().print(table("Results of the profile, per device and step", heads, rows))
         _show_runs(fitted, arguments.out)
 
     emit(arguments, fitted | {"profile": profile_fit.report.to_dict()}, show)
@@ -321,13 +320,13 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
-            console.print(f"no parameter explains {name}: {excess:+.0%}")
+            console.print(f"no parameter explains the error of {name}: {excess:+.0%}")
         console.print(
             f"mean error of your runs: {fitted['error_before']:.1%} before the fit, {fitted['error_after']:.1%} after; "
             f"run-to-run noise {fitted['noise']:.1%}"
         )
     for reason, count in report["skipped_runs"].items():
-        console.print(f"{count} rows are no runs: {reason}")
+        console.print(f"{count} rows were not used: {reason}")
     written([out])
 
 

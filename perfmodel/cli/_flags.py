@@ -1,4 +1,4 @@
-"""Flags that several commands share, and what they say."""
+"""Flags that several commands share."""
 
 import argparse
 import shlex
@@ -39,7 +39,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_calibration(command: argparse._ActionsContainer) -> None:
-    """Add the flag of the calibration whose cost models predict."""
+    """Add the flag for the calibration."""
     command.add_argument(
         "--calibration",
         type=_calibration,
@@ -61,12 +61,12 @@ def add_framework(
 
 
 def price_of(text: str, form: str) -> tuple[str, float]:
-    """A price written as NAME=AMOUNT (raises `PerfModelError`, which tells the form)."""
+    """Parse a price NAME=AMOUNT (raises `PerfModelError`, which shows the form)."""
     name, _, amount = text.partition("=")
     try:
         return name.strip(), plain_number(amount.strip())
     except PerfModelError:
-        raise PerfModelError(f"a price is {form}; got {text!r}") from None
+        raise PerfModelError(f"a price must be {form}; got {text!r}") from None
 
 
 def framework_of(arguments: argparse.Namespace) -> Framework:
@@ -81,7 +81,7 @@ def framework_of(arguments: argparse.Namespace) -> Framework:
 
 
 def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
-    """A layout in its notation, completed and checked as the framework has it; says what was assumed.
+    """Parse a layout, complete it with the framework's defaults, check it, and print what was assumed.
 
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse`.
@@ -104,7 +104,7 @@ def add_job(
     settings: str = "",
     program: bool = False,
 ) -> None:
-    """Add the flags of a job on a machine, of the calibration, and --json.
+    """Add the flags for job, machine and calibration, and --json.
 
     Args:
         batches: whether there may be several global batches.
@@ -125,7 +125,7 @@ def add_job(
 
 
 def add_problem(command: argparse._ActionsContainer, batches: bool = False, clusters: bool = False) -> None:
-    """Add the flags of model, cluster (or `clusters`) and job, and of a launch file that states them."""
+    """Add the flags for model, cluster (or `clusters`), job and launch file."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
     if clusters:
@@ -167,7 +167,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
     command.add_argument(
         "--attention",
         choices=("flash", "unfused"),
-        help="fused attention, or scores that are written to memory (default: the framework's; generic: flash)",
+        help="flash: fused attention; unfused: scores are written to memory (default: the framework's; generic: flash)",
     )
     command.add_argument(
         "--optimizer",
@@ -178,7 +178,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         "--grad-dtype",
         type=dtype_name,
         choices=USUAL_DTYPES,
-        help="element type in which gradients are accumulated and reduced (default: the framework's)",
+        help="element type for accumulating and reducing gradients (default: the framework's)",
     )
     command.add_argument(
         "--recompute-modules",
@@ -257,7 +257,7 @@ def add_dtype(command: argparse._ActionsContainer) -> None:
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:
-    """Command line by which another command gets the same job on the same machine, without the batch."""
+    """Flags that give another command the same job and machine, without the batch."""
     files = [] if arguments.job_file is None else [str(arguments.job_file)]
     flags = []
     for change in (*arguments.job_changes, *arguments.set):
@@ -274,7 +274,7 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def predict_command(arguments: argparse.Namespace, prediction: "Prediction", cluster: str = "") -> str:
-    """The command line that makes this prediction again.
+    """The command line that repeats this prediction.
 
     Args:
         cluster: what names the cluster on a command line, where `arguments` name several.
@@ -320,7 +320,7 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
 
 
 def require_measured(arguments: argparse.Namespace, problem: "StepProblem", layout: Layout) -> None:
-    """Refuse layouts outside of the measurements if --strict is given, for commands that print no prediction.
+    """With --strict, refuse layouts outside the measurements, for commands that print no prediction.
 
     Raises:
         NoDataError: under --strict, part of the layout's step rests on extrapolation.
@@ -332,21 +332,20 @@ def require_measured(arguments: argparse.Namespace, problem: "StepProblem", layo
 
 
 def refuse_strict(arguments: argparse.Namespace, command: str) -> None:
-    """--strict where no single layout's step is asked for.
+    """Refuse --strict for commands without a single layout.
 
     Raises:
         PerfModelError: it was given.
     """
     if arguments.strict:
         raise PerfModelError(
-            f"{command}: --strict cannot be applied to all layouts of a space; leave it out, or use 'perfmodel search "
-            "--strict'"
+            f"{command}: --strict works only for a single layout; leave it out, or use 'perfmodel search --strict'"
         )
 
 
 def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem:
-    """The problem that the flags of `add_job` describe; of several global batches that of the first. Says what it
-    assumes as `problem_on`."""
+    """The problem described by the flags of `add_job`, with the first global batch. Prints assumptions as `problem_on`
+    does."""
     from perfmodel import catalog
 
     if isinstance(arguments.global_batch, list):
@@ -361,8 +360,7 @@ def problem_on(
     *,
     quiet: bool = False,
 ) -> Problem:
-    """The problem that the flags of `add_job` describe, on a cluster; says what it assumes unless it is `quiet`, as the
-    text of `predict` does by itself."""
+    """The problem described by the flags of `add_job`, on a cluster; prints assumptions unless `quiet`."""
     from perfmodel import catalog
 
     model, framework = catalog.model(arguments.model), framework_of(arguments)
@@ -383,7 +381,7 @@ def problem_on(
 
 
 def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the job that flags and files state, but for global batch, sequence length and element type."""
+    """Fields of the job stated by flags and files, except global batch, sequence length and element type."""
     # Files first, flags over them.
     stated = job_fields(arguments) | arguments.of_job
     # A command may have some of the flags only.
@@ -410,7 +408,7 @@ def _calibration(text: str) -> Path | None:
 def _words(text: str) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give words separated by commas")
+        raise argparse.ArgumentTypeError(f"{text!r} is empty; give names separated by commas")
     return names
 
 

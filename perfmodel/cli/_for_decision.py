@@ -1,4 +1,4 @@
-"""`perfmodel calibrate --for-decision`: which run, or which profile, tells most of which layout is fastest."""
+"""`perfmodel calibrate --for-decision`: finds the run or profile that helps most to choose the fastest layout."""
 
 import argparse
 import shlex
@@ -44,12 +44,12 @@ _NOT_OWN: Final = (
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Add the flags of the decision and of the layouts that it is between."""
     group = command.add_argument_group(
-        "say which run to make before choosing a layout, instead of measuring; takes the model's flags"
+        "instead of measuring, suggest which run to make before choosing a layout; needs the model's flags"
     )
     group.add_argument(
         "--for-decision",
         action="store_true",
-        help="which run or profile would most improve the choice among the best layouts (lower its expected regret)",
+        help="find the run or profile that most lowers the expected regret of choosing among the best layouts",
     )
     group.add_argument(
         "--top",
@@ -63,7 +63,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> bool:
-    """Whether a decision is asked about.
+    """Whether --for-decision is given.
 
     Raises:
         PerfModelError: flags of a decision beside those of measuring here.
@@ -78,7 +78,7 @@ def asked(arguments: argparse.Namespace) -> bool:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Search, weigh the measurements, and show them."""
+    """Search, value the measurements, and show them."""
     from perfmodel.planning.layouts import ask
     from perfmodel.planning.layouts.measurement_values import telling
 
@@ -187,7 +187,7 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         f"{duration(now_s)} per step, {now_s / best.step_time_s:.1%}"
     )
     if not report["measure"]:
-        console.print("no run of these layouts would change the choice: take #1")
+        console.print("no run of these layouts would change the choice; use #1")
         return
     heads = ("#", "measure", "regret now", "after", "saves", "choice moves", "mostly to")
 
@@ -204,6 +204,6 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         soft_wrap=True,
         markup=False,
     )
-    reason = f"  it tells whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
+    reason = f"  it shows whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
     console.print(reason, soft_wrap=True, markup=False)
     console.print(f"next: {report['next']}", soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""`perfmodel hook`: lines for a training script, which write its arguments as the framework parsed them."""
+"""`perfmodel hook`: prints lines for a training script that write its parsed arguments."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,7 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "hook",
-        help="print lines for a training script that write its arguments to JSON, for --from",
+        help="print lines to paste into a training script; they write its arguments to a JSON file for --from",
     )
     command.add_argument(
         "name",

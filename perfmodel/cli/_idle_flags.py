@@ -1,4 +1,4 @@
-"""Flags that would have no effect beside the others of a command line: they are refused, not ignored."""
+"""Refuses flags that would have no effect in combination with the others."""
 
 import argparse
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from perfmodel.errors import PerfModelError
 
 @dataclass(frozen=True, kw_only=True)
 class IdleFlags:
-    """Flags of some commands that act under a condition alone."""
+    """Flags of some commands that have an effect only under a condition."""
 
     commands: tuple[str, ...]
     """Empty: all that have the flags."""
@@ -53,19 +53,19 @@ IDLE_FLAGS: Final = (
         commands=("predict", "search"),
         flags=_RUN_OF_FAILURES,
         act=lambda arguments: arguments.tokens is not None,
-        otherwise="on a step alone; give --tokens N for a whole run",
+        otherwise="without --tokens; give --tokens N for a whole run",
     ),
     IdleFlags(
         commands=("predict",),
         flags=("price_per_device_hour",),
         act=lambda arguments: arguments.tokens is not None,
-        otherwise="on a step alone; give --tokens N for a whole run",
+        otherwise="without --tokens; give --tokens N for a whole run",
     ),
     IdleFlags(
         commands=(),
         flags=("optimizer", "grad_dtype", "freeze", "lora_rank"),
         act=lambda arguments: arguments.mode != "inference",
-        otherwise="with --mode inference, which trains nothing; leave it out",
+        otherwise="with --mode inference; leave it out",
     ),
     IdleFlags(
         commands=(),
@@ -90,32 +90,31 @@ IDLE_FLAGS: Final = (
             "micro_batches",
         ),
         act=_of_equal_stages,
-        otherwise="with --model, whose layout and batch say it; leave it out",
+        otherwise="with --model, because layout and batch determine it; leave it out",
     ),
     IdleFlags(
         commands=("schedules",),
         flags=("train", "accuracy"),
         act=_of_equal_stages,
-        otherwise="with --model: a small model of its own is trained; leave one of them out",
+        otherwise="with --model, because --train uses its own small model; leave one of them out",
     ),
     IdleFlags(
         commands=("schedules",),
         flags=("png",),
         act=lambda arguments: not arguments.model and arguments.optimise is None,
-        otherwise="with --model or --optimise; draw a layout by 'perfmodel timeline --png', orders of equal stages "
-        "without --model",
+        otherwise="with --model or --optimise; draw a layout with 'perfmodel timeline --png', or leave --model out",
     ),
     IdleFlags(
         commands=("schedules",),
         flags=("cluster", "framework", "layout", "global_batch", "seq_len", "dtype"),
         act=lambda arguments: bool(arguments.model),
-        otherwise="without --model; give the model that it is of",
+        otherwise="without --model; give the model",
     ),
     IdleFlags(
         commands=("schedules",),
         flags=("out",),
         act=lambda arguments: arguments.optimise is not None or arguments.train,
-        otherwise="without --optimise or --train; give one of them, or take --json",
+        otherwise="without --optimise or --train; give one of them, or use --json",
     ),
     IdleFlags(
         commands=("schedules",),
@@ -157,7 +156,7 @@ IDLE_FLAGS: Final = (
         commands=("run",),
         flags=("seed",),
         act=lambda arguments: arguments.inputs is None,
-        otherwise="with --inputs, which are not random; leave one of them out",
+        otherwise="with --inputs; leave one of them out",
     ),
 )
 """Rules in the order in which they are tried."""
@@ -166,7 +165,7 @@ _SPELLED: Final = {"price_per_device_hour": "price"}
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
-    """Refuse flags of the command line that have no effect beside its others.
+    """Refuse flags that have no effect in combination with the others.
 
     Raises:
         PerfModelError: naming them, and what to do.

@@ -1,4 +1,4 @@
-"""`perfmodel import-model`: what somebody else's model costs, from its JAX function, compiled module or ONNX file."""
+"""`perfmodel import-model`: costs of a model from a JAX function, compiled module or ONNX file."""
 
 import argparse
 from pathlib import Path
@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
     )
     add_dimensions(command)
     command.add_argument(
-        "--trip-count", type=int, metavar="T", help="number of iterations of loops that do not state it"
+        "--trip-count", type=int, metavar="T", help="number of iterations for loops that do not state it"
     )
     command.add_argument("--out", type=Path, metavar="FILE", help="write all kernels and collectives (csv)")
     add_calibration(command)
@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Totals of the model, its unmapped ops and, given a target, its predicted time.
+    """Run the command; return totals, unmapped ops and, with a target, the predicted time.
 
     Raises:
         PerfModelError: a source of another kind or without such a function, or what the importers refuse.
@@ -90,7 +90,7 @@ def show(report: dict[str, Any]) -> None:
         console.print(
             f"predicted {duration(predicted['step_time_s'])} ({duration(predicted['step_time_lo_s'])} to "
             f"{duration(predicted['step_time_hi_s'])}); {duration(predicted['overlapped_time_s'])} if all "
-            f"communication hid; MFU {predicted['mfu']:.1%}"
+            f"communication were hidden; MFU {predicted['mfu']:.1%}"
         )
     for item in report["unmapped"]:
         share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0

@@ -1,5 +1,4 @@
-"""`perfmodel import`: files of benchmarks and profilers to measurement tables and traces; the links that
-collectives ran over, which such files do not tell."""
+"""`perfmodel import`: converts files of benchmarks and profilers to measurement tables and traces."""
 
 import argparse
 from pathlib import Path
@@ -41,7 +40,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help="trace to write (json or json.gz), for compare",
     )
-    command.add_argument("--kind", default="", help="keep rows of this kind only: compute or collective")
+    command.add_argument("--kind", default="", help="keep only rows of this kind: compute or collective")
     command.add_argument(
         "--device",
         default="",
@@ -54,12 +53,12 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="number of ranks of the collectives, if the files do not state it",
     )
-    command.add_argument("--ranks-per-node", type=int, metavar="N", help="number of these ranks in a node")
+    command.add_argument("--ranks-per-node", type=int, metavar="N", help="number of ranks per node")
     command.add_argument(
         "--collective",
         default="",
         metavar="KIND",
-        help="collective that was timed, where a log does not name it",
+        help="collective that was timed, if the log does not name it",
     )
     command.add_argument(
         "--cluster",
@@ -77,7 +76,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Rows, what was skipped and why, and the files written.
+    """Run the command; return rows, reasons for skipped ones, and the files written.
 
     Raises:
         PerfModelError: nothing to write, files that the readers refuse, or no row for a table that was asked for.
@@ -185,9 +184,9 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
 
     if not interconnect:
         raise TableError(
-            f"{file}: it holds collectives but does not say over which links they ran; name the links with --cluster "
+            f"{file}: the file has collectives but does not name their links; name them with --cluster "
             "NAME or "
-            "--interconnect 'NVLink3 + InfiniBand HDR' (or take the kernels alone: --kind compute)"
+            "--interconnect 'NVLink3 + InfiniBand HDR' (or keep only the kernels: --kind compute)"
         )
     table = table.assign(interconnect=interconnect)
     if cluster is not None:
@@ -195,7 +194,7 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
     for device in sorted(set(table["device"])):
         if not any(is_known(interconnect, device, between) for between in (False, True)):
             raise TableError(
-                f"{file}: interconnect {interconnect!r} names no known link; name one, as "
+                f"{file}: interconnect {interconnect!r} does not name a known link; give one such as "
                 "'NVLink3 + InfiniBand HDR', 'PCIe4' or 'RoCE@50GB/s', or give --cluster"
             )
     return table

@@ -1,4 +1,4 @@
-"""`perfmodel init`: a job file to begin with; `perfmodel samples`: small files of every kind that commands read."""
+"""`perfmodel init`: writes a job file to start from; `perfmodel samples`: writes small example files."""
 
 import argparse
 import textwrap
@@ -14,13 +14,13 @@ from perfmodel.display import json_text
 from perfmodel.errors import PerfModelError
 
 _HEAD: Final = """\
-# A job file: what to predict, on what, how laid out, and what to search.
+# A job file: the model, the cluster, the layout, and the options of a search.
 #
 #   perfmodel predict {name}                     one layout
 #   perfmodel search {name}                      the best layouts
 #   perfmodel predict {name} --set layout.tp=8   with one key changed
 #
-# What flags say wins over what stands here. Keys behind a # have their defaults.
+# Flags override the values in this file. Keys after a # show their defaults.
 
 # perfmodel catalog models; or a Hugging Face config.json, a TOML, a table [model]
 model = "llama3-8b"
@@ -28,17 +28,17 @@ model = "llama3-8b"
 cluster = "dgx-h100"
 # perfmodel catalog frameworks; NAME or NAME@YEAR
 framework = "generic"
-# to lay the model out on
+# number of devices to use
 devices = 64
 """
 _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "job": ("What a step computes", {"global_batch": 256, "seq_len": 8192}),
     "layout": (
-        "How it is laid out: for every command but search",
+        "The layout: for every command but search",
         {"tp": 4, "pp": 2, "dp": 8, "zero": 1},
     ),
-    "network": ("The network between nodes, where it is not the cluster's", {}),
-    "search": ("Which layouts are tried, what is best: for search", {"top": 10}),
+    "network": ("The network between nodes, if it differs from the cluster's", {}),
+    "search": ("Layouts to try, and the objective: for search", {"top": 10}),
     "serving": (
         "Requests to a server of the model: for serve",
         {"prompt_tokens": 1024, "output_tokens": 256},
@@ -49,7 +49,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 
 def add_init(commands: Any) -> None:
     """Register `init`."""
-    command: argparse.ArgumentParser = commands.add_parser("init", help="write a commented job file to begin with")
+    command: argparse.ArgumentParser = commands.add_parser("init", help="write a commented job file to start from")
     command.add_argument(
         "file",
         nargs="?",
@@ -115,15 +115,15 @@ def _samples(arguments: argparse.Namespace) -> int:
 
 
 def refuse_existing(paths: list[Path], force: bool) -> None:
-    """Raise `PerfModelError` if a file that is to be written exists, unless it may be replaced."""
+    """Raise `PerfModelError` if a file to write already exists, unless it may be replaced."""
     # Check all files before writing the first, so that nothing is written by halves.
     existing = [path for path in paths if path.exists()]
     if existing and not force:
-        raise PerfModelError(f"{existing[0]}: it exists already; give another name, or --force to replace it")
+        raise PerfModelError(f"{existing[0]}: the file already exists; give another name, or --force to replace it")
 
 
 def job_text(name: str) -> str:
-    """A job file that says every key with its meaning; `name` stands in its examples."""
+    """The text of a job file with every key explained; its examples use `name`."""
     parts = [_HEAD.format(name=name)]
     for section, (about, values) in _SECTIONS.items():
         parts.append(f"# {about}.\n[{section}]")

@@ -1,4 +1,4 @@
-"""An interrupt (Ctrl-C) of a whole process: one line and status 130, whatever it is doing at the time.
+"""Handles Ctrl-C at any time: prints one line and exits with status 130.
 
 Nothing heavy is imported here: the handlers stand before the packages of a command are imported.
 """
@@ -71,14 +71,14 @@ def interruptible(command: Callable[[], int]) -> int:
 
 
 def tell(stop: KeyboardInterrupt) -> None:
-    """The one line, with what an interrupted command has to say if it has."""
+    """Print the line, with the interrupted command's message if it has one."""
     text = str(stop) or "interrupted"
     os.write(2, f"perfmodel: {text}\n".encode())
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Interrupts are ignored while the context lasts."""
+    """Context that ignores interrupts."""
     try:
         inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not the main thread, which is the one that is interrupted
@@ -96,7 +96,7 @@ TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """A signal of `TERMINATING` ends the command as Ctrl-C does while the context lasts."""
+    """Context in which the signals of `TERMINATING` act like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

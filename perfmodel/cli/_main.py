@@ -1,5 +1,4 @@
-"""The whole command line: commands and flags, a run from its words to its exit status, and the script by which a shell
-completes them, files and catalog names.
+"""The whole command line: commands, flags, exit status, and shell completion.
 
 Names are a contract: others script against them.
 """
@@ -253,7 +252,7 @@ class _Parser(argparse.ArgumentParser):
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # argparse drops the `--` and hands on an empty list.
         if action.option_strings and arg_strings == ["--"]:
-            self.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+            self.error(f"argument {'/'.join(action.option_strings)}: '--' is not a value")
         return super()._get_values(action, arg_strings)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -288,7 +287,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The whole command line, or a single one of its commands."""
+    """The parser of the whole command line, or of a single command."""
     top = _Parser(
         prog="perfmodel",
         description="Predict step time and memory of distributed training, and find the best layout, before you book a "
@@ -315,7 +314,7 @@ def _parser_for(argv: Sequence[str] | None) -> argparse.ArgumentParser:
 
 
 def given(argv: Sequence[str] | None) -> frozenset[str]:
-    """Names of the arguments that a command line states, as its namespace has them."""
+    """Names of the arguments given on a command line."""
     # Parse once more without any defaults: what is in the namespace then was stated. Comparing
     # with defaults would miss a flag that states its default.
     bare = _parser_for(argv)
@@ -327,7 +326,7 @@ def given(argv: Sequence[str] | None) -> frozenset[str]:
 
 
 def parsers(parent: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A parser, its commands and their commands."""
+    """Iterate over a parser, its commands and their sub-commands."""
     yield parent
     for action in parent._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -114,7 +114,7 @@ def _add_breakdown(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--layouts",
         metavar="LIST",
-        help="layouts to draw, separated by ';' (default: the best of every tp, pp, dp)",
+        help="layouts to draw, separated by ';' (default: the best for each tp, pp, dp)",
     )
     command.add_argument(
         "--top",
@@ -294,18 +294,18 @@ def _draw_parity(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
 
 KINDS: Final = {
     "gantt": Kind(
-        "what every pipeline rank does when, with micro-batch numbers and the critical path",
+        "timeline of every pipeline rank, with micro-batch numbers and the critical path",
         _add_step,
         _draw_step,
     ),
     "memory": Kind("memory in use on every pipeline rank over the step", _add_step, _draw_step),
-    "links": Kind("how busy the links of every pipeline rank are over the step", _add_step, _draw_step),
-    "breakdown": Kind("where the step goes, layout by layout", _add_breakdown, _draw_breakdown),
-    "pareto": Kind("layouts between step time, memory and cost", _add_pareto, _draw_pareto),
+    "links": Kind("use of the links of every pipeline rank over the step", _add_step, _draw_step),
+    "breakdown": Kind("breakdown of the step time, layout by layout", _add_breakdown, _draw_breakdown),
+    "pareto": Kind("Pareto front of step time, memory and cost", _add_pareto, _draw_pareto),
     "whatif": Kind("step time against parameters of the machine", _add_whatif, _draw_whatif),
-    "bubble": Kind("bubble against micro-batches, schedule by schedule", _add_bubble, _draw_bubble),
+    "bubble": Kind("pipeline bubble against micro-batches, for each schedule", _add_bubble, _draw_bubble),
     "schedules": Kind("pipeline schedules, drawn as in the papers", _add_schedules, _draw_schedules),
-    "roofline": Kind("measured kernels under a device's roofs", _add_roofline, _draw_roofline),
+    "roofline": Kind("measured kernels in a device's roofline", _add_roofline, _draw_roofline),
     "parity": Kind("predicted against measured times, with intervals", _add_parity, _draw_parity),
     "compare": Kind("a predicted timeline above a measured one", add_picture, draw_picture),
 }
@@ -352,7 +352,7 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
             (layout, float(p)) for layout, p in zip(candidates, peak_bytes, strict=True) if p <= problem.usable_bytes
         ]
         if not fitting:
-            raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more of them")
+            raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more devices")
         report("step times", 0, len(fitting))
         step_s = evaluate(problem, [layout for layout, _ in fitting]).step_time_s.tolist()
     yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))

@@ -1,4 +1,4 @@
-"""`perfmodel predict` and `perfmodel timeline`: one layout in figures, and what every device does when."""
+"""`perfmodel predict` and `perfmodel timeline`: figures of one layout, and the timeline of its devices."""
 
 import argparse
 from dataclasses import replace
@@ -36,7 +36,7 @@ def add_predict(commands: Any) -> None:
         "--tokens",
         type=token_count,
         metavar="N",
-        help="number of tokens to train on, 1e12 or 1T; adds days, cost and energy, failures included",
+        help="number of tokens to train on, 1e12 or 1T; adds days, cost and energy of the run, including failures",
     )
     command.add_argument(
         "--price",
@@ -48,8 +48,8 @@ def add_predict(commands: Any) -> None:
     command.add_argument(
         "--open",
         action="store_true",
-        help="predict a mixture over every setting that is not stated, as 'validate cases' does, instead of taking "
-        "the framework's defaults; with --devices, --layout may be left out",
+        help="average over all plausible values of settings that are not stated, as 'validate cases' does, instead of "
+        "using the framework's defaults; with --devices, --layout may be left out",
     )
     add_reliability(command)
     command.set_defaults(run=_predict)
@@ -58,7 +58,7 @@ def add_predict(commands: Any) -> None:
 def add_timeline(commands: Any) -> None:
     """Register `timeline`."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "timeline", help="write the timeline of every device, as Chrome trace or Gantt chart"
+        "timeline", help="write the timeline of all devices as a Chrome trace or Gantt chart"
     )
     add_job(command)
     add_layout(command)
@@ -95,8 +95,7 @@ def predicted(
     timeline: bool = False,
     quiet: bool = False,
 ) -> "Prediction":
-    """The prediction that the flags ask for, of `layout` in place of theirs where it is given; says what it assumes
-    unless it is `quiet`.
+    """The prediction described by the flags, optionally for another `layout`; prints assumptions unless `quiet`.
 
     Raises:
         PerfModelError: bad input.
@@ -136,7 +135,7 @@ def _predicted_with_settings(
 
 
 def with_timeline(arguments: argparse.Namespace) -> "Prediction":
-    """The prediction that the flags ask for, with its timeline; says what of the layout was assumed."""
+    """The prediction described by the flags with its timeline; prints what was assumed about the layout."""
     from perfmodel import catalog
 
     return predicted(
@@ -147,7 +146,7 @@ def with_timeline(arguments: argparse.Namespace) -> "Prediction":
 
 
 def note_layout(prediction: "Prediction") -> None:
-    """Say on stderr what a picture does not show: that the layout does not fit, or runs as something else."""
+    """Print on stderr what a picture cannot show: that the layout does not fit, or runs as something else."""
     layout = prediction.layout
     note(f"layout {prediction.layout_notation}: {line}" for line in (*prediction.reasons, *layout.remarks))
 
@@ -159,7 +158,7 @@ def write_pictures(
     html: Path | None = None,
     **detail: bool,
 ) -> list[str]:
-    """Write those that are asked for, the trace in some `detail`; names of the files."""
+    """Write the requested pictures, and the trace with this `detail`; returns the file names."""
     from functools import partial
 
     from perfmodel import viz
@@ -176,7 +175,7 @@ def write_pictures(
 
 
 def described(arguments: argparse.Namespace) -> "JobRun":
-    """The run as the flags state it.
+    """The run described by the flags.
 
     Raises:
         PerfModelError: bad input.
@@ -233,18 +232,19 @@ def _show_open(run: "RunPrediction") -> None:
     case = run.case
     console.print(
         f"{case.model.name} on {case.layout.devices} devices of {case.cluster.name}, global batch "
-        f"{case.job.global_batch}, sequence {case.job.seq_len}: {len(run.completions)} ways to fill in what is open"
+        f"{case.job.global_batch}, sequence {case.job.seq_len}: {len(run.completions)} combinations of the open "
+        "settings"
     )
     console.print(
         f"step time {duration(run.step_time_s)} (90 %: {duration(run.step_time_lo_s)} to "
-        f"{duration(run.step_time_hi_s)}); probability to fit, before it ran: {run.fits_probability:.2f}"
+        f"{duration(run.step_time_hi_s)}); probability that it fits into memory: {run.fits_probability:.2f}"
     )
     console.print(f"likeliest: {case.framework.label}, layout {case.layout}")
     rows = [(effect.name, f"{effect.lowest:+.0%}", f"{effect.highest:+.0%}") for effect in run.effects]
     if rows:
         console.print(
             table(
-                "what is open, and the step time that its values lead to",
+                "open settings, and the range of step times over their values",
                 ("choice", "from", "to"),
                 rows,
             )
@@ -265,7 +265,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     names = _open_choices(arguments, result)
     lines = list(run_lines(run)) if run else []
     if names:
-        lines.append(f"not stated, taken at their defaults: {', '.join(names)} (--open integrates over them)")
+        lines.append(f"not stated, so defaults are used: {', '.join(names)} (--open averages over their values)")
     emit(
         arguments,
         result.to_dict() | (run.to_dict() if run else {}) | {"not_stated": names},
@@ -281,7 +281,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
         )
     detail = {"every_rank": arguments.every_rank, "every_pass": arguments.every_pass}
     if any(detail.values()) and not arguments.out:
-        raise PerfModelError("timeline: --every-rank and --every-pass are for traces; give --out FILE")
+        raise PerfModelError("timeline: --every-rank and --every-pass apply only to traces; give --out FILE")
     result = with_timeline(arguments)
     note_layout(result)
     files = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)

@@ -1,4 +1,4 @@
-"""`perfmodel distribute` and `perfmodel simulate`: a model as a program over devices, and its time."""
+"""`perfmodel distribute` and `perfmodel simulate`: writes a model as a distributed program, and predicts its time."""
 
 import argparse
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def add_simulate(commands: Any) -> None:
 
 
 def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
-    """The program and what its source leaves open."""
+    """Add the flags for the program and for settings that its source leaves open."""
     command.add_argument("program", metavar=metavar, help=PROGRAM_HELP)
     command.add_argument("--global-batch", type=int, metavar="B", help="samples (catalog models)")
     command.add_argument(
@@ -101,7 +101,7 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
 
 
 def add_values(command: argparse.ArgumentParser) -> None:
-    """Sizes and inputs that a program's source leaves open."""
+    """Add the flags for sizes and inputs that a program's source leaves open."""
     add_dimensions(command)
     command.add_argument(
         "--input-value",
@@ -120,7 +120,7 @@ def add_values(command: argparse.ArgumentParser) -> None:
 
 
 def source_program(arguments: argparse.Namespace) -> "Program":
-    """The program that the flags of `add_source` say.
+    """The program described by the flags of `add_source`.
 
     Raises:
         PerfModelError: as `perfmodel.ir.importers.read_program`.
@@ -150,12 +150,14 @@ def _distributed(arguments: argparse.Namespace) -> "Program":
     if not arguments.layout:
         return program
     if program.n_devices > 1:
-        raise PerfModelError(f"{arguments.program}: is distributed over {program.n_devices} devices already")
+        raise PerfModelError(
+            f"{arguments.program}: is already distributed over {program.n_devices} devices; leave --layout out"
+        )
     return distribute(program, Degrees.parse(arguments.layout))
 
 
 def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the program; what it consists of.
+    """Write the program; returns its statistics.
 
     Raises:
         PerfModelError: as `source_program`, or a layout that the program does not divide into.
@@ -190,12 +192,12 @@ def show_distributed(report: Mapping[str, Any]) -> None:
         f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}"
     )
     print("collectives: " + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none"))
-    print(f"live values: at most {report['peak_memory_bytes'] / GIB:.3g} GiB on a device")
+    print(f"peak memory of live values: {report['peak_memory_bytes'] / GIB:.3g} GiB per device")
     written(report["written"])
 
 
 def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
-    """When the program's instructions run.
+    """Simulate the program and return its timing.
 
     Raises:
         PerfModelError: as `distribute`, or a cluster with fewer devices.
@@ -233,12 +235,14 @@ def show_simulated(report: Mapping[str, Any]) -> None:
         f"{duration(report['step_time_s'])}, {report['bubble_fraction']:.1%} idle"
     )
     peak = max(report["peak_memory_bytes"]) / GIB
-    print(f"live values: at most {peak:.3g} GiB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
+    print(
+        f"peak memory of live values: {peak:.3g} GiB per device, which {'fits' if report['fits'] else 'does NOT fit'}"
+    )
     written(report.get("written", ()))
 
 
 def search_program(arguments: argparse.Namespace) -> int:
-    """`perfmodel search PROGRAM`: every D/T/P/K of a program.
+    """`perfmodel search PROGRAM`: evaluates every D/T/P/K distribution of a program.
 
     Raises:
         PerfModelError: as `source_program` and `search_programs`; several batches.
@@ -250,7 +254,9 @@ def search_program(arguments: argparse.Namespace) -> int:
     # A program states its batch and mode itself; flags only override what its source leaves open.
     batches = arguments.global_batch
     if batches and len(batches) > 1:
-        raise PerfModelError(f"{arguments.program}: one batch at a time; give --global-batch one number")
+        raise PerfModelError(
+            f"{arguments.program}: a program is searched for one global batch; give --global-batch a single number"
+        )
     arguments.global_batch = batches[0] if batches else None
     # A search distributes by itself.
     arguments.ranks, arguments.sharded = 1, []
@@ -272,7 +278,9 @@ def search_program(arguments: argparse.Namespace) -> int:
         )
     if not result.candidates:
         reasons = ", ".join(f"{reason} ({n})" for reason, n in result.rejected.items())
-        raise PerfModelError(f"{arguments.program}: none of {result.evaluated} distributions is possible: {reasons}")
+        raise PerfModelError(
+            f"{arguments.program}: none of the {result.evaluated} distributions is possible: {reasons}"
+        )
     shown = result.to_dict() | {"layouts": result.to_dict()["layouts"][: arguments.top]}
     if arguments.out:
         write_json(arguments.out, result.to_dict())

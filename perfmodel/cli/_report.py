@@ -1,4 +1,4 @@
-"""`perfmodel report`: one page from a search, or of one layout, to a decision; or of a calibration."""
+"""`perfmodel report`: writes a page about a search, a layout or a calibration."""
 
 import argparse
 from pathlib import Path
@@ -24,14 +24,15 @@ def add_command(commands: Any) -> None:
         help="write an HTML page for a decision: ranked layouts, what-if sliders, launch files",
     )
     add_job(command, batches=True)
-    command.add_argument("--layout", help="report on this layout alone, without a search")
+    command.add_argument("--layout", help="report on only this layout, without a search")
     command.add_argument(
         "--tables",
         nargs="+",
         type=Path,
         metavar="TABLE",
-        help="report on the calibration instead: these measured kernels, collectives or runs beside its predictions, "
-        "where it is uncertain, and what to measure next (with a job and --layout: for that step)",
+        help="report on the calibration instead: compare its predictions with these measured kernels, collectives or "
+        "runs, show where it is uncertain, and suggest what to measure next (with a job and --layout: for that "
+        "step)",
     )
     add_profile(command)
     add_search(command, TOP)
@@ -39,7 +40,7 @@ def add_command(commands: Any) -> None:
         "--compare-clusters",
         default="",
         metavar="C[:N],...",
-        help="also the best layout of the same job on these, as compare-clusters takes them",
+        help="also find the job's best layout on these clusters, as in compare-clusters",
     )
     command.add_argument(
         "--html",
@@ -57,7 +58,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if of_calibration(arguments):
         return _calibration(arguments)
     if arguments.profile and not arguments.layout:
-        raise PerfModelError("report: a profile belongs to one layout; give the layout that ran, --layout L")
+        raise PerfModelError("report: --profile needs the layout that ran; give --layout L")
 
     # Imports come after the checks, so that bad flags are refused at once.
     from perfmodel.calibration import explain_profile
@@ -116,8 +117,8 @@ def _calibration(arguments: argparse.Namespace) -> int:
     said = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]
     if said and len(said) < 4:
         raise PerfModelError(
-            "report: what to measure next for a step takes --model, --cluster, --global-batch and --layout (or a job "
-            "file); give all of them, or none"
+            "report: to suggest what to measure for a step, give all of --model, --cluster, --global-batch and "
+            "--layout (or a job file); or give none"
         )
     made = calibration_report(
         arguments.tables or (),
@@ -155,7 +156,7 @@ def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
         first = data["next"][0]
         half_width = first["half_width"]
         known = f"{half_width:.0%}" if half_width < 0.5 else f"a factor of {1 + half_width:.2g}"
-        print(f"measure next: {first['what']} on {first['device']}, now known within {known}")
+        print(f"measure next: {first['what']} on {first['device']}, now predicted within {known}")
     written(files)
 
 

@@ -1,4 +1,4 @@
-"""`perfmodel run`: a program in its text form on local processes, checked against the reference executor."""
+"""`perfmodel run`: executes a program on local processes, and checks it against the reference executor."""
 
 import argparse
 import sys
@@ -69,7 +69,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report of one run.
+    """Run the command; return its report.
 
     Raises:
         PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         text = read_text(arguments.program, data_limit_bytes())
     except ValueError as error:
-        raise PerfModelError(f"{arguments.program}: not the text of a program ({error})") from None
+        raise PerfModelError(f"{arguments.program}: this is not a program in text form ({error})") from None
     program = parse_program(text)
     arguments.ranks = arguments.ranks or program.n_devices
     if program.n_devices != arguments.ranks:

@@ -1,4 +1,4 @@
-"""`perfmodel schedules`: all pipeline schedules side by side, drawn, checked, optimised, or trained with."""
+"""`perfmodel schedules`: compares, draws, optimises and trains with pipeline schedules."""
 
 import argparse
 from pathlib import Path
@@ -62,12 +62,12 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--times",
         metavar="F,B,W",
-        help="times of a chunk's forward, input gradient and weight gradient, such as 1,1,1; added without rounding",
+        help="times of a chunk's forward pass, input gradient and weight gradient, such as 1,1,1",
     )
     add_job_file(command, positional=False, layout=True)
     command.add_argument(
         "--model",
-        help="predict this model, or JOB.toml, instead; needs --cluster, --layout and --global-batch",
+        help="predict this model (or JOB.toml) instead of equal stages; needs --cluster, --layout and --global-batch",
     )
     add_from(command)
     command.add_argument("--cluster", help="catalog name or TOML")
@@ -98,11 +98,11 @@ def add_command(commands: Any) -> None:
         "--accuracy",
         type=float,
         metavar="A",
-        help="with --train: show the epochs and time needed to reach this test accuracy, such as 0.9, when the model "
-        "tells land from sea on a map",
+        help="with --train: show the epochs and time to reach this test accuracy, such as 0.9 (the task: classify "
+        "points of a map as land or sea)",
     )
     command.add_argument(
-        "--epochs", type=int, default=4, metavar="E", help="with --accuracy: stop after so many epochs (default 4)"
+        "--epochs", type=int, default=4, metavar="E", help="with --accuracy: stop after this many epochs (default 4)"
     )
     command.add_argument(
         "--seeds", type=int, default=3, metavar="S", help="with --accuracy: number of training runs (default 3)"
@@ -119,7 +119,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The rows that the command shows.
+    """Run the command; return its rows.
 
     Raises:
         PerfModelError: flags that do not go together, unknown or impossible schedules.

@@ -1,4 +1,4 @@
-"""`perfmodel search`: the best layouts, under which objective and constraints, and why no others."""
+"""`perfmodel search`: finds the best layouts under an objective and constraints."""
 
 import argparse
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
         "--micro-batches",
         type=whole_numbers,
         metavar="K[,K...]",
-        help="micro-batch counts to try for pipelines of PROGRAM (default: 2 to 128)",
+        help="numbers of micro-batches to try for pipelines of PROGRAM (default: 2 to 128)",
     )
     add_search(command)
     command.add_argument(
@@ -299,13 +299,13 @@ def _launch_text(
         except LaunchFileError as error:
             refused.append(str(error))
             continue
-        note(f"passed over: {line}" for line in refused[:MOST_NAMED])
+        note(f"skipped: {line}" for line in refused[:MOST_NAMED])
         if refused:
             note([f"exported: {p.layout_notation}"])
         return text
     raise LaunchFileError(
-        f"search: {framework} can run none of the {len(result.layouts)} best layouts: {refused[0]}; take a larger "
-        "--top, or --fix"
+        f"search: {framework} can run none of the {len(result.layouts)} best layouts: {refused[0]}; increase "
+        "--top, or use --fix"
     )
 
 
@@ -331,7 +331,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
     from perfmodel.planning import layouts
 
     if len(arguments.global_batch) > 1:
-        raise PerfModelError("search: --pareto takes one --global-batch")
+        raise PerfModelError("search: --pareto needs a single --global-batch")
     problem = problem_of(arguments)
     problem.require_devices()
     question = layouts.ask(

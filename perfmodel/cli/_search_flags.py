@@ -1,5 +1,4 @@
-"""Flags of a search and of the training that is searched for, and what they say: which layouts are tried, what is best,
-prices, failures."""
+"""Flags of a search: layouts to try, objective, constraints, prices and failures."""
 
 import argparse
 from dataclasses import fields
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
-    """Flags that say which layouts are looked for, by what, and how many."""
+    """Add the flags for extent, method and output of a search."""
     command.add_argument(
         "--top",
         type=int,
@@ -66,7 +65,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
 
 
 def add_min_fit(command: argparse.ArgumentParser) -> None:
-    """Add the flag of the probability with which a recommended layout must fit into memory."""
+    """Add the flag for the least probability that a recommended layout fits into memory."""
     command.add_argument(
         "--min-fit",
         type=float,
@@ -77,18 +76,18 @@ def add_min_fit(command: argparse.ArgumentParser) -> None:
 
 
 def add_space(command: argparse._ActionsContainer) -> None:
-    """Flags that say which layouts are tried."""
+    """Add the flags for the layouts to try."""
     command.add_argument(
         "--fix",
         default="",
         metavar="LAYOUT",
-        help='fix some dimensions, e.g. "tp=8,zero=1"',
+        help='fix some fields of the layout, e.g. "tp=8,zero=1"',
     )
     command.add_argument(
         "--schedules",
         default="",
         metavar="NAMES",
-        help="pipeline schedules to try, such as 1f1b,zb-h1,chimera; all: every schedule that flushes",
+        help="pipeline schedules to try, such as 1f1b,zb-h1,chimera; all: every synchronous schedule",
     )
     command.add_argument(
         "--options",
@@ -106,7 +105,7 @@ def add_space(command: argparse._ActionsContainer) -> None:
 
 
 def add_goal(command: argparse.ArgumentParser) -> None:
-    """Flags that say what is minimised, under which constraints, at which prices."""
+    """Add the flags for objective, constraints and prices."""
     command.add_argument(
         "--objective",
         metavar="NAME",
@@ -133,14 +132,14 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         dest="power_w",
         type=float,
         metavar="W",
-        help="power of a busy device (default: its nominal power)",
+        help="power of a busy device in watts (default: its nominal power)",
     )
     command.add_argument(
         "--idle-power",
         dest="idle_power_w",
         type=float,
         metavar="W",
-        help="power of an idle device (default: the catalog's)",
+        help="power of an idle device in watts (default: the catalog's)",
     )
     command.add_argument(
         "--tokens",
@@ -163,7 +162,7 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
         "--restart",
         type=float,
         metavar="MINUTES",
-        help="minutes until a failed run is training again (default 10)",
+        help="minutes from a failure until training continues (default 10)",
     )
     group.add_argument(
         "--storage",
@@ -175,7 +174,7 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=float,
         metavar="MINUTES",
-        help="minutes between checkpoints (default: the interval that loses least)",
+        help="minutes between checkpoints (default: the interval with the least lost time)",
     )
     group.add_argument(
         "--async-checkpoints",
@@ -229,7 +228,7 @@ def options_of(arguments: argparse.Namespace) -> "SearchOptions":
 
 
 def reliability_of(arguments: argparse.Namespace) -> "Reliability":
-    """Failures and checkpoints as the flags of `add_reliability` state them, in SI units.
+    """Failures and checkpoints from the flags of `add_reliability`, in SI units.
 
     Raises:
         PerfModelError: times and rates that are not above 0.
@@ -253,14 +252,14 @@ def reliability_of(arguments: argparse.Namespace) -> "Reliability":
 
 
 def tariff_of(arguments: argparse.Namespace) -> "Tariff":
-    """Prices, powers and tokens as given."""
+    """Prices, powers and tokens from the flags."""
     from perfmodel.planning.layouts import Tariff
 
     return Tariff(**{f.name: getattr(arguments, f.name, None) for f in fields(Tariff)})
 
 
 def run_of(arguments: argparse.Namespace, problem: Problem, prediction: "Prediction") -> "TrainingRun | None":
-    """The run that `--tokens` asks for, if it does."""
+    """The training run if `--tokens` is given."""
     from perfmodel.planning.training_run import training_run
 
     if arguments.tokens is None:

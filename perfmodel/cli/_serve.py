@@ -1,4 +1,4 @@
-"""`perfmodel serve`: prefill and decode of a served model; one server, or a sweep of layouts and batches."""
+"""`perfmodel serve`: predicts a model server, or a sweep of layouts and batches."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -43,14 +43,14 @@ def add_command(commands: Any) -> None:
         "--batch",
         type=int,
         metavar="B",
-        help="requests in flight over all replicas (default: the most that fit and meet the latency limits; default "
-        "limits: 1 s to the first token, 50 ms for each later token)",
+        help="requests in flight over all replicas (default: as many as fit and meet the latency limits, which "
+        "default to 1 s for the first token and 50 ms for each later one)",
     )
     command.add_argument(
         "--batching",
         default="continuous",
         choices=("continuous", "static"),
-        help="continuous: a finished request makes room for the next; static: all start and end together",
+        help="continuous: a new request starts when another ends; static: all start and end together",
     )
     command.add_argument(
         "--dtype",
@@ -63,14 +63,14 @@ def add_command(commands: Any) -> None:
         type=dtype_name,
         default="",
         metavar="TYPE",
-        help="narrower type of the weights in memory: fp8, int8, int4 or fp4 (default: that of --dtype)",
+        help="narrower element type for the weights in memory: fp8, int8, int4 or fp4 (default: --dtype)",
     )
     command.add_argument(
         "--kv-dtype",
         type=dtype_name,
         default="",
         metavar="TYPE",
-        help="type of the key-value cache, e.g. fp8 (default: 16 bits)",
+        help="element type of the key-value cache, e.g. fp8 (default: 16 bits)",
     )
     for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
@@ -84,12 +84,12 @@ def add_command(commands: Any) -> None:
         type=_time,
         default=0.0,
         metavar="TIME",
-        help="time between steps while the devices wait for the server's scheduling and sampling (default 0)",
+        help="time between steps in which devices wait for scheduling and sampling (default 0)",
     )
     command.add_argument(
         "--sweep",
         action="store_true",
-        help="try all layouts and batches; shows tokens per second and user against tokens per second and device",
+        help="try all layouts and batches, and show the trade-off between tokens/s per user and tokens/s per device",
     )
     command.add_argument(
         "--checkpoint",
@@ -122,7 +122,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     }
     if arguments.sweep:
         if arguments.devices is None and arguments.layout is None:
-            raise PerfModelError("serve: --sweep needs --devices N, or --layout for the batches of one layout")
+            raise PerfModelError("serve: --sweep needs --devices N, or --layout to try only the batches of one layout")
         layouts = [arguments.layout] if arguments.layout else None
         swept = serving.serve_sweep(
             arguments.model,
@@ -136,7 +136,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     # A job file's devices are no mistake for a single server, which takes those of its layout.
     if arguments.devices is not None and "devices" in arguments.given:
-        raise PerfModelError("serve: --devices needs --sweep; without it the --layout gives the number of devices")
+        raise PerfModelError("serve: --devices needs --sweep; without it --layout determines the number of devices")
     start = serving.starting_point(arguments.model, arguments.cluster, arguments.layout or "", **settings)
     commands = serving.engine_commands(start.serving, arguments.checkpoint or "MODEL")
     report = start.serving.to_dict() | {"chosen": list(start.chosen), "engines": commands}
@@ -211,7 +211,7 @@ def _show_sweep(swept: "ServingSweep") -> None:
     requests = best.requests
     console.print(
         f"{best.model} on {best.cluster}, {requests.prompt_tokens:,} tokens in, {requests.output_tokens:,} out: "
-        "servers that no other\nbeats in both tokens/s per user and tokens/s per device"
+        "Pareto front of\ntokens/s per user and tokens/s per device"
     )
     heads = ("tok/s/user", "tok/s/device", "batch", "TTFT", "per token")
     rows = []
@@ -223,4 +223,4 @@ def _show_sweep(swept: "ServingSweep") -> None:
             (per_user, per_device, batch, duration(server.ttft_s), duration(server.tpot_s), server.layout.label)
         )
     layout_last(console, heads, rows)
-    console.print(f"{len(swept.servings):,} servers fit and hold the limits; {len(swept.rejected)} layouts do not")
+    console.print(f"{len(swept.servings):,} servers fit and meet the limits; {len(swept.rejected)} layouts do not")

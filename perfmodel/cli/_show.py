@@ -1,4 +1,4 @@
-"""Output of a command: one JSON object, or text for people, quiet, aligned, with units."""
+"""Output of a command: one JSON object, or text."""
 
 import argparse
 import sys
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def note(lines: Iterable[str]) -> None:
-    """Print assumptions and reasons on stderr, one line each: neither JSON nor a picture is in their way."""
+    """Print assumptions and reasons on stderr, one per line."""
     for line in lines:
         print(f"perfmodel: {line}", file=sys.stderr)
 
 
 def emit(arguments: argparse.Namespace, report: Mapping[str, Any], show: Callable[[], object]) -> None:
-    """Print `report` where --json asks for it; else call `show`.
+    """Print `report` as JSON with --json, else call `show`.
 
     What unread settings of a launch file may make wrong stands at the head of either.
     """
@@ -40,7 +40,7 @@ def reporting(
     run: Callable[[argparse.Namespace], dict[str, Any]],
     show: Callable[[dict[str, Any]], object],
 ) -> Callable[[argparse.Namespace], int]:
-    """The command that shows what `run` returns, and succeeds."""
+    """Make a command that shows the result of `run` and returns status 0."""
 
     def command(arguments: argparse.Namespace) -> int:
         report = run(arguments)
@@ -51,7 +51,7 @@ def reporting(
 
 
 def written(files: Iterable[Path | str]) -> None:
-    """A line for each file, however long: paths are copied from it."""
+    """Print one line per written file, never wrapped."""
     for file in files:
         print(f"wrote {file}")
 

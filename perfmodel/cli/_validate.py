@@ -29,13 +29,13 @@ def add_command(commands: Any) -> None:
         kind_command.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind_command.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
         if kind == "cases":
-            add_framework(kind_command, "for every run, instead of the framework that its row names")
+            add_framework(kind_command, "used for every run instead of the framework that its row names")
             kind_command.add_argument(
                 "--explain",
                 nargs="?",
                 const="",
                 metavar="CASE_ID",
-                help="explain why the prediction of this run missed (without an id: of the five that missed most)",
+                help="explain the error of this run's prediction (without an id: of the five largest errors)",
             )
             kind_command.add_argument(
                 "--tables",
@@ -155,7 +155,7 @@ def _show_cases(report: dict[str, Any]) -> None:
 
 
 def _show_residuals(residuals: "list[CaseResidual]") -> None:
-    """Print for each run its largest parts and events, and what would explain the error."""
+    """Print for each run its largest parts and events, and possible explanations of the error."""
     console = new_console()
 
     # Per run: where the predicted time goes, which events take most, and which single term would
@@ -200,12 +200,12 @@ def _show_residuals(residuals: "list[CaseResidual]") -> None:
             (t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}") for t in residual.terms[:8]
         ]
         names = (
-            "if it were one term alone",
+            "if a single term explained it",
             "share",
             "change (log factor, or amount)",
             "in standard deviations",
         )
-        console.print(table("what would explain the error", names, terms))
+        console.print(table("possible explanations of the error", names, terms))
 
 
 def _nothing(what: str, report: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Keys of layouts, jobs and searches, schedules and columns of tables: values, defaults and meaning."""
+"""Describes keys of layouts, jobs and searches, schedules, and table columns."""
 
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -111,7 +111,7 @@ def _example(hint: Any, default: Any) -> Any:
 
 
 def entry_count(kind: str) -> int:
-    """Entries of a kind of `VOCABULARY`. Their meanings are not read, which stand in the package's source."""
+    """The number of entries of a kind of `VOCABULARY`, without reading their descriptions."""
     if kind == "schedules":
         from perfmodel.schedule import schedule_names
 
@@ -137,7 +137,7 @@ def vocabulary(kind: str) -> list[dict[str, Any]]:
 
 
 def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterator[str]:
-    """The records as text for people: a line that names one, and what it means below."""
+    """The records as text: a line with the name, and its meaning below."""
     for record in records:
         stated = {name: value for name, value in record.items() if value != "-"}
         if kind == "schedules":

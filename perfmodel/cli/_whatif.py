@@ -1,5 +1,5 @@
-"""Other machines: `perfmodel whatif`, the same step on other hardware, another network or with a slow rank; `perfmodel
-design QUESTION`, what the machine would have to be."""
+"""`perfmodel whatif`: the same step on a changed machine; `perfmodel design QUESTION`: the machine that a goal
+needs."""
 
 import argparse
 from pathlib import Path
@@ -104,7 +104,10 @@ def add_design(commands: Any) -> None:
     """Register `design` and its questions."""
     command: argparse.ArgumentParser = commands.add_parser(
         "design",
-        help="say which part to upgrade first, how much memory or how many devices are needed, and when a layout wins",
+        help=(
+            "answer which part to upgrade first, how much memory or how many devices are needed, or when one "
+            "layout overtakes another"
+        ),
     )
     questions = command.add_subparsers(dest="question", required=True, metavar="QUESTION")
 
@@ -116,7 +119,7 @@ def add_design(commands: Any) -> None:
 
     upgrade = ask(
         "upgrade",
-        "which part of the machine to upgrade first, with the best layout searched anew",
+        "find the part of the machine to upgrade first, with the best layout for each upgrade",
     )
     add_space(upgrade)
     upgrade.add_argument(
@@ -133,9 +136,9 @@ def add_design(commands: Any) -> None:
         metavar="NAME=MONEY",
         help="price of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
     )
-    memory = ask("memory", "how much memory makes a layout fit")
+    memory = ask("memory", "find the device memory that a layout needs to fit")
     add_layout(memory)
-    devices = ask("devices", "how many devices a step time needs, of at most --devices")
+    devices = ask("devices", "find the fewest devices, up to --devices, that reach a step time")
     add_space(devices)
     devices.add_argument(
         "--below",
@@ -144,7 +147,7 @@ def add_design(commands: Any) -> None:
         metavar="S",
         help="longest step time, in seconds",
     )
-    overtake = ask("overtake", "how much faster a part must be for one layout to beat another")
+    overtake = ask("overtake", "find the factor on a parameter at which one layout overtakes another")
     add_layout(overtake)
     overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")
     overtake.add_argument(
@@ -203,12 +206,12 @@ def _memory(report: dict[str, Any]) -> None:
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
     needed, has = report["memory_bytes"] / GIB, report["has_bytes"] / GIB
     print(
-        f"{report['layout']} needs {needed:.1f} GiB of a device; the cluster's has {has:.1f} GiB: "
+        f"{report['layout']} needs {needed:.1f} GiB per device, and the cluster's devices have {has:.1f} GiB: "
         f"{fit_words(report['fits_probability'])}"
     )
     print(f"with {report['likely_bytes'] / GIB:.1f} GiB or more it fits with a probability of {MIN_FIT:g}")
-    print(f"the fullest rank takes {report['peak_bytes'] / GIB:.1f} GiB: {parts}")
-    print(f"devices with so much: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
+    print(f"the fullest rank uses {report['peak_bytes'] / GIB:.1f} GiB: {parts}")
+    print(f"devices with this much memory: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
 
 
 def _devices(report: dict[str, Any]) -> None:
@@ -226,12 +229,9 @@ def _overtake(report: dict[str, Any]) -> None:
     print(f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}")
     if report["multiple"] is None:
         ahead = first if report["first_s"] < report["second_s"] else second
-        print(f"{ahead} stays ahead whatever {report['parameter']} is, up to 1000 times and down to a thousandth")
+        print(f"{ahead} is faster for every {report['parameter']} from 0.001 to 1000 times today's")
     else:
-        print(
-            f"they are equal, at {duration(report['equal_s'])}, with {report['multiple']:.3g} times the "
-            f"{report['parameter']}"
-        )
+        print(f"both take {duration(report['equal_s'])} with {report['multiple']:.3g} times the {report['parameter']}")
 
 
 def _upgrade_cells(row: dict[str, Any], priced: bool) -> tuple[str, ...]:

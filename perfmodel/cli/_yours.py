@@ -1,4 +1,4 @@
-"""The layout of a user's own launch file beside what a search found: how good it is, and what to change."""
+"""Compares the layout of a user's launch file with the result of a search, and lists what to change."""
 
 import argparse
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +28,7 @@ class OwnLayout:
 
     @property
     def line(self) -> str:
-        """Time with its interval and memory, then the layout."""
+        """Format time with interval, memory, and the layout."""
         from perfmodel.prediction.text import memory_words
 
         p = self.prediction
@@ -39,7 +39,7 @@ class OwnLayout:
 
 
 def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:
-    """The prediction of the launch file's own layout, with the flags that win over the file; None without one."""
+    """Predict the launch file's own layout, with flags overriding the file; None if it has none."""
     # A layout that cannot be predicted is still the user's: say why, and go on with the search.
     launch: Launch | None = arguments.launch
     if launch is None or launch.layout is None:
@@ -52,7 +52,7 @@ def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The way from a user's layout to the recommended one."""
+    """The changes from a user's layout to the recommended one."""
 
     gain: float
     """Share of the time of a sequence that the change saves."""
@@ -63,7 +63,7 @@ class Advice:
 
     @property
     def lines(self) -> list[str]:
-        """Settings to change, and the time that they save, as text."""
+        """The settings to change and the time saved, as text."""
         if abs(self.gain) < _SAME:
             return ["keep yours: it is as fast as the recommended layout"]
         if self.gain < 0:
@@ -87,7 +87,7 @@ def advice(
     your_layout: OwnLayout,
     result: "SearchResult",
 ) -> Advice | None:
-    """Settings to change in the launch file; None if its own layout has no prediction, or the search found none."""
+    """The settings to change in the launch file; None if its layout has no prediction or the search found nothing."""
     from perfmodel.ingest.launch import changed_settings
 
     if your_layout.prediction is None or not result.layouts:

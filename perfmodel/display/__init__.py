@@ -1,4 +1,4 @@
-"""How results look: colours of events, HTML tables, the interactive timeline, progress. Knows plain values only."""
+"""Display of results: colours, HTML tables, the interactive timeline, progress bars."""
 
 from perfmodel.display._console import new_console, printed_text
 from perfmodel.display._health_page import health_html, health_page

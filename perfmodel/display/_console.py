@@ -1,4 +1,4 @@
-"""Where results are printed as text: a terminal, a file, or a string that holds the same."""
+"""Consoles for printed results: a terminal, a file or a string."""
 
 import io
 import os
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def new_console(file: IO[str] | None = None) -> "Console":
-    """Return the console that results are printed to: standard output, or a file."""
+    """Return a console for standard output or a file."""
     from rich.console import Console
 
     class WholeTables(Console):
-        """Prints tables as they lay themselves out, names longer than a line included."""
+        """Prints tables without cutting long names."""
 
         def print(self, *objects: Any, **options: Any) -> None:
             # A fitted table has broken its lines already; rich would break them again.
@@ -32,7 +32,7 @@ def new_console(file: IO[str] | None = None) -> "Console":
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:
-    """Return what a function prints, as the shell shows it when its output goes to a file."""
+    """Return what a function prints, as if its output went to a file."""
     out = io.StringIO()
     show(new_console(out))
     # Whoever prints the string may have a terminal, which names must not steer.

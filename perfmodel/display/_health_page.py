@@ -1,4 +1,4 @@
-"""A checked run as HTML: the verdict, measured beside predicted, step times over the run, causes."""
+"""A checked run as HTML: verdict, measured and predicted figures, step times over the run, causes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -51,7 +51,7 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
 
 
 def health_page(title: str, inside: str) -> str:
-    """Return the page of `health_html` as a file that needs no other.
+    """Return `health_html` as a self-contained page.
 
     Args:
         title: of the page.

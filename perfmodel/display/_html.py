@@ -1,5 +1,5 @@
-"""HTML of results in notebooks: captions, tables with aligned numbers, parts that fold; and predictions, searches and
-what-ifs from the plain values that their `to_dict` gives."""
+"""HTML of results in notebooks: captions, tables, folding parts; predictions, searches and what-ifs from their
+`to_dict`."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ _LEFT: Final = ' style="text-align: left"'
 
 
 def escaped(value: object) -> str:
-    """Text that cannot be taken for markup, without marks that reorder or hide text."""
+    """Escape text for HTML, and remove bidirectional marks."""
     return html.escape(plain_text(str(value)))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table whose first column is text and whose others stand on the right; values are escaped."""
+    """A table with a text column followed by right-aligned columns; values are escaped."""
     head = _table_row("th", heads)
     body = "".join(_table_row("td", row) for row in rows)
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
@@ -40,17 +40,17 @@ def _table_row(tag: str, values: Sequence[object]) -> str:
 
 
 def folded(summary: str, inside: str, opened: bool = False) -> str:
-    """A part that opens on a click; `inside` is HTML."""
+    """A part that opens on a click, with the HTML `inside`."""
     return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{inside}</details>"
 
 
 def paragraph(*lines: str) -> str:
-    """Lines of text, escaped."""
+    """A paragraph of escaped lines."""
     return "<p>" + "<br>".join(escaped(line) for line in lines if line) + "</p>"
 
 
 def bar(parts: Sequence[tuple[str, str, float]]) -> str:
-    """A bar of coloured parts: (label, colour, share of the whole)."""
+    """A bar of coloured parts, each (label, colour, share of the total)."""
     pieces = "".join(
         f'<span title="{escaped(label)}: {share:.1%}" style="display: inline-block; height: 14px; '
         f'width: {100 * share:.3f}%; background: {colour}"></span>'
@@ -61,7 +61,7 @@ def bar(parts: Sequence[tuple[str, str, float]]) -> str:
 
 
 def frame_html(frame: "pd.DataFrame", title: str = "") -> str:
-    """A table of results with four significant figures, its first rows if it is long."""
+    """A table of results with four significant figures; only the first rows if it is long."""
     rows = []
     for row in frame.head(MOST_ROWS).itertuples(index=False):
         rows.append([cell(value) for value in row])
@@ -71,7 +71,7 @@ def frame_html(frame: "pd.DataFrame", title: str = "") -> str:
 
 
 def cell(value: Any) -> str:
-    """A number with four significant figures; anything else as it is, nothing for what is missing."""
+    """Format a cell: numbers with four significant figures, missing values as empty."""
     # NaN stands for what is missing in frames; it alone does not equal itself.
     if isinstance(value, float):
         return "" if value != value else figure(value)
@@ -158,7 +158,7 @@ def search_html(values: Mapping[str, Any]) -> str:
     heads = ("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "P(fits)", "1st better")
     parts.append(table(heads, rows))
     if any(p.get("tied") for p in layouts):
-        parts.append(paragraph("=: too close to the first of its rank to tell which is faster (45 to 55 %)"))
+        parts.append(paragraph("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)"))
     if layouts:
         # Where no layout fits surely enough, none is recommended, and the first is shown.
         shown = prediction_html(values["recommended"] or layouts[0])

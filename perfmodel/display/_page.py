@@ -1,4 +1,4 @@
-"""Interactive pages, each one HTML file that needs nothing else: the timeline, and the report of layouts."""
+"""Interactive, self-contained HTML pages: the timeline, and the report of layouts."""
 
 import base64
 import html
@@ -40,7 +40,7 @@ def timeline_page(
     inside: Sequence[Sequence[Any]] = (),
     title: str = "timeline",
 ) -> str:
-    """A page that zooms, moves, searches and tells what is under the pointer.
+    """The timeline page, with zoom, search and tooltips.
 
     Args:
         events: a column for each of `COLUMNS`, of equal lengths, in any order; times in seconds, `kind` a place in
@@ -161,7 +161,7 @@ def _plain_values(value: Any) -> Any:
 
 
 def inline_frame(page: str, height_px: int = 480, title: str = "timeline") -> str:
-    """The page as an element of another, as notebooks show it."""
+    """The page inside an iframe, for notebooks."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {height_px}px; border: 1px solid #ddd" '
         f'title="{escaped(title)}"></iframe>'

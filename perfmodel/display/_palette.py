@@ -1,4 +1,4 @@
-"""One colour and one name per kind of event, in every picture, table and page.
+"""The colour and name of each kind of event in pictures, tables and pages.
 
 The hues are those of Okabe and Ito, "Color Universal Design" (2008), which readers with any kind of colour vision
 tell apart. Pipeline replicas and model chunks are lighter shades of their kind's colour, so that they stay apart in
@@ -24,7 +24,7 @@ GREY = "#999999"
 
 
 class Look(NamedTuple):
-    """How one kind is shown."""
+    """Colour and name of one kind of event."""
 
     colour: str
     """#RRGGBB."""
@@ -73,7 +73,7 @@ PARTS: Final = {
 
 
 def part_looks(names: Iterable[str]) -> dict[str, Look]:
-    """Looks of all `PARTS`, and after them of the parts of breakdowns that are none of these."""
+    """Looks of all `PARTS`, followed by those of other parts in the breakdowns."""
     further = {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
     return PARTS | further
 
@@ -83,12 +83,12 @@ LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 
 
 def shade(colour: str, lightness: float) -> str:
-    """The colour moved towards white by a share of the way (0 leaves it)."""
+    """Lighten a colour towards white by a share (0 leaves it unchanged)."""
     return "#" + "".join(f"{round(c + (255 - c) * lightness):02X}" for c in _rgb(colour))
 
 
 def text_colour(background: str) -> str:
-    """Black or white, whichever contrasts more by the relative luminance of WCAG 2.1."""
+    """Black or white, whichever has more contrast by WCAG 2.1."""
     # Undo the sRGB gamma, then weigh the channels as the eye does.
     linear = []
     for value in _rgb(background):
@@ -130,14 +130,14 @@ def require_picture(path: Path | str) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in PICTURE_SUFFIXES:
         raise PerfModelError(
-            f"{path}: a picture is written as {', '.join(PICTURE_SUFFIXES)}; give the file such an ending"
+            f"{path}: a picture's file name must end in {', '.join(PICTURE_SUFFIXES)}; use one of these"
         )
     require_matplotlib()
     return suffix
 
 
 def require_matplotlib() -> None:
-    """Raise `PerfModelError` where matplotlib is not installed."""
+    """Raise `PerfModelError` if matplotlib is not installed."""
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:

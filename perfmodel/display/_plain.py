@@ -1,4 +1,4 @@
-"""Streams for a terminal that keep names from steering it."""
+"""Output streams that remove escape sequences from names."""
 
 import re
 from typing import Any, Final
@@ -12,8 +12,8 @@ _STEERING_BUT_STYLES: Final = re.compile(f"(?P<style>{_STYLES})|{STEERING}")
 
 
 class PlainStream:
-    """Standard output or error, to which nothing is written that steers a terminal; one that is a terminal keeps the
-    colours and moves of the cursor that tables and progress bars consist of."""
+    """Standard output or error without terminal control sequences from data; on a terminal, colours and progress bars
+    still work."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -32,7 +32,7 @@ class PlainStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Flush the stream."""
         self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:

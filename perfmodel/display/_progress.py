@@ -1,4 +1,4 @@
-"""Progress of what takes its time: a bar on a terminal or in a notebook, silence elsewhere."""
+"""Progress bars on a terminal or in a notebook; silent elsewhere."""
 
 import sys
 import time
@@ -19,7 +19,8 @@ R = TypeVar("R")
 
 
 def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give functions with a keyword `progress: Report | None` a bar where nobody states one and somebody can see it."""
+    """Decorate functions with a keyword `progress: Report | None`: without a value they show a bar where it can be
+    seen."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -37,7 +38,7 @@ def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @contextmanager
 def progress(title: str, silent: bool = False) -> Iterator[Report]:
-    """A callable that draws a bar while the context lasts.
+    """Context that gives a callable to draw a progress bar.
 
     Args:
         silent: draw none, as where a command prints JSON only.

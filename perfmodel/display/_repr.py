@@ -1,5 +1,4 @@
-"""Results as text: in one line, what a notebook or a debugger prints of an object that holds thousands of values; and
-as JSON that every reader takes."""
+"""Results as short text for notebooks and debuggers, and as valid JSON."""
 
 import hashlib
 import json
@@ -20,7 +19,7 @@ _LEFT_OUT: Final = ", ..."
 
 
 def shorten_reprs(door: str) -> None:
-    """Give `short_repr` to every dataclass of its room that a package, or a module of it, offers.
+    """Use `short_repr` for all dataclasses that a package offers from its own modules.
 
     One with its own says `dataclass(repr=False)`.
     """
@@ -36,7 +35,7 @@ def _is_own(offered: Any, package: str) -> bool:
 
 
 def short_repr(thing: Any) -> str:
-    """A dataclass without the fields that have their defaults; where that is long, with sizes in place of long values.
+    """A repr without default fields; if it is long, with sizes instead of long values.
 
     What is left out is told apart by a digest of the whole, so that different objects never look the same. Content is
     in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
@@ -83,7 +82,7 @@ def _alike(value: Any, usual: Any) -> bool:
 
 
 def digest(thing: object) -> str:
-    """Twelve hexadecimal digits of everything that the object's repr would hold, whole."""
+    """A hash of the object's full repr, twelve hexadecimal digits."""
     hashed = hashlib.sha256()
     _tell(hashed, thing)
     return hashed.hexdigest()[:12]
@@ -159,7 +158,7 @@ def _content(value: Any) -> bytes:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON with `null` in place of what is no finite number, for which JSON has no sign (RFC 8259, section 6)."""
+    """JSON text with `null` for numbers that are not finite, which JSON cannot represent (RFC 8259, section 6)."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:  # also of what refers to itself, which then recurses too deep

@@ -1,4 +1,4 @@
-"""Tables for people: no figure is cut or left out, however narrow the window.
+"""Printed tables that never cut a figure, however narrow the window.
 
 A table that is too wide first folds its columns of words. What is still too wide goes on below: every row then takes
 several lines, of which the first begins with what names the row.
@@ -43,7 +43,7 @@ Lines = list[list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class FittedTable:
-    """A table without rules that lays itself out for the width of the window."""
+    """A table without rules, fitted to the width of the window."""
 
     title: str
     heads: tuple[str, ...]
@@ -62,7 +62,7 @@ class FittedTable:
             yield from map(Text, block)
 
     def blocks(self, width: int) -> list[list[str]]:
-        """Lines of the head, then of every row, in a window of so many columns."""
+        """Lines of the heading and of each row, for a window width."""
         # Rows are laid out alike: the lines that the columns are put on are the same for all of
         # them.
         widths = self._natural_widths()
@@ -151,5 +151,5 @@ def _narrow(widths: list[int], word_columns: Sequence[int], excess: int) -> None
 
 
 def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> FittedTable:
-    """A table to print: figures on the right, what names a row first."""
+    """A table to print, with row names first and figures right-aligned."""
     return FittedTable(title=title, heads=tuple(heads), rows=tuple(map(tuple, rows)))

@@ -1,4 +1,4 @@
-"""Clusters side by side: the best layout of a job on each, and what it takes in time, money and energy."""
+"""Compares clusters: the best layout of a job on each, with its time, cost and energy."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ ORDERS: Final = ("cost", "time", "energy")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
-    """A cluster with the best layout of the job on it."""
+    """A cluster with the job's best layout on it."""
 
     prediction: Prediction
     """Step time, memory and explanation of the layout."""
@@ -34,7 +34,7 @@ class ClusterPlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput of the whole cluster while nothing fails."""
+        """Throughput of the whole cluster, without failures."""
         return self.prediction.tokens_per_s_per_device * self.prediction.devices
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterComparison:
-    """The clusters that can run the job, the best first, and why others cannot."""
+    """The clusters that can run the job, best first, and the reasons why others cannot."""
 
     model: str
     global_batch: int
@@ -83,7 +83,7 @@ class ClusterComparison:
         }
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per cluster, with the keys of `ClusterPlan.to_dict` but those that hold several values."""
+        """One row per cluster, with the keys of `ClusterPlan.to_dict` that hold a single value."""
         import pandas as pd
 
         rows = []
@@ -117,7 +117,7 @@ def compare_clusters(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> ClusterComparison:
-    """The best layout of one job on every cluster, and what training with it takes.
+    """Find the best layout of a job on each cluster, and the time, cost and energy of training with it.
 
         compare_clusters("llama3-70b", ["h100", "b200:512", "mi300x"], devices=1024, global_batch=1024, tokens=15e12)
 
@@ -171,7 +171,8 @@ def compare_problems(
     min_fit: float = MIN_FIT,
     progress: Report | None = None,
 ) -> ClusterComparison:
-    """The best layout of every problem, of one job on several clusters, and what training with it takes.
+    """Find the best layout of each problem (one job on several clusters), and the time, cost and energy of training
+    with it.
 
     Args:
         problems: with numbers of devices.
@@ -267,7 +268,7 @@ def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:
 def clusters_named(
     clusters: Iterable[Cluster | str], devices: int | Sequence[int] | None = None
 ) -> list[tuple[Cluster, int]]:
-    """Clusters with numbers of their devices.
+    """Look up clusters and their numbers of devices.
 
     Args:
         clusters: catalog names, TOML files, names of devices (of which the reference system is taken), or `Cluster`
@@ -293,7 +294,7 @@ def clusters_named(
             )
         named += [(named_cluster, count) for count in counts]
     if not named:
-        raise PerfModelError("there is no cluster to compare; give at least one, as dgx-h100 or h100")
+        raise PerfModelError("no cluster is named; give at least one, such as dgx-h100 or h100")
     return list(dict.fromkeys(named))
 
 

@@ -1,4 +1,4 @@
-"""Inverse questions: how much memory, how many devices, which part of the machine to upgrade, when a layout wins."""
+"""Inverse questions: memory or devices needed, what to upgrade, and when one layout overtakes another."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DevicesNeeded:
-    """The fewest devices with a step short enough."""
+    """The fewest devices that reach a step time."""
 
     below_s: float
     devices: int | None
@@ -39,7 +39,7 @@ class DevicesNeeded:
 
 
 def devices_for(question: Question, below_s: float) -> DevicesNeeded:
-    """The fewest devices, up to the question's, on which some layout takes less than `below_s` a step.
+    """Find the fewest devices, up to the question's number, on which some layout takes less than `below_s` per step.
 
     Exact over the question's space, which has to offer fewer devices (`default_space(..., fewer_devices=True)`).
 
@@ -66,7 +66,7 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
 
 @dataclass(frozen=True)
 class MemoryNeeded:
-    """Memory that makes a layout fit."""
+    """The device memory that a layout needs to fit."""
 
     layout: str
     memory_bytes: float
@@ -87,7 +87,7 @@ class MemoryNeeded:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits as it is."""
+        """Whether the layout fits the device's present memory."""
         return self.memory_bytes <= self.has_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class MemoryNeeded:
 
 
 def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
-    """The least device memory with which a layout fits under the memory model, and that with which it likely fits.
+    """Find the least device memory with which a layout fits by the memory model, and with which it is likely to fit.
 
     peak <= memory (1 - margin), so memory = peak / (1 - margin). Measured peaks scatter about predicted ones, so a
     device that just holds the prediction fits about every other time.
@@ -167,7 +167,7 @@ def overtake(
     second: Layout,
     parameter: str = "inter_node_bandwidth",
 ) -> Overtaking:
-    """The multiple of a parameter of the machine at which two layouts take equally long.
+    """Find the factor on a machine parameter at which two layouts are equally fast.
 
     The difference of step times is taken at multiples spread evenly in their logarithm; between those next to 1 where
     its sign changes it is bisected. Two crossings between neighbouring multiples (1.3 times apart) would be missed.
@@ -234,7 +234,7 @@ PARAMETERS: Final = (*HARDWARE, "memory_bytes")
 
 @dataclass(frozen=True)
 class Upgrade:
-    """One parameter made better."""
+    """The gain from improving one parameter."""
 
     parameter: str
     change: str
@@ -256,7 +256,7 @@ class Upgrade:
 
 @dataclass(frozen=True)
 class Upgrades:
-    """All parameters, the most worthwhile first."""
+    """The gains from improving each parameter, largest first."""
 
     layout: str
     """The best layout of the machine as it is."""
@@ -285,7 +285,7 @@ def rank_upgrades(
     prices: Mapping[str, float] | None = None,
     progress: Report | None = None,
 ) -> Upgrades:
-    """Time that a better parameter of the machine saves, every parameter by itself.
+    """Compute the time saved by improving each parameter of the machine on its own.
 
     Args:
         question: what to lay out; its space is searched again on every machine, exactly.
@@ -308,7 +308,7 @@ def rank_upgrades(
     now = fastest(question, goal)
     if now is None:
         name = question.problem.model.name
-        raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
+        raise LayoutError(f"no layout of {name} fits on {question.devices} devices; run `search` to see why")
     problem = question.step_problem
     before_s = step_s(question.step_problem, now.layout, Scenario())
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity

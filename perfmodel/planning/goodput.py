@@ -74,7 +74,7 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Shares of a run's time: work that is kept, checkpoints, and failures."""
+    """Shares of a run's time spent on useful work, checkpoints and failures."""
 
     fraction: float
     """Expected share of the run's time that steps take whose work is not lost."""
@@ -110,7 +110,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class StageCheckpoint:
-    """The checkpoint of one pipeline rank's stages, which its devices write and read without the others."""
+    """The checkpoint of one pipeline rank's stages, written and read by its own devices."""
 
     bytes: float
     write_s: float
@@ -125,7 +125,7 @@ def goodput(
     step_time_s: float,
     reliability: Reliability | None = None,
 ) -> Goodput:
-    """The goodput of a run on the devices of a layout, of which any failure stops it.
+    """Compute the goodput of a run that stops when any device fails.
 
     Args:
         problem: whose weights and optimizer states a checkpoint holds; every device writes as much of them.
@@ -171,8 +171,8 @@ def goodput(
     fraction = goodput_fraction(interval_s, stall_s, hidden_s, restart_s, mtbf_s)
     if fraction == 0:
         raise PerfModelError(
-            f"goodput: {devices} devices fail every {mtbf_s:.3g} s and need {restart_s:.3g} s to start again: no work "
-            "is ever kept; give a longer time between failures, a faster restart or storage"
+            f"goodput: {devices} devices fail every {mtbf_s:.3g} s and take {restart_s:.3g} s to restart, so the "
+            "run makes no progress; give a longer time between failures, a faster restart or storage"
         )
 
     # Per unit of work that is kept, checkpoints take stall / interval besides. All remaining time
@@ -197,7 +197,7 @@ def goodput(
 
 
 def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability) -> tuple[StageCheckpoint, ...]:
-    """Checkpoints that the pipeline ranks of a layout write each by itself.
+    """The checkpoints that each pipeline rank of a layout writes.
 
     A rank's devices have their share of the storage's rate, as many each, and write as much of it each.
     """
@@ -222,7 +222,7 @@ def _stall_s(device_bytes: float, write_s: float, device: Device, reliability: R
 
 
 def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of the time in steps whose work is kept, as the module states it.
+    """Share of the time spent on steps whose work is kept (formula in the module's docstring).
 
     Args:
         interval_s: training between checkpoints.
@@ -237,7 +237,7 @@ def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart
 
 
 def best_interval_s(stall_s: float, mtbf_s: float) -> float:
-    """Training time between checkpoints with the highest goodput; 0 where checkpoints take no time."""
+    """The checkpoint interval with the highest goodput; 0 if checkpoints take no time."""
     from scipy.special import lambertw
 
     return mtbf_s * (1 + float(lambertw(-exp(-1 - stall_s / mtbf_s)).real))

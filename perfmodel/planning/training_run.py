@@ -1,4 +1,4 @@
-"""What training on so many tokens takes with one layout: days, money and energy, failures included."""
+"""Computes days, cost and energy of training on a number of tokens, failures included."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ JOULES_PER_MWH = 3.6e9
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run of steps with its failures; `_lo` and `_hi` are the ends of the step time's 90 % interval."""
+    """A training run with failures; `_lo` and `_hi` are the ends of the step time's 90 % interval."""
 
     tokens: float | None
     """Tokens to train on; None where nobody says, so that only what a million tokens take is known."""
@@ -46,7 +46,7 @@ class TrainingRun:
 
     @property
     def energy_mwh(self) -> float | None:
-        """The energy of all tokens in megawatt hours."""
+        """The energy of the run in megawatt hours."""
         return None if self.energy_j is None else self.energy_j / JOULES_PER_MWH
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def training_run(
     pue: float = 1.0,
     calibration: Path | str | None = None,
 ) -> TrainingRun:
-    """Return time, money and energy of a training run whose steps are as predicted.
+    """Compute time, cost and energy of a training run from a prediction.
 
     Args:
         prediction: of one step, for `problem` on `calibration`.
@@ -80,7 +80,9 @@ def training_run(
     """
     positive("pue", pue)
     if pue < 1:
-        raise PerfModelError(f"pue is the site's energy over the devices', at least 1; got {pue:g}")
+        raise PerfModelError(
+            f"pue must be at least 1, because it is the site's energy divided by the devices'; got {pue:g}"
+        )
     step_problem = step_problem_of(problem.replace(global_batch=prediction.global_batch), calibration)
     stated = tariff or Tariff()
     known = stated.completed(step_problem)
@@ -101,7 +103,7 @@ def training_run(
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
-        """Return a quantity at the predicted step time and the ends of its interval, with failures."""
+        """Return a quantity at the predicted step time and at the ends of its interval, with failures."""
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 
@@ -129,7 +131,7 @@ def training_run(
 
 
 def run_lines(run: TrainingRun) -> list[str]:
-    """Days with their interval and goodput, then money and energy."""
+    """Format days with their interval, goodput, cost and energy."""
     if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
         return []
     days = f"{long_duration(run.days * 86400)} for all tokens"
@@ -147,7 +149,7 @@ def run_lines(run: TrainingRun) -> list[str]:
 
 
 def failures(goodput: Goodput) -> str:
-    """One line on how often a run fails and on its checkpoints."""
+    """One line about failures and checkpoints."""
     interruptions = (
         f"expect a failure every {long_duration(goodput.mtbf_s)}; each costs {long_duration(goodput.restart_s)} to "
         "restart"

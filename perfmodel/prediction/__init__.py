@@ -1,4 +1,4 @@
-"""Model + cluster + layout -> prediction.
+"""Predicts step time and memory from a model, a cluster and a layout.
 
 This door has the predictions themselves: `predict` and `explain` (one layout with its interval and its account),
 `evaluate` (step times by the thousand), checks, and the steps of one prediction in their order. Beside it are:

@@ -1,4 +1,4 @@
-"""Where a step's time goes: disjoint parts, none negative, that add up to the step under every schedule and option.
+"""Breaks a step's time down into disjoint, non-negative parts that add up to the step time.
 
 Parts inside passes are means over pipeline ranks of what their compute streams do. What lies beside the passes is
 counted by what the step would be shorter without it: time that is hidden costs nothing. The bubble is what remains.
@@ -73,7 +73,7 @@ _PLACE_OF_GROUP = {d.key: _PLACE_OF[d.name] for d in DIMENSIONS if d.shards_bloc
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """A step's time, taken apart."""
+    """The breakdown of a step's time."""
 
     breakdown_s: dict[str, float]
     """Mean seconds per pipeline rank by activity; sums to the step time.
@@ -196,7 +196,7 @@ class _Program:
 
     @classmethod
     def of(cls, shares: Sequence[NodeKindShare], durations: WeightedDurations) -> "_Program":
-        """Account for a program, from its shares by kinds of nodes and the durations of its classes."""
+        """Break down a program's time, from its shares by kind of nodes and the durations of its classes."""
         program, all_s, weight = durations
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER

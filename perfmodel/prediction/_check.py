@@ -1,4 +1,4 @@
-"""Is a layout possible at all? One clear error with its reason, before anything is computed."""
+"""Checks whether a layout is valid, before anything is computed."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from perfmodel.workload import BlockOps, Shard, blocks, layer_count
 
 
 def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, tuple[str, ...]]:
-    """Check a layout of a problem.
+    """Check a layout and fill in what the problem determines.
 
     Args:
         layout: a `Layout`, which is used as it is, or its notation or its fields by name, in which what is not
@@ -41,13 +41,13 @@ def _assumed_of_blocks(model: Model, layout: Layout) -> str:
         return ""
     # Megatron-LM and Hugging Face reduce each part.
     return (
-        f"{model.name}: attention and feed-forward run side by side, and one reduction over the {layout.tp} "
-        "tensor-parallel ranks is assumed for both; software that reduces each of them takes longer"
+        f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
+        "tensor-parallel ranks is assumed; software that reduces each separately takes longer"
     )
 
 
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
-    """Raise `LayoutError` (or `UnknownNameError`) naming the first thing that does not fit together."""
+    """Raise `LayoutError` (or `UnknownNameError`) for the first inconsistency of a layout."""
     get_schedule(layout.effective_schedule)
     hosted(cluster, layout)
     if devices is not None and layout.devices != devices:
@@ -65,7 +65,7 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
 
 
 def hosted(cluster: Cluster, layout: Layout) -> Layout:
-    """The layout with its kinds of nodes written out (`Cluster.hosting`).
+    """The layout with its kinds of nodes filled in (`Cluster.hosting`).
 
     Raises:
         LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce gradients over them.
@@ -80,23 +80,23 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
         kinds = {layout.kinds[rank] for rank in ranks}
         if len(kinds) > 1:
             raise LayoutError(
-                f"layout {layout.label}: schedule={layout.schedule} puts the replicas of stage {stage} on different "
-                f"kinds of nodes ({', '.join(sorted(kinds))}), and a data-parallel group cannot span kinds; give "
-                "both ranks the same kind",
+                f"layout {layout.label}: schedule={layout.schedule} puts the replicas of stage {stage} on "
+                f"different kinds of nodes ({', '.join(sorted(kinds))}), and a data-parallel group cannot span "
+                "kinds; give all its ranks the same kind",
                 Reason.KINDS,
             )
     return layout
 
 
 def check_machine(cluster: Cluster, job: Job, devices: int, what: str = "the job") -> None:
-    """Raise `PerfModelError` if the cluster has not so many devices, or they do not compute in the job's dtype."""
+    """Raise `PerfModelError` if the cluster has too few devices, or they do not support the job's dtype."""
     cluster.require(devices, what)
     for kind in cluster.kinds or (cluster,):
         kind.device.require(job.dtype)
 
 
 def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_layer: int) -> None:
-    """Raise `LayoutError` if the model's layers, the batch or the sequence do not fill the pipeline of a layout.
+    """Raise `LayoutError` if the layers, the batch or the sequence cannot fill the pipeline of a layout.
 
     Args:
         layers: layers of the model, between which a pipeline can be cut (`layer_count` of its blocks on the layout's
@@ -107,24 +107,27 @@ def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_
     chunks = scheduler.chunks_for(layout.vpp)
     stages = int(scheduler.stage_map(layout.pp, chunks).max()) + 1
     if stages > layers + without_layer:
-        raise LayoutError(f"{model.name} has {layers} layers; {stages} pipeline stages are too many", Reason.STAGES)
+        raise LayoutError(
+            f"{model.name} has {layers} layers, fewer than the {stages} pipeline stages; use a smaller pp or vpp",
+            Reason.STAGES,
+        )
     scheduler.require(layout.pp, job.num_microbatches(layout), chunks)
     sliced_job(job, scheduler.slices)
 
 
 def check_offloaded_layers(layers: int, offloaded: int) -> None:
-    """Raise `LayoutError` unless some layer is left to run beside the copies of the offloaded ones (Megatron-Core
+    """Raise `LayoutError` if all layers are offloaded, because copies need a layer to overlap with (Megatron-Core
     transformer_config.py, `cpu_offloading_num_layers`, refuses as many as there are)."""
     if offloaded and offloaded >= layers:
         raise LayoutError(
-            f"layout: offload_layers={offloaded} must be below the {layers} layers of a rank; "
-            f"take at most {max(layers - 1, 0)}",
+            f"layout: offload_layers={offloaded} must be below the {layers} layers of a rank; use at most "
+            f"{max(layers - 1, 0)}",
             Reason.OFFLOADED_LAYERS,
         )
 
 
 def stages_without_layer(blocks: Sequence[tuple[BlockOps, int]]) -> int:
-    """Number of ends of the model that can be a stage without a layer: an embedding, a head."""
+    """How many of embedding and head can be a pipeline stage of their own."""
     (first, _), (last, _) = blocks[0], blocks[-1]
     return (not first.is_layer) + (not last.is_layer)
 

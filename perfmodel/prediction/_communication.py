@@ -57,7 +57,7 @@ class StageEvents:
 
 @dataclass(eq=False)
 class CommunicationEvents:
-    """Every event of a step that belongs to no block."""
+    """All events of a step that lie between blocks."""
 
     ops: dict[Op, int] = field(default_factory=dict)
     """Distinct events and their numbers."""
@@ -72,7 +72,7 @@ class CommunicationEvents:
         units: Float[np.ndarray, "stages segments"] | None = None,
         span: int = 1,
     ) -> None:
-        """Add an event for every stage and segment.
+        """Add an event of each stage and segment.
 
         Args:
             kind: kind of the classes that hold it.
@@ -89,7 +89,7 @@ class CommunicationEvents:
         self.tables.append(StageEvents(kind, span, event_of_segment, parts.astype(int)))
 
     def number(self, op: Op | None) -> int:
-        """The number of an event, new or known; `NO_EVENT` for none."""
+        """The number of an event, assigned on first use; `NO_EVENT` for None."""
         return NO_EVENT if op is None else self.ops.setdefault(op, len(self.ops))
 
 
@@ -103,7 +103,7 @@ def communication_events(
     job: Job,
     cluster: Cluster,
 ) -> CommunicationEvents:
-    """Every event of a step that belongs to no block.
+    """All events of a step that lie between blocks.
 
     Args:
         ranks: how ranks are numbered; the other fields of the layout do not matter.
@@ -206,7 +206,7 @@ def _add_sends(
 
 @dataclass(frozen=True, eq=False)
 class EventClasses:
-    """The classes that hold events between blocks, as a sparse (class, event) incidence."""
+    """Which classes contain which events between blocks, as a sparse matrix."""
 
     ops: tuple[Op, ...]
     """Distinct events."""
@@ -221,11 +221,11 @@ class EventClasses:
 
     @cached_property
     def durations_s(self) -> Float[np.ndarray, " classes"]:
-        """Seconds of each class; 0 where it holds no such event."""
+        """Seconds of each class; 0 for classes without such events."""
         return summed(self.class_index, self.times.time_s[self.op_index], self.n_classes)
 
     def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
-        """How often each event occurs, given how often each class does."""
+        """Number of occurrences of each event, from those of each class."""
         return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops)).astype(float)
 
 

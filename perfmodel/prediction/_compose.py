@@ -1,4 +1,4 @@
-"""Compose: from layouts to programs, whose classes hold blocks and events.
+"""Composes layouts into pipeline programs whose classes contain blocks and events.
 
 Layouts that share a program and a division of the model are composed together, a lane each: what a search evaluates
 differs far more in blocks and placements than in programs, and arrays with a row per layout cost next to nothing more
@@ -40,7 +40,7 @@ _MOST_PLACED: Final = 4096
 
 @dataclass(frozen=True, eq=False)
 class PlacedBlocks:
-    """A shard's blocks on numbered ranks, which decide the events between blocks; equal ones are one object."""
+    """A shard's blocks with a numbering of ranks, which together determine the events between blocks."""
 
     blocks: ShardBlocks
     """Blocks of the shard, before they are timed."""
@@ -51,7 +51,7 @@ class PlacedBlocks:
 
 
 class LayoutTerms(NamedTuple):
-    """Everything from which the durations of one layout are computed."""
+    """All inputs of the durations of one layout."""
 
     program: PartitionedProgram
     """Program and division of the model, shared with other layouts."""
@@ -66,13 +66,13 @@ class LayoutTerms(NamedTuple):
 
     @property
     def events(self) -> ShardBlocks:
-        """Its blocks without times."""
+        """The layout's blocks, not yet timed."""
         return self.placed.blocks
 
 
 @dataclass(frozen=True, eq=False)
 class LayoutBatch:
-    """Layouts that share one program and one division of the model: a lane each."""
+    """Layouts that share one program and one division of the model into stages."""
 
     program: PartitionedProgram
     """Program and division that the layouts share."""
@@ -90,12 +90,12 @@ class LayoutBatch:
 
     @property
     def counts(self) -> Float[np.ndarray, "stages segments blocks"]:
-        """See `PartitionedProgram`."""
+        """As in `PartitionedProgram`."""
         return self.program.counts
 
     @property
     def full(self) -> Float[np.ndarray, "stages segments blocks"]:
-        """See `PartitionedProgram`."""
+        """As in `PartitionedProgram`."""
         return self.program.full
 
     @property
@@ -105,23 +105,23 @@ class LayoutBatch:
 
     @property
     def modes(self) -> Int[np.ndarray, "lanes 1"]:
-        """Recompute of each layout, for all of its blocks."""
+        """The recomputation mode of each layout."""
         return np.array([terms.mode for terms in self.composed])[:, None]
 
     @cached_property
     def bytes(self) -> BlockBytes:
-        """Parameters and bytes of the layouts' blocks."""
+        """Parameters and memory of the layouts' blocks."""
         setting, pipelined = self.program.setting, self.layouts[0].pp > 1
         return BlockBytes.of(self.tables, self.modes[:, 0], pipelined, setting.job, setting.framework)
 
     @property
     def saved_bytes(self) -> Float[np.ndarray, "lanes stages"]:
-        """Activation bytes that a micro-batch leaves behind in every stage."""
+        """Activation bytes that a micro-batch saves in each stage."""
         return self.bytes.saved(self.counts.sum(axis=1), self.full.sum(axis=1))
 
 
 def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutBatch]:
-    """Group layouts by the program and division of the model that they share.
+    """Group layouts that share a program and a division of the model.
 
     Raises:
         LayoutError: the model does not divide as a layout asks, or it does not lie on the cluster's kinds of nodes.
@@ -142,7 +142,7 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
 
 
 def composed(problem: StepProblem, layout: Layout) -> LayoutTerms:
-    """Compose one layout: the same object whenever a session asks for it.
+    """Compose one layout (cached in the session).
 
     Raises:
         LayoutError: the model does not divide as it asks.
@@ -152,14 +152,14 @@ def composed(problem: StepProblem, layout: Layout) -> LayoutTerms:
 
 
 class ComposedLayouts:
-    """Layouts of one problem, each composed the first time that it is asked for."""
+    """Layouts of one problem, composed on first use."""
 
     def __init__(self, problem: StepProblem) -> None:
         self._problem = problem
         self._composed: dict[Layout, LayoutTerms] = {}
 
     def of(self, layouts: Sequence[Layout]) -> list[LayoutTerms]:
-        """Terms of every layout (raises `LayoutError` if the model does not divide as one of them asks)."""
+        """Terms of each layout (raises `LayoutError` if the model cannot be divided as a layout requires)."""
         # A search asks for the same layouts again and again, but never for more than this at once.
         if len(self._composed) + len(layouts) > _MOST_LAYOUTS:
             self._composed.clear()
@@ -176,7 +176,7 @@ class ComposedLayouts:
 
 @session_cached
 def composed_layouts(problem: StepProblem) -> ComposedLayouts:
-    """The composed layouts of a problem, one table in a session."""
+    """The session's table of composed layouts of a problem."""
     return ComposedLayouts(problem)
 
 
@@ -213,7 +213,7 @@ def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateL
 
 
 def in_program_of(problem: StepProblem, layout_batch: LayoutBatch, layout: Layout) -> LayoutBatch:
-    """A batch of another layout, with blocks of its own, in the program of a batch."""
+    """A batch with another layout's blocks in the program of an existing batch."""
     blocks = shard_events(problem.setting, layout)
     terms = _composed_in(problem, layout_batch.program, blocks, layout)
     return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(terms,))
@@ -235,7 +235,7 @@ def weighted_programs(layout_batch: LayoutBatch) -> tuple[tuple[LayoutBatch, flo
 
 
 def joined(batches: Sequence[LayoutBatch]) -> LayoutBatch:
-    """Layouts of several batches, whose programs are alike (`PartitionedProgram.alike`), as one batch."""
+    """Join batches whose programs are equivalent (`PartitionedProgram.alike`) into one."""
     lanes = chain.from_iterable([batch.lanes for batch in batches])
     layouts = chain.from_iterable([batch.layouts for batch in batches])
     terms = chain.from_iterable([batch.composed for batch in batches])
@@ -260,7 +260,7 @@ def phase_s(
 
 
 def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
-    """Seconds that a plain pass spends in each block, by kind of pass (full recompute comes on top)."""
+    """Seconds that a pass spends in each block, by kind of pass, without full recomputation."""
     forward, backward, weight = passed_s(phase_s(problem, layout_batch), layout_batch.modes).swapaxes(0, 1)
     return {
         Kind.FORWARD: forward,
@@ -274,7 +274,7 @@ def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[
 
 
 def bundle_events(problem: StepProblem, layout_batch: LayoutBatch, lane: int) -> CommunicationEvents:
-    """Events between blocks of one of a batch's layouts."""
+    """Events between blocks, for one layout of a batch."""
     return _events_between(problem.setting, layout_batch.program.between, layout_batch.composed[lane].placed)
 
 
@@ -288,7 +288,7 @@ def _events_between(setting: Setting, program: PartitionedProgram, placed: Place
 
 
 def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:
-    """Events between blocks in each class, for each of a batch's layouts."""
+    """Events between blocks in each class, for each layout of a batch."""
     # Neither the number of micro-batches nor recompute changes what a class holds: programs that differ in these alone
     # share a table.
     tables = program_event_classes(problem, layout_batch.program.alike.between)
@@ -296,14 +296,14 @@ def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[Event
 
 
 class ProgramEventClasses:
-    """Events between blocks in the classes of one program, for each placement, computed when first asked for."""
+    """Events between blocks in the classes of one program, by placement, computed on first use."""
 
     def __init__(self, problem: StepProblem, program: PartitionedProgram) -> None:
         self._problem, self._program = problem, program
         self._by_placement: dict[PlacedBlocks, EventClasses] = {}
 
     def of(self, placements: Sequence[PlacedBlocks]) -> list[EventClasses]:
-        """Events in each class, for each of some placements."""
+        """Events in each class, for each placement."""
         if len(self._by_placement) > _MOST_PLACED:
             self._by_placement.clear()
         for placement in placements:
@@ -319,7 +319,7 @@ class ProgramEventClasses:
 
 @session_cached
 def program_event_classes(problem: StepProblem, program: PartitionedProgram) -> ProgramEventClasses:
-    """The events in the classes of a program, one table in a session."""
+    """The session's table of events in the classes of a program."""
     return ProgramEventClasses(problem, program)
 
 

@@ -51,19 +51,19 @@ class NodeKindShare:
     """Pipeline ranks that lie on this kind of nodes; None: all."""
 
     def only(self, values: Float[np.ndarray, "classes *rest"]) -> Float[np.ndarray, "classes *rest"]:
-        """Zero the entries of classes that run on other kinds of nodes."""
+        """Set the entries of classes on other kinds of nodes to zero."""
         if self.on is None:
             return values
         return values * self.on.reshape(-1, *[1] * (values.ndim - 1))
 
     @cached_property
     def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
-        """Seconds that the passes of the first layout wait for copies of layers' activations."""
+        """Seconds that the first layout's passes wait for copies of activations."""
         return self.only(copy_waits_s(self.problem, self.batch)[0])
 
     @cached_property
     def host_state_s(self) -> Float[np.ndarray, " classes"]:
-        """Seconds that states of the first layout in host memory add to its classes: copies, and updates there."""
+        """Seconds that the first layout's states in host memory add to its classes: copies and host updates."""
         return self.only(_host_state_s(self.problem, self.batch)[0])
 
     @cached_property
@@ -85,7 +85,7 @@ class NodeKindShare:
 
 
 class PassRuns(NamedTuple):
-    """Classes of one kind of pass, and how often each runs through every phase of every block."""
+    """Classes of one kind of pass, and how often each runs every phase of every block."""
 
     kind: Kind
     """Kind of pass."""
@@ -96,7 +96,7 @@ class PassRuns(NamedTuple):
 
 
 class VariantPasses(NamedTuple):
-    """Passes that take equally long for a block."""
+    """Passes that take the same time in each block."""
 
     times: BlockTimes
     """Times of the blocks."""
@@ -107,7 +107,7 @@ class VariantPasses(NamedTuple):
 
 
 def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare]:
-    """Divide a batch's program by the kinds of nodes that it runs on: a single entry where nodes are alike."""
+    """Divide a batch's program by kind of nodes; a single entry if all nodes are of one kind."""
     if not problem.kinds:
         return [NodeKindShare(problem, batch, event_classes(problem, batch))]
     structure, spec = prepared(batch.spec).structure, batch.spec
@@ -150,8 +150,7 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
 
 
 def kind_of_ranks(problem: StepProblem, layout: Layout) -> Int[np.ndarray, " ranks"]:
-    """Place in `StepProblem.kinds` of the kind of nodes that every pipeline rank lies on (the first where none is
-    named)."""
+    """Index in `StepProblem.kinds` of each pipeline rank's kind of nodes (0 if not named)."""
     names = [kind.cluster.name for kind in problem.kinds]
     name_of_rank = layout.kinds or names[:1] * layout.pp
     return np.array([names.index(name) for name in name_of_rank])
@@ -238,12 +237,12 @@ def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
 
 
 def durations(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
-    """Seconds of every class of the batch's program, a row per layout."""
+    """Seconds of each class of the batch's program, one row per layout."""
     return durations_on(by_node_kind(problem, batch))
 
 
 def durations_on(kinds: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes classes"]:
-    """`durations` of a batch that is already divided by kinds of nodes."""
+    """`durations` for a batch already divided by kind of nodes."""
     first, *rest = kinds
     seconds = _durations(first)
     for share in rest:
@@ -313,8 +312,8 @@ def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np
 
 
 def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
-    """Seconds of every stage's passes and of the longest transfer, one stage per device: what a scheduler needs to
-    make an order of passes for a layout."""
+    """Seconds of each stage's passes and of the longest transfer, with one stage per device, as input of a
+    scheduler."""
     # A schedule that splits backward has all three kinds of passes.
     (batch,) = layout_batches(problem, [layout.replace(schedule="zb-h1", vpp=1)])
     structure, durations_s = prepared(batch.spec).structure, durations(problem, batch)[0]

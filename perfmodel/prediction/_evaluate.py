@@ -1,4 +1,4 @@
-"""Evaluate: step times of layouts from the durations of their classes.
+"""Evaluates step times of layouts from the durations of their classes.
 
 One by one in double precision with gradients, by the thousand in single precision, and with derivatives by parameters
 of runs and machines.
@@ -115,13 +115,13 @@ def step_time_s(programs: Sequence[WeightedDurations]) -> float:
 
 
 def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Step time of every layout in float64, one by one (`evaluate` is for thousands)."""
+    """Step time of each layout in float64, one by one (use `evaluate` for thousands)."""
     computed_s = np.array([step_time_s(programs) for programs in step_programs(problem, layouts)])
     return np.maximum(computed_s, problem.job.input_s)
 
 
 def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
-    """Step time, and for each of its programs the gradient of its makespan by the durations of its classes."""
+    """Step time, and the gradient of each program's makespan with respect to class durations."""
     step_s, gradients = 0.0, []
     for program, durations_s, weight in programs:
         span, gradient = makespan_and_grad(program.compiled, durations_s)
@@ -177,7 +177,7 @@ _STEP: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class StepDerivatives:
-    """Step times of layouts and how they move with parameters."""
+    """Step times of layouts, with their derivatives with respect to parameters."""
 
     step_s: Float[np.ndarray, " layouts"]
     """Step time of each layout."""
@@ -190,7 +190,7 @@ class StepDerivatives:
 
 
 def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
-    """Step times, and their derivatives by the named parameters, at the values of the problem's adjustment."""
+    """Step times and their derivatives with respect to named parameters, at the problem's adjustment."""
     adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
     moved = [problem.adjusted(adjustment.moved(name, _STEP)) for name in names]
     return derivatives_towards(problem, layouts, moved, _STEP)
@@ -199,7 +199,7 @@ def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Seq
 def derivatives_towards(
     problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
 ) -> StepDerivatives:
-    """Step times, and their derivatives by parameters of which each of `moved` has one larger by `step`."""
+    """Step times and finite-difference derivatives; each problem in `moved` has one parameter increased by `step`."""
     programs_of_layouts = step_programs(problem, layouts)
     moved_programs = [step_programs(moved_problem, layouts) for moved_problem in moved]
     step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))

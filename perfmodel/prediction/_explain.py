@@ -1,4 +1,4 @@
-"""Why the step takes as long as it does: events on the critical path and in all, and what every pass is made of."""
+"""Explains the step time: events on the critical path, all events, and the parts of every pass."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -134,7 +134,7 @@ class CriticalPath:
 
     @property
     def other_s(self) -> float:
-        """Seconds of the step that no event takes."""
+        """Seconds of the step not spent in events."""
         on_host_s = self.copies_s + self.state_copies_s + self.host_updates_s
         return self.gap_s + self.waiting_s + self.slowed_s + on_host_s + self.step_costs_s
 
@@ -144,7 +144,7 @@ class CriticalPath:
         return float(self.seconds.sum()) + self.other_s
 
     def events(self) -> tuple[CriticalEvent, ...]:
-        """Events by falling share, which sum to the step; gaps, copies and updates of the host are events too."""
+        """Events by decreasing share, summing to the step; gaps and the host's copies and updates count as events."""
         order = np.argsort(-self.seconds, kind="stable")
         named = [
             CriticalEvent(
@@ -162,7 +162,7 @@ class CriticalPath:
         }
         named += [CriticalEvent(event=name, count=1.0, time_s=s) for name, s in beyond_events.items() if s > 0]
         if self.step_costs_s:
-            name = "stragglers, overhead, and what like runs showed"
+            name = "stragglers, overhead, and corrections from similar runs"
             named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
         return tuple(sorted(named, key=lambda e: -e.time_s))
 
@@ -195,7 +195,7 @@ class CriticalPath:
         return {name: seconds / self.total_s for name, seconds in seconds_of_class.items()}
 
     def shares(self) -> dict[str, float]:
-        """Shares of the step that rest on little: extrapolation, the host, the network between nodes."""
+        """Shares of the step that are uncertain: extrapolation, the host, the network between nodes."""
         total = self.total_s
         between_nodes = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
         provenance = self.provenance_shares
@@ -279,7 +279,7 @@ _ORDER: Final = (
 def pass_parts(
     kinds: Sequence[NodeKindShare], durations_s: Float[np.ndarray, " classes"]
 ) -> dict[int, tuple[PassPart, ...]]:
-    """Blocks of each class of pass, in the order in which they run; together they take as long as the class.
+    """Blocks of each class of pass in execution order; their times sum to the class's duration.
 
     Args:
         kinds: a program of one layout, by kinds of nodes.

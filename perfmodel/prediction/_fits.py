@@ -1,5 +1,5 @@
-"""Memory of a layout's ranks, without any times: which layouts fit, and what the counters of allocators and drivers
-show (what a framework's own report says, and nvidia-smi)."""
+"""Memory of a layout's ranks, independent of times: whether it fits, and what framework reports and nvidia-smi would
+show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, get_args
@@ -30,7 +30,7 @@ _REMEDY = {
 
 
 def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
-    """Memory of a batch's layouts; needs the order of events but no times."""
+    """Memory of a batch's layouts."""
     # Each kind of nodes as if all ranks were on it, and then every rank from its own kind.
     if problem.kinds:
         kind_of_rank = kind_of_ranks(problem, batch.layouts[0])
@@ -56,20 +56,20 @@ def _on_ranks(memory_on_kind: Mapping[int, MemoryBatch], kind_of_rank: Int[np.nd
 
 
 def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
-    """The device of every pipeline rank of a layout whose kinds of nodes, if there are several, are written out."""
+    """The device of each pipeline rank, for a layout with its kinds of nodes filled in."""
     if not problem.kinds:
         return (problem.cluster.device,) * layout.pp
     return tuple(problem.kinds[kind].cluster.device for kind in kind_of_ranks(problem, layout).tolist())
 
 
 def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
-    """Memory that a layout may take of the device of every pipeline rank."""
+    """Memory that a layout may use on the device of each pipeline rank."""
     devices = rank_devices(problem, layout)
     return np.array([problem.framework.memory.usable_bytes(device.memory_bytes) for device in devices])
 
 
 def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:
-    """Which layouts fit into memory, every rank into that of its own device.
+    """Which layouts fit into memory on the device of each rank.
 
     Raises:
         LayoutError: the model does not divide as a layout asks.
@@ -82,7 +82,7 @@ def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray,
 
 
 def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
-    """Bytes of weights and optimizer states that the devices of every pipeline rank hold between them, each once.
+    """Bytes of distinct weights and optimizer states on the devices of each pipeline rank.
 
     Together they are `checkpoint_bytes` of the model.
 
@@ -107,8 +107,8 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
 
 
 def version_difference(problem: StepProblem, layout: Layout) -> int:
-    """Updates between the weights that a gradient is computed with and those that it is added to, 1 where the pipeline
-    is flushed: so many mini-batches are under way at once (TiMePReSt, section 4.4)."""
+    """Weight staleness in updates, counted from 1 for synchronous pipelines: the number of mini-batches in flight
+    (TiMePReSt, section 4.4)."""
     (batch,) = layout_batches(problem, [layout])
     spec = batch.spec
     if spec.steps == 1:
@@ -118,7 +118,7 @@ def version_difference(problem: StepProblem, layout: Layout) -> int:
 
 
 def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
-    """Peak bytes of every layout, and the category that takes most of them."""
+    """Peak bytes of each layout, and their largest category."""
     peak, largest = np.zeros(len(layouts)), [""] * len(layouts)
     for batch in layout_batches(problem, layouts):
         memory = bundle_memory(problem, batch)
@@ -141,7 +141,7 @@ def stage_memory(problem: StepProblem, batch: LayoutBatch) -> tuple[StageMemory,
 
 
 def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ...]:
-    """Memory that every pipeline rank of a layout cannot do without.
+    """Memory that each pipeline rank of a layout needs.
 
     Raises:
         LayoutError: the model does not divide as the layout asks.
@@ -151,7 +151,7 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
 
 
 def binding_rank(memory: Sequence[StageMemory], usable: Float[np.ndarray, " ranks"]) -> int:
-    """The rank that fills most of its device."""
+    """The rank that fills the largest share of its device."""
     return max(range(len(memory)), key=lambda i: memory[i].peak / usable[i])
 
 
@@ -188,7 +188,7 @@ _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 
 
 def reported_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
-    """Memory of every pipeline rank as the framework's own reports count it; as it is needed where it has none."""
+    """Memory of each pipeline rank as the framework reports it; the needed memory if it reports none."""
     counter = problem.framework.memory.memory_counter
     return tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
 
@@ -223,7 +223,7 @@ def counted_stages(
 
 
 def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> dict[str, float]:
-    """Peak bytes by counter (`perfmodel.spec.MemoryCounter`), on the rank that the framework reports.
+    """Peak bytes by counter (`perfmodel.spec.MemoryCounter`) on the reported rank.
 
     Args:
         stages: what every pipeline rank of the layout needs.
@@ -238,18 +238,18 @@ def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageM
 
 
 def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
-    """The largest share of its device that nvidia-smi would show of a pipeline rank, had the device room for it."""
+    """The largest share of device memory that nvidia-smi would show for a pipeline rank; may exceed 1."""
     on_devices = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
     return max(stage.peak / device.memory_bytes for stage, device in on_devices)
 
 
 def fit_probability(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
-    """Probability that what nvidia-smi would show on the fullest rank fits into its device."""
+    """Probability that the fullest rank fits into its device, by the memory that nvidia-smi would show."""
     return problem.site.memory_spread().probability(fullness(problem, layout, stages), 1.0)
 
 
 def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[float]:
-    """Probability of every layout to fit into memory, as `explain` has it, without any times.
+    """Probability that each layout fits into memory, as in `explain`.
 
     Raises:
         LayoutError: the model does not divide as a layout asks.
@@ -263,7 +263,8 @@ def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[f
 
 
 def reported_stages(problem: StepProblem, layout: Layout) -> int:
-    """Pipeline ranks, from the first, whose memory the framework's reports tell (`Framework.reported_ranks`)."""
+    """Number of pipeline ranks, from the first, covered by the framework's memory reports
+    (`Framework.reported_ranks`)."""
     reported = problem.framework.memory.reported_ranks
     if reported == "fullest":
         return layout.pp
@@ -275,7 +276,7 @@ def reported_stages(problem: StepProblem, layout: Layout) -> int:
 
 
 def workspace_bytes(device: Device) -> float:
-    """Library buffers that torch's allocator holds, and so its counters."""
+    """Library buffers counted by torch's allocator."""
     return _WORKSPACES * _WORKSPACE_BYTES.get(device.architecture, _OLDER_WORKSPACE_BYTES)
 
 

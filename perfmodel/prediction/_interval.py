@@ -1,5 +1,4 @@
-"""The 90 % interval of a prediction, and what is uncertain of it by source: layouts share most sources, and what they
-share cancels between them."""
+"""The 90 % interval of a prediction, and its uncertainty by source; errors that layouts share cancel between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ NOISE = "own"
 def step_interval(
     problem: StepProblem, layout: Layout, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """Ends of the 90 % interval as factors of the step time, and where it comes from (`Uncertainty.by_source`).
+    """Ends of the 90 % interval as factors on the step time, with their sources (`Uncertainty.by_source`).
 
     Args:
         path: events on the critical path.
@@ -118,7 +117,7 @@ def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: floa
 def shared_errors(
     predictions: Sequence[Prediction | Mapping[str, float]],
 ) -> tuple[list[str], Float[np.ndarray, "layouts sources"], Float[np.ndarray, " layouts"]]:
-    """Errors that layouts share, and the noise between one run and another.
+    """Errors shared by layouts, and run-to-run noise.
 
     Args:
         predictions: predictions of the layouts, or their `Uncertainty.by_source`.
@@ -137,8 +136,7 @@ def shared_errors(
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """Distribution of the logarithms of the step times of some layouts about their predictions: a mixture of
-    normals."""
+    """Joint distribution of log step times around their predictions: a mixture of normals."""
 
     covariance: Float[np.ndarray, "nodes layouts layouts"]
     """Covariance under each normal (`Scales`)."""
@@ -148,7 +146,7 @@ class Joint:
     """Part of the variances that is the noise between one run and another."""
 
     def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
-        """Probability that the log of the row's layout less that of the column's is off by less than `gap`."""
+        """Probability that the error of log(row / column) is below `gap`."""
         from scipy.special import ndtr
 
         variance = np.diagonal(self.covariance, axis1=1, axis2=2)

@@ -34,7 +34,7 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 @dataclass(frozen=True)
 class MemoryBatch:
-    """Bytes per layout and pipeline rank, by category; the parts broadcast."""
+    """Bytes per layout and pipeline rank, by category (broadcastable arrays)."""
 
     weights: Float[Any, "*#layouts ranks"]
     """All versions of the weights, and copies in other types."""
@@ -58,7 +58,7 @@ class MemoryBatch:
 
     @property
     def largest(self) -> Int[np.ndarray, "*layouts"]:
-        """The category (its place in `CATEGORIES`) that takes most of each layout's fullest rank."""
+        """Index in `CATEGORIES` of the largest category on each layout's fullest rank."""
         on_fullest_rank = []
         for name in CATEGORIES:
             category_bytes = np.broadcast_to(getattr(self, name), self.total.shape)
@@ -204,13 +204,18 @@ class BlockBytes:
     def saved(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
+<<<<<<< HEAD
         """Activation bytes of so many blocks times micro-batches, `full` of them recomputed in full."""
         return _dot(blocks, self.kept_bytes) - _dot(full, self.kept_bytes - self.kept_full_bytes)
+=======
+        """Activation bytes of a number of blocks times micro-batches, `full` of which are recomputed in full."""
+        return _dot(blocks, self.kept) - _dot(full, self.kept - self.least)
+>>>>>>> 9017a29f (Reword texts of planning, prediction, calibration, the command line and serving)
 
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """How model states lie on ranks; an axis of one stands for the ranks."""
+    """How model states are sharded over ranks; an axis of size one stands for all ranks."""
 
     zero: Int[np.ndarray, "*layouts 1"]
     """See `Layout.zero`."""
@@ -257,12 +262,12 @@ class Sharding:
     def spread(
         self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
     ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-        """Parameters per rank where they are sharded, and where they are not."""
+        """Parameters per rank, sharded and unsharded."""
         return dense / self.dense + expert / self.expert, dense + expert
 
 
 def has_one_backward(layout: Layout, job: Job) -> bool:
-    """Whether a step is one micro-batch, in a single stage."""
+    """Whether a step is a single micro-batch in a single stage."""
     return layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch
 
 
@@ -395,7 +400,7 @@ def step_bytes(
     sharding: Sharding,
     framework: Framework,
 ) -> Float[Any, "*layouts ranks"]:
-    """Bytes that the optimizer's step allocates on the device beside its states.
+    """Temporary bytes that the optimizer's step allocates on the device.
 
     Args:
         updated: parameters of a rank that have optimizer states, where they are sharded and where they are not.
@@ -429,7 +434,7 @@ def gathered_params(
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
-    """Bytes of a gradient of every distinct weight shape of the layers, where the framework keeps such dummies."""
+    """Bytes of dummy gradients, one per distinct weight shape, if the framework keeps them."""
     if not framework.memory.cached_weight_gradients or not is_trained(job):
         return 0.0
     shapes: set[tuple[int, int]] = set()
@@ -442,7 +447,7 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
 def copied_bytes(
     on_ranks: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
 ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-    """Activation bytes that wait in host memory, and those of one layer on its way to or from there (`layer_copies`).
+    """Activation bytes in host memory, and those of one layer in transfer (`layer_copies`).
 
     Args:
         on_ranks: how many of each block every rank holds.

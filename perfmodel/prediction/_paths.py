@@ -1,4 +1,4 @@
-"""Paths that a program contains whatever its durations: each is a lower bound of the step time.
+"""Paths through a program that give lower bounds of the step time for any durations.
 
 The makespan is the longest of all paths through the program, so any of them bounds it from below. Taken are
 those that are long in practice: to a rank's first pass down the stages before it, through the rank's own
@@ -21,7 +21,7 @@ _PARTS[Phase.BACKWARD_WEIGHT, 2] = 1
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """How often each path passes what."""
+    """How often each path passes through each kind of work."""
 
     passes: Float[np.ndarray, "paths variants stages 3"]
     """Forwards, input gradients and weight gradients of every stage; variants as in `Structure.variants`."""
@@ -37,7 +37,7 @@ class Paths:
     from a device's first pass to its last, which its next step waits for. 0 for other paths."""
 
     def only(self, paths: Int[np.ndarray, " chosen"]) -> "Paths":
-        """Some of the paths."""
+        """The selected paths."""
         return replace(
             self,
             passes=self.passes[paths],
@@ -83,7 +83,7 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
 
 
 def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
-    """Paths of a step that end on the device that they start on, whose next step waits for them.
+    """Paths that end on the device where they start, so that the next step waits for them.
 
     Args:
         steps: of the longer stream.
@@ -98,7 +98,7 @@ def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
 
 
 def joined(paths: Paths, more: Paths) -> Paths:
-    """All paths of both, if they tell the same variants apart; otherwise the former alone."""
+    """The paths of both if they distinguish the same variants, else those of the first."""
     if not np.array_equal(paths.variants, more.variants):
         return paths
     return replace(
@@ -111,7 +111,7 @@ def joined(paths: Paths, more: Paths) -> Paths:
 
 
 def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
-    """The work of every rank in one of `steps` steps that run into each other.
+    """Work of each rank per step, for `steps` overlapping steps.
 
     `transit` is the way of a micro-batch to the rank's first pass and from its last input gradient.
 
@@ -135,7 +135,7 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
 
 
 def undominated(values: Float[np.ndarray, "rows features"]) -> Int[np.ndarray, " kept"]:
-    """Rows that no other row equals or exceeds in every feature; the first of equal ones."""
+    """The non-dominated rows: no other row is at least as large in every feature; the first of equal rows."""
     # Equal rows would eliminate each other below.
     _, distinct = np.unique(values, axis=0, return_index=True)
     distinct = np.sort(distinct)

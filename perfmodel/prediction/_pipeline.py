@@ -1,4 +1,4 @@
-"""Pipelines as a search sees them, without building their programs: memory alive on ranks, and bounding paths.
+"""Summaries of pipelines for searches: live memory on ranks and bounding paths, without building programs.
 
 Both follow from the order of a schedule alone. Summaries are kept on disk, where searches of other sessions find them.
 """
@@ -27,7 +27,7 @@ from perfmodel.timeline import cache_limit_bytes, code_digest
 
 @dataclass(frozen=True, eq=False)
 class LiveState:
-    """Activations and weights that pipeline ranks keep alive, which the order of events alone decides."""
+    """Activations and weights alive on pipeline ranks, which depend only on the order of events."""
 
     stage: Int[np.ndarray, "ranks chunks"]
     """Global stage of every chunk."""
@@ -67,7 +67,7 @@ _N_SIZES: Final = 7
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Ranks and paths of a program, without those that others make irrelevant for a model's blocks."""
+    """Relevant ranks and paths of a program, for a model's blocks."""
 
     live: LiveState
     """Ranks that may be the fullest."""
@@ -75,7 +75,7 @@ class Pipeline:
     """Paths that may be the longest."""
 
     def encoded(self) -> Float[np.ndarray, " values"]:
-        """All arrays, one after another behind their sizes."""
+        """Encode all arrays in sequence, after their sizes."""
         n_paths, n_variants, n_stages, _ = self.paths.passes.shape
         live, paths = self.live, self.paths
         sizes = (*live.stage.shape, n_paths, n_variants, n_stages, live.replicas, live.split)
@@ -170,7 +170,7 @@ def summarise(
 
 @dataclass(eq=False)
 class PipelineCache:
-    """Pipelines on disk, a file per schedule and division of a model into blocks."""
+    """A disk cache of pipelines, one file per schedule and division of a model into blocks."""
 
     directory: Path = field(default_factory=lambda: cache_folder("pipelines"))
     """Folder of the files."""
@@ -186,7 +186,7 @@ class PipelineCache:
         layers: Bool[np.ndarray, " blocks"],
         model: Hashable,
     ) -> Pipeline:
-        """The summary of a pipeline (`summarise`), from disk where it is known.
+        """The summary of a pipeline (`summarise`), from disk if available.
 
         Args:
             model: stands for the blocks of the whole model.
@@ -208,7 +208,7 @@ class PipelineCache:
         return Pipeline.decoded(known[key])
 
     def save(self) -> None:
-        """Write what is new; a cache that cannot be written is done without."""
+        """Save new entries; errors are ignored."""
         for path in self._new:
             # Another process may have written the file since it was read: what both know is joined.
             entries = _load(path) | self._known[path]

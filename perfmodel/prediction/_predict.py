@@ -1,4 +1,4 @@
-"""The public prediction: one layout, fully explained."""
+"""The public functions that predict one layout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -133,8 +133,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     (lower, upper), error_sources = step_interval(problem, layout, path, degrees)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
-            f"{_without_measurement(provenance)} on {_names(devices)}; measure it (perfmodel calibrate) or drop "
-            "--strict"
+            f"{_without_measurement(provenance)} on {_names(devices)}; measure it (perfmodel calibrate), or leave "
+            "--strict out"
         )
 
     per_device = problem.flops / step_s / layout.devices
@@ -213,11 +213,11 @@ def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[
     beyond = provenance["extrapolated"] + provenance["analytical"]
     if beyond < 0.01:
         return ()
-    return (f"{_without_measurement(provenance)} on {_names(devices)}; the interval is wider for it",)
+    return (f"{_without_measurement(provenance)} on {_names(devices)}, which widens the interval",)
 
 
 def _without_measurement(provenance: dict[str, float]) -> str:
     """How much of the critical path no measurement of its device backs, in the words of `provenance`."""
     shares = {name: provenance[name] for name in ("analytical", "extrapolated")}
     named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share > 0)
-    return f"{sum(shares.values()):.0%} of the critical path lies beyond what was measured ({named})"
+    return f"{sum(shares.values()):.0%} of the critical path is extrapolated beyond measurements ({named})"

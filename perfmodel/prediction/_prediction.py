@@ -1,4 +1,4 @@
-"""Records of a prediction, and how they are shown."""
+"""The records of a prediction."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes on one device of one pipeline rank, at the worst moment of the step."""
+    """Peak memory per device of one pipeline rank, in bytes by category."""
 
     weights: float
     gradients: float
@@ -50,7 +50,7 @@ class CriticalEvent:
 
 @dataclass(frozen=True)
 class PassEvent:
-    """A kernel or a collective inside a block, as far as it is not hidden behind others."""
+    """The exposed part of a kernel or collective inside a block."""
 
     name: str
     group: str
@@ -62,7 +62,7 @@ class PassEvent:
 
 @dataclass(frozen=True)
 class PassPart:
-    """A block in a pass; what its events do not take of its time are gaps and waits."""
+    """A block in a pass; the time not taken by its events is gaps and waits."""
 
     name: str
     time_s: float
@@ -93,7 +93,7 @@ class TimeAccount:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAccount:
-    """What every pipeline rank holds at its worst moment, and what of it counts for fitting and in reports."""
+    """Peak memory of each pipeline rank, as needed to fit and as reported."""
 
     per_stage: tuple[StageMemory, ...]
     """As the framework's own reports count it (`MemoryCosts.memory_counter`); where it has none, what is needed."""
@@ -112,13 +112,14 @@ class MemoryAccount:
 
     @cached_property
     def reported(self) -> StageMemory:
-        """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
+        """Memory of the pipeline rank that the framework reports: the fullest rank, among all or among the first
+        ones."""
         return max(self.per_stage[: self.reported_stages], key=lambda stage: stage.peak)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncertainty:
-    """What the interval of the step time rests on."""
+    """The sources of the step time's interval."""
 
     by_source: dict[str, float]
     """Scale of the logarithm of the step time by source of error, but for what layouts near one another share; the same
@@ -131,7 +132,7 @@ class Uncertainty:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Step time, memory and their explanation for one layout."""
+    """Step time and memory of one layout, with their explanation."""
 
     model: str
     """Name of the model."""
@@ -185,12 +186,12 @@ class Prediction:
 
     @property
     def layout_notation(self) -> str:
-        """The layout as every output shows it: read back under the same framework, it is this very layout."""
+        """The layout's notation, which the same framework reads back to this layout."""
         return self.notation or str(self.layout)
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the step in which compute streams idle (`TimeAccount.bubble_fraction`)."""
+        """Share of the step in which compute streams are idle (`TimeAccount.bubble_fraction`)."""
         return self.time_account.bubble_fraction
 
     @property
@@ -210,7 +211,8 @@ class Prediction:
 
     @property
     def memory(self) -> StageMemory:
-        """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
+        """Memory of the pipeline rank that the framework reports: the fullest rank, among all or among the first
+        ones."""
         return self.memory_account.reported
 
     @property
@@ -225,7 +227,7 @@ class Prediction:
 
     @property
     def memory_needed_bytes(self) -> float:
-        """What has to fit (`MemoryAccount.needed_bytes`)."""
+        """The memory that must fit (`MemoryAccount.needed_bytes`)."""
         return self.memory_account.needed_bytes
 
     @property
@@ -235,17 +237,17 @@ class Prediction:
 
     @property
     def kept_timeline(self) -> Timeline:
-        """The timeline, for what draws it.
+        """The timeline, for drawing.
 
         Raises:
             PerfModelError: if the prediction was made without `timeline=True`.
         """
         if self.timeline is None:
-            raise PerfModelError("this prediction holds no timeline; call predict(..., timeline=True)")
+            raise PerfModelError("this prediction has no timeline; call predict(..., timeline=True)")
         return self.timeline
 
     def memory_over_time(self) -> MemoryTimeline:
-        """Bytes in use on every pipeline rank over the step: what stays, and activations by live ranges.
+        """Bytes in use on each pipeline rank over the step: static memory plus live activations.
 
         Raises:
             PerfModelError: if the prediction was made without `timeline=True`.

@@ -1,4 +1,4 @@
-"""Price: how long the events of a layout take, and with them the phases of its blocks."""
+"""Prices the events of a layout and the phases of its blocks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ _HALVINGS: Final = 12
 
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
-    """Times of events; each distinct one is computed once (DistSim, observation 1)."""
+    """Times of events; each distinct event is computed once (DistSim, observation 1)."""
     # A fit of runs moves parameters hundreds of times. The prices behind them stay, and so are kept without them.
     prices = event_prices(problem.unadjusted)
     times = EventTimes.of_rows(prices.of(ops))
@@ -37,8 +37,7 @@ def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
 
 
 def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Time of events in a training step relative to their time at the clock of a kernel timed alone: under the power
-    limit, and as the site has them."""
+    """Slowdown of events in a training step relative to a kernel timed alone, by the power limit and the site."""
     load = np.array([price.load for price in event_prices(problem.unadjusted).of(ops)], float)
     if problem.adjustment is None:
         return load
@@ -52,7 +51,7 @@ def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.nda
 
 
 class EventPrice(NamedTuple):
-    """Seconds of one event before any run of the machine corrected them."""
+    """Seconds of one event before corrections by measured runs."""
 
     time_s: float
     lo_s: float
@@ -65,7 +64,7 @@ class EventPrice(NamedTuple):
 
 
 class EventPrices:
-    """Prices of a problem's events, each computed the first time that it is asked for."""
+    """Prices of a problem's events, computed on first use."""
 
     def __init__(self, problem: StepProblem) -> None:
         self._problem = problem
@@ -118,7 +117,7 @@ class EventPrices:
         return parts, EventTimes.of_rows(self.of(undivided_ops)).scaled(np.array(shares))
 
     def latency_s(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        """Seconds of the collectives if they carried next to nothing; 0 for kernels."""
+        """Latency of collectives in seconds; 0 for kernels."""
         collectives = [op for op in ops if isinstance(op, Collective) and op not in self._latencies_s]
         new = list(dict.fromkeys(collectives))
         if new:
@@ -131,7 +130,7 @@ class EventPrices:
 
 @session_cached
 def event_prices(problem: StepProblem) -> EventPrices:
-    """The prices of a problem's events, one table in a session."""
+    """The session's table of event prices of a problem."""
     return EventPrices(problem)
 
 

@@ -1,4 +1,4 @@
-"""Problem: everything that is fixed while layouts vary, and the session's cache of what follows from it.
+"""Step problems: everything that is fixed while layouts vary, with the session's caches.
 
 A function worth caching takes one of two records and whatever else it depends on, and its results are found again by
 exactly these arguments (`session_cached`). A `Setting` has no prices, so that events and memory, which follow from it
@@ -24,7 +24,7 @@ _MOST_KEPT: Final = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Records that decide which events a layout has, but not how long they take."""
+    """The records that determine which events a layout has, but not their times."""
 
     model: Model
     cluster: Cluster
@@ -34,7 +34,7 @@ class Setting:
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, job: Job, framework: Framework) -> "Setting":
-        """The setting of a step, without the rates of its network: machines that differ in these share all events."""
+        """The setting of a step without network rates, so that machines with other rates share all events."""
         levels = [replace(level, bandwidth_bytes_per_s=1.0, latency_s=1.0) for level in cluster.levels]
         return cls(model=model, cluster=replace(cluster, levels=tuple(levels)), job=job, framework=framework)
 
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProblem:
-    """A step whose layouts are predicted: model, job and cluster with their cost models.
+    """A step to predict under many layouts: model, job and cluster with their cost models.
 
     Problems are equal where all fields are, cost models being compared by identity.
     """
@@ -71,17 +71,17 @@ class StepProblem:
 
     @cached_property
     def setting(self) -> Setting:
-        """The part without prices."""
+        """The part that does not depend on prices."""
         return Setting.of(self.model, self.cluster, self.job, self.framework)
 
     @cached_property
     def unadjusted(self) -> "StepProblem":
-        """The problem without corrections by runs."""
+        """The problem without corrections by measured runs."""
         return self if self.adjustment is None else self.adjusted(None)
 
     @cached_property
     def links(self) -> tuple["StepProblem", ...]:
-        """For each of `kinds`, the network that joins it to the others: its own, unless the cluster states another."""
+        """For each of `kinds`, the network that joins it to the others: the cluster's `between`, else its own."""
         if self.cluster.between is None:
             return self.kinds
         links = []
@@ -92,7 +92,7 @@ class StepProblem:
 
     @cached_property
     def adjusted_framework(self) -> Framework:
-        """The framework as it issues this job, with the parameters that runs said."""
+        """The framework adapted to this job, with parameters fitted to runs."""
         framework = self.framework.running(self.job, self.model)
         return framework if self.adjustment is None else self.adjustment.framework(framework)
 
@@ -107,12 +107,12 @@ class StepProblem:
         return step_flops(self.model, self.job).total
 
     def notation(self, layout: Layout) -> str:
-        """The layout in the notation of the framework, which reads this very layout back for this model."""
+        """The layout's notation, which the framework reads back to the same layout for this model."""
         return _notation(self.setting, layout)
 
     @property
     def usable_bytes(self) -> float:
-        """Memory of a device that a layout may take; of the largest device where there are several kinds."""
+        """Device memory that a layout may use, on the largest kind of device."""
         if self.kinds:
             return max(kind.usable_bytes for kind in self.kinds)
         return self.framework.memory.usable_bytes(self.cluster.device.memory_bytes)
@@ -144,7 +144,7 @@ class StepProblem:
         return replace(self, kernels=kernels, collectives=collectives, kinds=kinds)
 
     def adjusted(self, adjustment: Adjustment | None) -> "StepProblem":
-        """This step with another correction by runs."""
+        """This step with other corrections by measured runs."""
         return replace(self, adjustment=adjustment)
 
 
@@ -162,7 +162,7 @@ def step_problem(
     framework: Framework = EAGER,
     site: Site | None = None,
 ) -> StepProblem:
-    """The problem of a model, cluster and job: the same object in a session for equal arguments.
+    """The problem of a model, cluster and job (cached in the session).
 
     Args:
         calibration: a directory, as it is now, or weights as they were at some moment.
@@ -196,7 +196,7 @@ def step_problem(
 def step_problem_of(
     problem: Problem, calibration: Path | str | WeightFiles | None = None, site: Site | None = None
 ) -> StepProblem:
-    """`step_problem` of a problem as users state it."""
+    """Make the `StepProblem` of a `Problem`."""
     path = Path(calibration) if isinstance(calibration, str) else calibration
     return step_problem(problem.model, problem.cluster, problem.job, path, problem.framework, site)
 
@@ -214,7 +214,7 @@ def store_of(record: Setting | StepProblem) -> Cache:
 def session_cached(
     function: Callable[Concatenate[Record, Arguments], Result],
 ) -> Callable[Concatenate[Record, Arguments], Result]:
-    """Have the session keep the results of a function of a setting or problem and further hashable arguments.
+    """Decorator that caches a function of a setting or problem, and further hashable arguments, in the session.
 
     A result must follow from the arguments alone, positional and by keyword, and must not be changed.
     """

@@ -1,4 +1,4 @@
-"""Programs: the pipeline program of a layout, and how its stages divide the blocks of a model.
+"""The pipeline program of a layout, and the division of a model's blocks into its stages.
 
 Structures depend on few fields of a layout, so many layouts share one. A structure is built and compiled once in a
 session; everything that follows from it (what ranks keep alive, blocks of classes, overlaps) hangs on its record.
@@ -162,7 +162,7 @@ def rank_busy_s(programs: Iterable[WeightedDurations]) -> Float[np.ndarray, "*la
 
 
 def prepared(spec: ProgramSpec) -> Prepared:
-    """The program's structure, built and compiled once in a session."""
+    """The program's compiled structure (cached in the session)."""
     return current_session().programs.get_or_compute(spec, lambda: _prepare(spec))
 
 
@@ -216,8 +216,7 @@ class Division(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PartitionedProgram:
-    """A program and a division of the model among its stages; one object in a session for all that are equal
-    (`divided`)."""
+    """A program and a division of the model into its stages (cached, see `divided`)."""
 
     setting: Setting
     """Model, cluster, job and framework."""
@@ -232,23 +231,23 @@ class PartitionedProgram:
 
     @property
     def structure(self) -> Structure:
-        """Structure of the program, which no division changes."""
+        """Structure of the program, independent of the division."""
         return prepared(self.spec).structure
 
     @cached_property
     def passes(self) -> PassClasses:
-        """The classes that are passes, with the blocks of each."""
+        """The classes of passes, with their blocks."""
         return pass_classes(self.structure, self.counts, self.full)
 
     @cached_property
     def beside(self) -> Overlap:
-        """Which reductions and gathers run beside which passes."""
+        """The reductions and gathers that overlap with passes."""
         return beside_passes(self.spec, self.structure)
 
     @cached_property
     def alike(self) -> "PartitionedProgram":
-        """One program for all that have the same classes, which run beside the same ones, and differ in the number of
-        micro-batches alone: the durations of a layout's classes are the same in each."""
+        """A canonical program for all that differ only in the number of micro-batches, and so have equal class
+        durations."""
         structure = self.structure
         arrays = (
             structure.class_kind,
@@ -264,22 +263,22 @@ class PartitionedProgram:
 
     @cached_property
     def between(self) -> "PartitionedProgram":
-        """The program by which events between blocks are kept: recompute changes none of them."""
+        """The program without recomputation, used as a key because recomputation changes no event between blocks."""
         return divided(self.setting, self.spec, self.division._replace(full_layers=None))
 
     def with_spec(self, spec: ProgramSpec) -> "PartitionedProgram":
-        """Another program, divided alike."""
+        """Another program with the same division."""
         return divided(self.setting, spec, self.division)
 
     def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "PartitionedProgram":
-        """The program with other numbers of layers in every segment of every stage, none recomputed in full."""
+        """The program with other numbers of layers per stage and segment, without full recomputation."""
         spec = replace(self.spec, segments=len(layers[0]))
         return divided(self.setting, spec, self.division._replace(full_layers=None, segments=layers))
 
 
 @session_cached
 def divided(setting: Setting, spec: ProgramSpec, division: Division) -> PartitionedProgram:
-    """Divide a model among the stages of a program.
+    """Divide a model into the stages of a program.
 
     Raises:
         LayoutError: the stages cannot hold the layers so.

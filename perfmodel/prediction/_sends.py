@@ -1,4 +1,4 @@
-"""Transfers between pipeline stages: what is sent, how far, and what the receiver completes it with."""
+"""Transfers between pipeline stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NO_EVENT: Final = -1
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Events of sending every block's output over every distance.
+    """Events for sending each block's output over each distance.
 
     Tier 0 is inside a node, tier 1 + n crosses network level n.
     """
@@ -39,7 +39,7 @@ class Transfers:
 
 
 def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job, cluster: Cluster) -> Transfers:
-    """The transfers of a shard that carry `share` of a micro-batch."""
+    """Transfers of a shard, each carrying `share` of a micro-batch."""
     ops: list[Op] = []
 
     def add(op: Op) -> int:
@@ -86,7 +86,7 @@ def _send(
 
 @dataclass(frozen=True, eq=False)
 class Hops:
-    """Where the transfers out of every stage go, forwards and backwards."""
+    """Destinations of each stage's transfers, forwards and backwards."""
 
     block: Int[np.ndarray, "2 stages"]
     """Block whose output is sent: the last of the earlier stage."""
@@ -103,7 +103,7 @@ class Hops:
 def hops(
     spec: ProgramSpec, counts: Float[np.ndarray, "stages segments blocks"], layout: Layout, cluster: Cluster
 ) -> Hops:
-    """The hops of a pipeline: of replicas the first stands for all, whose hops cross the same links."""
+    """The hops of a pipeline; the first replica stands for all, because their hops cross equivalent links."""
     # On several kinds of nodes ranks are numbered on their own kind.
     pipeline_rank = rank_of_stage(spec)
     kind_of_rank, number_on_kind = _on_kinds(layout)
@@ -132,12 +132,12 @@ def rank_of_stage(spec: ProgramSpec) -> Int[np.ndarray, " stages"]:
 
 
 def outermost_tier(cluster: Cluster) -> int:
-    """Tier of what leaves a cluster: a single level is all that there is to cross."""
+    """Network tier of traffic that leaves a cluster."""
     return len(cluster.levels) if len(cluster.levels) > 1 else 0
 
 
 def across(op: Collective, cluster: Cluster) -> Collective:
-    """An exchange of two ranks as seen from one end of a link between clusters, the end on `cluster`."""
+    """An exchange between two clusters, as seen from the end on `cluster`."""
     return _send(op.bytes, outermost_tier(cluster), op.dtype, cluster, stride=1, kind=op.collective)
 
 

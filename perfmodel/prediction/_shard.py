@@ -1,4 +1,4 @@
-"""Shard: what one device of a layout computes in each block, before any event is timed.
+"""The work of one device in each block, not yet timed.
 
 Passes may also compute several micro-batches at once, or one slice of a sequence. Every function is kept by the part of
 a layout that it depends on, so that the thousands of layouts of a search share a few hundred shards.
@@ -17,22 +17,22 @@ from perfmodel.workload import BlockOps, Shard, blocks
 
 
 def sliced_job(job: Job, slices: int, index: int = 0) -> Job:
-    """The job on one slice of the sequence, whose causal attention also sees the keys and values of those before it.
+    """The job on one slice of the sequence; its causal attention also covers the earlier slices.
 
     Raises:
         LayoutError: the sequence does not divide.
     """
     if slices > 1 and job.varied_lengths:
-        raise LayoutError("slices of a sequence need sequences of equal length; leave mean_tokens out", Reason.SLICES)
+        raise LayoutError("sequence slices need sequences of equal length; leave mean_tokens out", Reason.SLICES)
     if job.seq_len % slices:
-        raise LayoutError(f"sequence length {job.seq_len} is not divisible into {slices} slices", Reason.SLICES)
+        raise LayoutError(f"sequence length {job.seq_len} is not divisible by {slices} slices", Reason.SLICES)
     tokens = job.seq_len // slices
     return replace(job, seq_len=tokens, cached_tokens=index * tokens) if slices > 1 else job
 
 
 @dataclass(frozen=True)
 class PlacedShard:
-    """All that the events of a layout's blocks depend on."""
+    """Everything that determines the events of a layout's blocks."""
 
     shard: Shard
     """Part of every block that one device computes."""
@@ -46,7 +46,7 @@ def placed_shard(setting: Setting, layout: Layout) -> PlacedShard:
 
 
 def ranks_of(setting: Setting, layout: Layout) -> Layout:
-    """How a layout numbers its ranks, on which the placement of its groups depends: a layout with nothing else set."""
+    """A layout with only the fields that determine the numbering of ranks."""
     return _ranks(setting, layout.order, layout.degrees, layout.kinds)
 
 
@@ -67,7 +67,7 @@ def _networks(setting: Setting, ranks: Layout) -> tuple[Network, ...]:
 
 @session_cached
 def shard_blocks(setting: Setting, shard: Shard, slices: int, index: int = 0) -> Sequence[tuple[BlockOps, int]]:
-    """Blocks of the model on a shard, and how often each occurs, on one of `slices` slices of the sequence.
+    """Blocks of the model on a shard with their counts, for one of `slices` slices of the sequence.
 
     Raises:
         LayoutError: the sequence does not divide.
@@ -77,7 +77,7 @@ def shard_blocks(setting: Setting, shard: Shard, slices: int, index: int = 0) ->
 
 @session_cached
 def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int) -> ShardBlocks:
-    """Counted events of a shard's blocks on one of `slices` slices of the sequence."""
+    """Counted events of a shard's blocks, for one of `slices` slices of the sequence."""
     blocks_of_shard = shard_blocks(setting, placed.shard, slices, index)
     networks: dict[str, Network] = dict(zip(BLOCK_GROUPS, placed.networks, strict=True))
     return count_events(blocks_of_shard, networks, setting.job)
@@ -93,5 +93,5 @@ def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int =
 
 
 def of_span(layout: Layout, span: int) -> Layout:
-    """The layout of a pass that computes so many micro-batches at once."""
+    """The layout for a pass that computes several micro-batches at once."""
     return layout.replace(micro_batch=layout.micro_batch * span) if span > 1 else layout

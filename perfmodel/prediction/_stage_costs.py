@@ -1,4 +1,4 @@
-"""Times and memory of every stage that a layout's pipeline could have: what partitions are optimised over.
+"""Times and memory of all possible stages of a layout's pipeline, for optimising partitions.
 
 A stage is any run of consecutive layers, from one cut of the model to a later one. Costs of all of them at once are
 small matrices, as blocks and bytes are differences of cumulated sums over the layers.
@@ -64,7 +64,10 @@ def stage_costs(
     layout = layout.replace(partition=None, recompute_full_layers=None, kinds=None)
     (layout_batch,) = layout_batches(problem, [layout])
     if not one_stage_per_rank(layout_batch):
-        raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
+        raise LayoutError(
+            f"stage costs need a schedule with one plain stage per rank, which {layout.schedule} is not; use "
+            "another, such as 1f1b"
+        )
 
     # Blocks between any two cuts; embedding and head come on top of the first and the last stage.
     before, upto, after = by_layer(layout_batch.tables[0].pairs)
@@ -93,7 +96,7 @@ def stage_costs(
 
 
 def one_stage_per_rank(layout_batch: LayoutBatch) -> bool:
-    """Whether every rank holds one stage, in order, that no other holds, and computes plain passes."""
+    """Whether each rank holds exactly one stage, in order, with plain passes."""
     spec = layout_batch.spec
     return spec.scheduler.plain and spec.stage_map.tolist() == [[s] for s in range(spec.stages)]
 

@@ -1,4 +1,4 @@
-"""How a model's blocks are divided among pipeline stages and, inside them, among segments.
+"""Divides a model's blocks into pipeline stages and segments.
 
 Pipelines are cut between layers. Every other block rides with a layer, or stands at an end of the model: the embedding
 on the first stage, the head on the last.
@@ -23,7 +23,7 @@ def stage_blocks(
     partition: PerStage = None,
     per_segment: Sequence[Sequence[int]] | None = None,
 ) -> Float[np.ndarray, "stages segments blocks"]:
-    """How many of each block every segment of every stage holds.
+    """Number of each block in every segment of every stage.
 
     Args:
         kinds: whether each block is a layer, and how often it occurs, in model order.
@@ -64,7 +64,7 @@ def stage_blocks(
 
 
 class BlocksByLayer(NamedTuple):
-    """Blocks of a model by the layers that they stand between."""
+    """Blocks of a model, cumulated over the cuts between layers."""
 
     before: Float[np.ndarray, " blocks"]
     """Before the first layer."""
@@ -86,7 +86,7 @@ def by_layer(blocks: Sequence[tuple[BlockOps, int]]) -> BlocksByLayer:
 
 
 def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
-    """Layers of each segment of a stage; the last segments are empty where there are fewer layers than segments."""
+    """Layers of each segment of a stage; the last segments are empty if there are too few layers."""
     sizes = np.zeros(segments, int)
     filled = min(layers, segments)
     if filled:
@@ -111,8 +111,9 @@ def _checked(
     has_blocks[-1] |= riders[1]
     if len(sizes) != stages or sizes.sum() != layers or not has_blocks.all():
         raise LayoutError(
-            f"partition={'-'.join(map(str, partition))} must share {layers} layers among {stages} pipeline stages, "
-            "at least one each (but for a first with an embedding and a last with a head)",
+            f"partition={'-'.join(map(str, partition))} must divide {layers} layers into {stages} pipeline "
+            "stages, with at least one layer each (only a first stage with an embedding or a last with a head "
+            "may have none)",
             Reason.PER_STAGE,
             "partition",
         )
@@ -141,7 +142,7 @@ def leading_layers(
 def fully_recomputed(
     counts: Float[np.ndarray, "stages *segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
 ) -> Float[np.ndarray, "stages *segments blocks"]:
-    """How many of each block every segment of every stage recomputes in full: the first layers of the stage.
+    """Number of each block that every segment recomputes in full, starting with the first layers of the stage.
 
     Raises:
         LayoutError: not a number per stage (nor one for all), or more layers than a stage has.
@@ -152,7 +153,7 @@ def fully_recomputed(
     # One number holds for all stages, of which some may have fewer layers.
     if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > layers_of_stage).any()):
         raise LayoutError(
-            f"recompute_full_layers={'-'.join(map(str, per_stage))} must be at most the layers of each of "
+            f"recompute_full_layers={'-'.join(map(str, per_stage))} must not exceed the layers of the "
             f"{len(counts)} stages, which are {'-'.join(f'{n:.0f}' for n in layers_of_stage)}",
             Reason.PER_STAGE,
             "recompute_full_layers",

@@ -1,4 +1,4 @@
-"""Costs of a step beyond its events: stragglers, overhead, and passes slowed by overlapped communication.
+"""Step costs beyond single events: stragglers, overhead, and passes slowed by overlapped communication.
 
 Reductions and gathers of model states run on streams of their own, but their kernels hold multiprocessors that passes
 then lack. What they cost is a share of their time, added to the passes that they run beside.
@@ -27,7 +27,7 @@ before it are computed, its weights are gathered while the one before it in that
 
 
 class Overlap(NamedTuple):
-    """Overlapped reductions and gathers of a program and the passes that they run beside."""
+    """Overlapped reductions and gathers of a program, and the passes that they overlap with."""
 
     comm: Int[np.ndarray, " pairs"]
     """Class of a reduction or gather."""
@@ -40,7 +40,7 @@ class Overlap(NamedTuple):
 
 
 def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
-    """Find the reductions and gathers of a program that run beside passes, and these passes."""
+    """Find the reductions and gathers that overlap with passes, and these passes."""
     # Only what the program overlaps with passes.
     serial = spec.param_gather == "layer_serial"
     kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") else []
@@ -98,7 +98,7 @@ def with_step_costs(
     optimizer: Int[np.ndarray, " some"],
     beside: Overlap,
 ) -> Float[np.ndarray, "lanes classes"]:
-    """Durations as a real step has them.
+    """Durations with all costs of a real step.
 
     Passes are slowed by what is beside them (`slowed_s`), everything takes `scale` times as long, and the step's
     overhead is added to the optimizer's step.
@@ -126,32 +126,32 @@ def _replaced(
 
 
 def beside_loss(problem: StepProblem) -> float:
-    """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
+    """Slowdown of passes, as a share of the time of overlapped reductions and gathers."""
     channels_share = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
     return min(1.0, problem.adjusted_framework.communication.dp_overlap_loss + channels_share)
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
-    """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
+    """Whether the whole step is longer: by stragglers, overhead or corrections from similar runs."""
     return problem.adjusted_framework.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
 
 
 def has_step_costs(problem: StepProblem) -> bool:
-    """Whether a step takes anything else than its passes and the communication between them."""
+    """Whether a step has costs besides its passes and their communication."""
     loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
     contends = held_share(problem.cluster.device, problem.framework) > 0
     return loses_overlap or contends or has_whole_step_costs(problem)
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
-    """Factors of the step time: of stragglers, and of what runs like this one have shown beyond all parameters."""
+    """Factors on the step time: for stragglers, and from residuals of similar runs."""
     runs = problem.adjustment.runs if problem.adjustment else None
     log_offset = runs.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if runs else 0.0
     return problem.adjusted_framework.communication.slowest_of(layout.devices), float(np.exp(log_offset))
 
 
 def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
-    """Coordinates of a layout of the model among runs, by which runs near one another are alike."""
+    """Coordinates of a layout, by which nearby runs are correlated."""
     return coordinates(_parameter_count(setting), setting.job.seq_len, layout)
 
 

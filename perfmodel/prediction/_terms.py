@@ -1,4 +1,4 @@
-"""Terms that a training step adds to its kernels and collectives: each can be switched off.
+"""Terms that a training step adds to its kernels and collectives; each can be switched off.
 
 A term is carried by fields of the records that a prediction starts from, which have values that add nothing. Off means
 these values: the physics has no switches of its own, and a prediction without a term goes through the same stages.
@@ -17,7 +17,7 @@ _Off = Callable[[StepProblem], StepProblem]
 
 @dataclass(frozen=True)
 class StepTerm:
-    """Something that a step takes beyond kernels and collectives timed alone."""
+    """A cost of a step beyond isolated kernels and collectives."""
 
     name: str
     """In plain words."""
@@ -69,7 +69,7 @@ STEP_TERMS: Final = (
             forward_bookkeeping=0, backward_bookkeeping=0, routing_forward_bookkeeping=0, routing_backward_bookkeeping=0
         ),
     ),
-    StepTerm("products of experts launched one by one", _framework(grouped_launch_s=0.0)),
+    StepTerm("expert products launched one by one", _framework(grouped_launch_s=0.0)),
     StepTerm("hosts that wait for every kernel", _job(blocking_launches=False)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
     StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
@@ -79,7 +79,7 @@ STEP_TERMS: Final = (
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
     StepTerm("modules recomputed", _job(recompute_modules=())),
     StepTerm("gradients reduced on all ranks", _job(all_reduce_gradients=False)),
-    StepTerm("parts of weights copied one by one", _framework(partition_copy_s=0.0)),
+    StepTerm("weight shards copied one by one", _framework(partition_copy_s=0.0)),
     StepTerm("updates by the host", _framework(host_updates_per_s=inf)),
     StepTerm("contention in the network", _levels(contention=0.0, rank_latency_s=0.0)),
     StepTerm("network at scale", _levels(slows_at_scale=False)),

@@ -1,4 +1,4 @@
-"""Model states over data-parallel ranks: their bytes, what ZeRO shards of them, and what it reduces, gathers, updates.
+"""Model states on data-parallel ranks: their bytes, and how ZeRO shards, reduces, gathers and updates them.
 
 ZeRO (Rajbhandari et al. 2019, section 5): stage 1 shards optimizer states, 2 gradients too, 3 weights too. Hybrid
 sharding (torch's HYBRID_SHARD, MiCS, arXiv 2205.00119) does so inside groups of neighbouring ranks; gradients are then
@@ -47,7 +47,7 @@ STATES: Final[tuple[Group, ...]] = ("dp", "expert_dp")
 
 
 class StateLayout(NamedTuple):
-    """How a layout's model states lie."""
+    """Placement of a layout's model states."""
 
     zero: int
     """See `Layout.zero`."""
@@ -58,18 +58,18 @@ class StateLayout(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout) -> "StateLayout":
-        """Take the fields of a layout that say how its states lie."""
+        """Select the fields of a layout that place its states."""
         return cls(layout.zero, layout.replicate, layout.offload_states)
 
     @property
     def on_host(self) -> bool:
-        """Whether the host holds and updates the optimizer's states."""
+        """Whether the optimizer's states are in host memory and updated there."""
         return self.offload_states != "none"
 
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Where the ranks lie that hold the same parameters."""
+    """Placement of the ranks that hold the same parameters."""
 
     replicas: Placement
     """All of them."""
@@ -133,7 +133,7 @@ what is quantised for backward is another tensor."""
 
 
 def fp8_weight_bytes(job: Job, device: Device) -> float:
-    """Bytes of a trained weight that is kept in 8 bits alone (`Job.fp8_params`), in all the ways that products read."""
+    """Bytes of a trained weight stored only in 8 bits (`Job.fp8_params`), over all layouts that products read."""
     if device.architecture not in TRANSPOSED_FP8_WEIGHTS and job.narrow.fp8_recipe in _ONE_SCALE:
         return 1.0
     # MXFP8 has an 8-bit scale for 32 elements (OCP Microscaling Formats 1.0, section 5.2).
@@ -148,7 +148,7 @@ def held_weight_share(job: Job, device: Device) -> float:
 
 
 def gradient_dtype_bytes(job: Job) -> int:
-    """Bytes per kept gradient, with the 16-bit one that a main gradient is accumulated from where both are kept."""
+    """Bytes per stored gradient, including the 16-bit copy if both it and the main gradient are stored."""
     return dtype_bytes(job.gradients.grad_dtype) + (2 if job.adds_half_gradients else 0)
 
 
@@ -175,7 +175,7 @@ def is_trained(job: Job) -> bool:
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:
-    """Bytes of weights and optimizer states of a whole model, each once: what training resumes from.
+    """Size of a checkpoint: weights and optimizer states of the whole model.
 
     0 where nothing is trained but adapters.
     """
@@ -186,7 +186,7 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
 
 
 def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
-    """Whether the gradients that micro-batches add to lie sharded, so that each backward reduces its own.
+    """Whether accumulated gradients are sharded, so that each backward pass reduces its own.
 
     Args:
         zero: ZeRO stage of a layout, or an array of those of several layouts, as all arguments but `job`.
@@ -200,7 +200,7 @@ def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
 
 
 def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
-    """Whether each backward reduces its own gradients: where they lie sharded, or the job asks for it
+    """Whether each backward pass reduces its own gradients: if they are sharded, or the job says so
     (`Job.reduce_every_micro_batch`).
 
     Args:
@@ -211,7 +211,7 @@ def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job
 
 
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
-    """How gradients are reduced: on all ranks, or each part where it is kept or applied."""
+    """How gradients are reduced: on all ranks, or each part on the rank that stores or applies it."""
     on_all_ranks = zero == 0 or (zero == 1 and job.gradients.all_reduce_gradients)
     return ("all_reduce",) if on_all_ranks else ("reduce_scatter", "all_reduce_copies")
 
@@ -250,7 +250,7 @@ def exchanged_units(
 
 
 def update(params: float, shards: int, job: Job, on_host: bool = False) -> Op:
-    """The optimizer step over one of `shards` equal parts of so many parameters."""
+    """The optimizer step on one of `shards` equal parts of the parameters."""
     # Where the host's processors update them (`HostSeconds`), the device's step is that over next to none.
     return optimizer_op(1 if on_host else -(-int(params) // shards), job)
 
@@ -274,7 +274,7 @@ def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group
 
 
 def host_bandwidth(device: Device) -> float:
-    """Bytes per second, one way, between a device and its host's memory.
+    """One-way bandwidth between a device and host memory, in bytes per second.
 
     Raises:
         LayoutError: the device entry does not tell.
@@ -298,7 +298,7 @@ class HostSeconds(NamedTuple):
 
 
 def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds:
-    """Seconds that a layout with states on the host adds.
+    """Seconds added by a layout's states in host memory.
 
     Copies run at the link's nominal rate, updates at that of the host's memory, which the devices of a node share
     (`host_update_s`).
@@ -402,7 +402,7 @@ def host_state_s(
     stage_map: Int[np.ndarray, "ranks chunks"],
     counts: Float[Any, "stages segments blocks"],
 ) -> Float[Any, " classes"]:
-    """Seconds that states on the host add to every class of a program.
+    """Seconds that states in host memory add to each class of a program.
 
     Args:
         of_block_s: see `host_block_s`.

@@ -1,4 +1,4 @@
-"""Times of a model's blocks on one device: the bottom of DistSim's hierarchy (section 4.3).
+"""Times of a model's blocks on one device: the lowest level of DistSim's hierarchy (section 4.3).
 
 A block (embedding, layer, head) of one shard is a handful of deduplicated events; its phases are
 dot products of event counts and event times. Everything above works on these few numbers.
@@ -42,7 +42,7 @@ TCP. Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call mo
 
 @dataclass(frozen=True, eq=False)
 class ShardBlocks:
-    """Counted events, parameters and bytes of all block kinds of one shard, before events are timed."""
+    """Counted events, parameters and bytes of all kinds of blocks of one shard, not yet timed."""
 
     blocks: tuple[BlockOps, ...]
     """Distinct blocks, in model order."""
@@ -68,7 +68,7 @@ class ShardBlocks:
 
     @cached_property
     def layers(self) -> Bool[np.ndarray, " blocks"]:
-        """Which blocks are layers, that is, can be recomputed."""
+        """Which blocks are layers, which can be recomputed."""
         return np.array([block.is_layer for block in self.blocks])
 
     @cached_property
@@ -82,20 +82,20 @@ class ShardBlocks:
         return list(zip(self.blocks, self.repeats, strict=True))
 
     def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
-        """Parameters outside routed experts that one device holds of each block."""
+        """Parameters per device of each block, outside routed experts."""
         # A tied head holds its own copy of the embedding only where the two are on different stages.
         tied = [block.tied_params if pipelined else 0 for block in self.blocks]
         dense = [block.params - block.expert_params for block in self.blocks]
         return np.array(dense, float) + np.array(tied, float)
 
     def frozen_params(self, pipelined: bool, job: Job) -> Float[np.ndarray, " blocks"]:
-        """Parameters among `dense_params` that have no gradients though the rest has."""
+        """Frozen parameters among `dense_params`."""
         tied = [block.tied_params if pipelined and job.fine_tuning.frozen_embedding else 0 for block in self.blocks]
         return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
 
     @cached_property
     def expert_params(self) -> Float[np.ndarray, " blocks"]:
-        """Expert parameters that one device holds of each block."""
+        """Expert parameters per device of each block."""
         return np.array([block.expert_params for block in self.blocks], float)
 
     @cached_property
@@ -108,11 +108,11 @@ class ShardBlocks:
 
     @cached_property
     def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
-        """Bytes that each block needs beside its saved activations while it runs."""
+        """Workspace bytes of each block while it runs."""
         return np.array([block.workspace_bytes for block in self.blocks], float)
 
     def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
-        """The same blocks where only a share of the casts of every event is launched."""
+        """The blocks with only a share of the casts launched."""
         cast = np.array([is_cast(op) for op in self.ops], bool)
         launched = np.where(cast, self.launched * share, self.launched)
         further = []
@@ -122,7 +122,7 @@ class ShardBlocks:
 
     @property
     def alone(self) -> "ShardBlocks":
-        """The same blocks where no kernels of another micro-batch run beside them, to exchange experts behind."""
+        """The blocks without overlap with another micro-batch."""
         exchanges_experts = np.array([group == "ep" for group in self.groups], bool)
         exchanged = self.overlappable & exchanges_experts
         if not exchanged.any():
@@ -137,14 +137,14 @@ class ShardBlocks:
 
 @dataclass(frozen=True, eq=False)
 class BlockTimes(ShardBlocks, PhaseTimes):
-    """Event counts and phase times of all block kinds of one shard."""
+    """Event counts and phase times of all kinds of blocks of one shard."""
 
     times: EventTimes
     """Seconds of each event, with interval and provenance."""
 
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
-    """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
+    """Count and deduplicate the events of `blocks`, with process groups on `networks`."""
     # Equal ops are one event unless they overlap with other kernels. DistSim (section 4.1) times each event once.
     events: dict[_Event, int] = {}
     entries: list[tuple[int, int, int, float]] = []

@@ -1,4 +1,4 @@
-"""Comparison of pipeline schedules on one model, and Chimera's own performance model beside it."""
+"""Compares pipeline schedules on one model; also has Chimera's own performance model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Compared:
 
 
 class Comparison(list[Compared]):
-    """Schedules of one layout, the fastest first."""
+    """Predictions of one layout under several schedules, fastest first."""
 
     def __repr__(self) -> str:
         can_run = [compared for compared in self if compared.prediction]
@@ -145,7 +145,10 @@ def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, Chime
     """
     name, _, pipelines = layout.effective_schedule.partition(":")
     if name != "chimera":
-        raise LayoutError(f"schedule {layout.schedule}: Chimera's closed form is for schedule=chimera and chimera:N")
+        raise LayoutError(
+            f"schedule {layout.schedule}: Chimera's closed form exists only for schedule=chimera and chimera:N; "
+            "use one of these"
+        )
     count, passes = int(pipelines or 2), pass_times(problem, layout)
     backward_s = passes.backward_input_s + passes.backward_weight_s
 

@@ -1,4 +1,4 @@
-"""How long the processors of a host take to update parameters whose optimizer states lie in its memory."""
+"""Time of optimizer updates on the host, for states in host memory."""
 
 from itertools import pairwise
 from typing import Final
@@ -32,7 +32,7 @@ misses that a core keeps in flight (McCalpin, Memory Bandwidth and System Balanc
 
 
 def node_memory_bandwidth(device: Device, devices: int) -> float:
-    """Bytes per second of the memory of the hosts that so many devices of a node have."""
+    """Host memory bandwidth of a node with a number of devices, in bytes per second."""
     link = device.host_bandwidth_bytes_per_s or _NODE_MEMORY_BY_LINK[0][0]
     newest_link, newest = _NODE_MEMORY_BY_LINK[-1]
 
@@ -53,7 +53,7 @@ _EAGER_ADAM_BYTES: Final = 84 - 28
 
 
 def host_bytes_per_parameter(job: Job, *, eager: bool) -> float:
-    """Bytes that an update on the host reads and writes of its memory per parameter.
+    """Bytes of host memory read and written per parameter by an update on the host.
 
     They are as many as on the device, and more where it runs operator by operator (`eager`).
     """
@@ -63,7 +63,7 @@ def host_bytes_per_parameter(job: Job, *, eager: bool) -> float:
 
 
 def host_update_s(setting: Setting, ranks: int) -> float:
-    """Seconds per parameter that each of so many ranks of a node takes to update on the host.
+    """Seconds per parameter of an update on the host, with several ranks per node.
 
     The ranks share the memory bandwidth of the node, and each brings as many threads as its framework starts.
     """

@@ -1,4 +1,4 @@
-"""Activations of a stack's first layers on the host: what computing waits for their copies (`Layout.offload_layers`).
+"""Offloading of the first layers' activations to the host, and the waits for their copies (`Layout.offload_layers`).
 
 Transformer Engine (pytorch/cpu_offload.py, `AsyncDoubleBufferGroupOffloadHandler`, which Megatron-Core calls after
 every layer) spreads N copies over L layers: the k-th has the k-th of N parts of the layers for its window. It begins
@@ -27,7 +27,7 @@ from perfmodel.spec import Layout
 
 
 class LayerCopies(NamedTuple):
-    """Copies of the activations of a stack of layers, as many to the host as back."""
+    """Copies of layers' activations to the host and back."""
 
     moved: Float[np.ndarray, "copies blocks"]
     """Blocks whose activations each carries."""
@@ -40,7 +40,7 @@ class LayerCopies(NamedTuple):
 
     @classmethod
     def of(cls, blocks: ShardBlocks, offloaded: int) -> "LayerCopies":
-        """Plan the copies of the first `offloaded` layers of a model's blocks.
+        """Plan the copies for the first `offloaded` layers.
 
         Raises:
             LayoutError: there are no more layers than that.
@@ -73,7 +73,7 @@ class LayerCopies(NamedTuple):
 
 
 class CopyClasses(NamedTuple):
-    """Where passes wait for copies: how often each class of a program waits for each of them."""
+    """How often each class of a program waits for each copy."""
 
     forward: Float[np.ndarray, "classes copies"]
     """Waits of forward passes."""
@@ -127,7 +127,7 @@ def window_ends(layers: int, offloaded: int) -> Int[np.ndarray, " offloaded"]:
 
 
 def offloads_layers(problem: StepProblem, layout: Layout) -> bool:
-    """Whether a step copies layers' activations to the host: without backward none are kept."""
+    """Whether a step copies layers' activations to the host; never without a backward pass."""
     return layout.offload_layers > 0 and problem.job.mode == "train"
 
 

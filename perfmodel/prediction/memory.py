@@ -1,4 +1,4 @@
-"""Memory of a step: what a rank needs, by category, whether it fits, and how large a checkpoint is."""
+"""Memory of a step by category, whether it fits, and the size of a checkpoint."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction._fits import (

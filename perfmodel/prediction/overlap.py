@@ -1,4 +1,4 @@
-"""Phases of blocks on one device: what hides behind what, and how long a phase lasts.
+"""Overlap within blocks on one device, and the duration of each phase.
 
 Arithmetic on arrays alone, NumPy's or JAX's: the same statement prices layouts and is differentiated.
 """
@@ -20,7 +20,7 @@ _IN_BACKWARD: Final = np.arange(N_PHASES) == Phase.BACKWARD_INPUT
 
 
 class BlockEvents(NamedTuple):
-    """Events of a shard's blocks before they are timed: all that hiding and waiting depend on."""
+    """Events of a shard's blocks, not yet timed, with everything that overlap and waits depend on."""
 
     counts: Float[Any, "blocks phases ops"]
     """How often each event occurs in every phase of every block."""
@@ -67,7 +67,7 @@ class BlockEvents(NamedTuple):
 
 
 class PairedPhases(NamedTuple):
-    """Seconds of the phases of a pass that runs beside another pass."""
+    """Phase times of a pass that overlaps with another pass."""
 
     phase_s: Float[Any, "blocks phases"]
     """Seconds of every phase."""
@@ -81,7 +81,7 @@ class PairedPhases(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PhaseTimes:
-    """Phases of blocks, taken apart into what they consist of."""
+    """Phases of blocks, broken down into parts."""
 
     events: BlockEvents
     """Events of the blocks."""
@@ -105,17 +105,17 @@ class PhaseTimes:
 
     @cached_property
     def slowing_s(self) -> Float[Any, "blocks phases ops"]:
-        """By how much the collectives of every phase make the kernels that hide them run longer."""
+        """Slowdown of kernels caused by the collectives that overlap with them, in seconds per collective."""
         return self.events.counts * self.time_s * self.slowing
 
     @cached_property
     def slowed_s(self) -> Float[Any, "blocks phases"]:
-        """By how much the kernels of every phase run longer beside the collectives that they hide."""
+        """Slowdown of each phase's kernels by overlapping collectives, in seconds."""
         return self.slowing_s.sum(axis=2)
 
     @cached_property
     def busy_s(self) -> Float[Any, "blocks phases"]:
-        """Seconds of every phase but for gaps: kernels, what slows them, collectives that show, and waiting."""
+        """Seconds of each phase without gaps: kernels and their slowdown, exposed collectives, and waits."""
         return self.event_s.sum(axis=2) + self.slowed_s + self.waiting_s
 
     @cached_property
@@ -132,7 +132,7 @@ class PhaseTimes:
 
     @cached_property
     def collective_s(self) -> Float[Any, "blocks phases"]:
-        """Seconds of the collectives that show in every phase."""
+        """Exposed seconds of collectives in each phase."""
         return (self.event_s * ~self.events.kernel).sum(axis=2)
 
     @cached_property
@@ -333,7 +333,7 @@ _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 
 
 def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
-    """Share of a device's multiprocessors that a collective of so many thread blocks holds."""
+    """Share of a device's multiprocessors that a collective occupies with its thread blocks."""
     # Separate engines drive the links of TPUs. CPUs, which have no rate in fp16, have no multiprocessors to hold.
     if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.communication.contends:
         return 0.0
@@ -341,7 +341,7 @@ def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -
 
 
 def lost_shares(ops: Sequence[Op], device: Device, sm_share: float) -> Float[np.ndarray, " ops"]:
-    """Share of the time beside a collective by which each kernel runs longer; no meaning for collectives.
+    """Relative slowdown of each kernel while it overlaps with a collective; undefined for collectives.
 
     Args:
         sm_share: share of the multiprocessors that the collective holds (`held_share`), 0 where nothing contends.

@@ -1,4 +1,4 @@
-"""Phases of a block, the passes that run through them, and what recompute adds to them.
+"""Phases of a block, the passes over them, and recomputation.
 
 A block (embedding, layer, head) has five phases. A pass of the schedule runs through some of them in every block of its
 stage. Each of these facts is stated here and nowhere else.
@@ -58,14 +58,14 @@ _IN_PASSES.setflags(write=False)
 
 
 def modes_of(recomputes: Sequence[str]) -> Int[np.ndarray, " choices"]:
-    """Return the place in `RECOMPUTE_MODES` of each of some values of `Layout.recompute`."""
+    """Return the index in `RECOMPUTE_MODES` of values of `Layout.recompute`."""
     return np.array([RECOMPUTE_MODES.index(recompute) for recompute in recomputes])
 
 
 def recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
-    """Seconds of forward work repeated in backward.
+    """Seconds of forward work repeated in the backward pass.
 
     Args:
         phase_s: seconds of every phase.
@@ -84,7 +84,7 @@ def passed_s(
 def full_recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
-    """Seconds that a block recomputed in full takes beyond what its layout's mode recomputes anyway."""
+    """Additional seconds of a block that is recomputed in full, beyond its layout's mode."""
     return phase_s[..., Phase.RECOMPUTE_FULL] - recompute_s(phase_s, modes)
 
 

@@ -1,4 +1,4 @@
-"""Which ranks a collective joins, and so which network tiers it crosses.
+"""Placement of process groups, and the network tiers that their collectives cross.
 
 `Layout.order` says which dimension varies fastest over consecutive ranks. Experts divide the ranks of a pipeline
 stage anew (parallel folding): ranks that shard an expert are counted along tp first, then from the inside out; ranks
@@ -37,7 +37,7 @@ def rank_strides(layout: Layout) -> dict[str, int]:
 
 
 class Network(NamedTuple):
-    """All that the time of a group's collective depends on."""
+    """Everything that determines the time of a group's collective."""
 
     ranks: int
     """Ranks of the group."""
@@ -88,7 +88,7 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """A group of ranks as a grid: its axes, innermost first."""
+    """A group of ranks as a grid, with its axes innermost first."""
 
     axes: tuple[Axis, ...]
     """Axes of more than one rank; none of them continues the one before it."""
@@ -99,7 +99,7 @@ class Placement:
         return prod(n for n, _ in self.axes)
 
     def times(self, replicas: int, layout: Layout) -> "Placement":
-        """The group joined with the groups of the other pipeline ranks that hold replicas of a stage.
+        """The group joined with those of the pipeline ranks that hold replicas of the stage.
 
         Replicas are taken to be evenly spread over the pipeline (those of Chimera lie opposite each other).
         """
@@ -110,17 +110,17 @@ class Placement:
         return Placement((*self.axes, (replicas, stride)))
 
     def split(self, inner: int) -> tuple["Placement", "Placement"]:
-        """Groups of the `inner` nearest ranks, and the ranks at the same place of all of them."""
+        """Split into groups of the `inner` nearest ranks, and groups across them."""
         inside, between = _split(list(self.axes), inner)
         return _grid(*inside), _grid(*between)
 
     @classmethod
     def of(cls, group: Group, layout: Layout) -> "Placement":
-        """Where a process group of `layout` lies."""
+        """The placement of a process group of `layout`."""
         return _placement(group, layout.order, layout.degrees)
 
     def ranks_per_node(self, node: int) -> int:
-        """Members of the group that share a node of `node` devices."""
+        """Number of members per node of `node` devices."""
         if self.reach <= node:
             return self.size
         return prod(max(1, min(n, node // stride)) for n, stride in self.axes)

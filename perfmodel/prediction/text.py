@@ -1,4 +1,4 @@
-"""A prediction as text for people."""
+"""Prints predictions as text."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_prediction(console: "Console", result: "Prediction", more: Sequence[str] = ()) -> None:
-    """Summary, `more` lines, breakdown, memory and the head of the critical path."""
+    """Print summary, `more` lines, breakdown, memory and the top of the critical path."""
     console.print(
         f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
         f"sequence {result.seq_len}\nlayout {result.layout_notation}"
@@ -66,7 +66,7 @@ def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
 
 
 def print_breakdown(console: "Console", result: "Prediction", title: str = "where the step goes") -> None:
-    """Parts of the step that are not next to nothing."""
+    """Print the parts of the step that are not negligible."""
     rows = [
         (name.replace("_", " "), duration(seconds), f"{seconds / result.step_time_s:.1%}")
         for name, seconds in result.breakdown_s.items()
@@ -76,6 +76,6 @@ def print_breakdown(console: "Console", result: "Prediction", title: str = "wher
 
 
 def memory_words(p: "Prediction") -> str:
-    """Bytes that a layout needs of its fullest device, and whether that fits."""
+    """Format the memory needed on the fullest device, and whether it fits."""
     needed, capacity = p.memory_needed_bytes / GIB, p.memory_capacity_bytes / GIB
     return f"needs {needed:.1f} of {capacity:.1f} GiB: {fit_words(p.fits_probability)}"

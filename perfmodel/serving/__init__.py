@@ -1,4 +1,4 @@
-"""Serving-side inference: prefill and decode with a cache of keys and values."""
+"""Predicts inference servers: prefill and decode with a key-value cache."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.serving._engines import engine_commands, folded

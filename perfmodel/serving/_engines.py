@@ -1,4 +1,4 @@
-"""A predicted server as the commands that start it: vLLM, SGLang, TensorRT-LLM."""
+"""Commands that start a predicted server: vLLM, SGLang, TensorRT-LLM."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -40,7 +40,7 @@ def engine_commands(serving: Serving, model: str = "MODEL") -> dict[str, str]:
 
 
 def folded(command: str) -> str:
-    """A command over several lines that a shell reads as one."""
+    """Fold a command over several lines with backslashes."""
     lines = [""]
     # A flag and its value stay on one line.
     for word in command.replace(" -", "\n-").split("\n"):

@@ -1,4 +1,4 @@
-"""Requests that a server answers, and where they are stated: keywords or a job file.
+"""Requests to a server, from keywords or a job file.
 
 All requests of a prediction have one length. The element types in which a server keeps weights and cache are here too.
 """
@@ -31,7 +31,7 @@ PAGE_TOKENS: Final = 16
 PREFILL_TOKENS: Final = 8192
 """Tokens of prompts that a step reads together at most (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
 `max_num_tokens` by default): several short prompts, or a part of a longer one."""
-NEEDED: Final = "serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them"
+NEEDED: Final = "serve: give a cluster, prompt_tokens and output_tokens, or a job file that states them"
 """Message for a missing cluster, prompt or output length."""
 MEMORY_SHARE: Final = 0.9
 """Share of a device's memory that a server takes (vLLM's `gpu_memory_utilization`)."""
@@ -63,7 +63,7 @@ class ServingOptions:
     """Element type of products; the first of bf16, fp16 and fp32 that the device has if not given."""
 
     def requests(self, cluster: Cluster, batch: int) -> "Requests":
-        """Return the requests of these keywords, `batch` of them in flight on a cluster.
+        """Make the requests, with `batch` of them in flight on a cluster.
 
         Raises:
             PerfModelError: a word that is needed is missing, or cannot be.
@@ -111,7 +111,7 @@ def serving_options(file: JobFile) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """Requests that all have as many tokens, and how they are served."""
+    """Requests of equal length, and how they are served."""
 
     prompt_tokens: int
     output_tokens: int
@@ -140,24 +140,24 @@ class Requests:
         # Weights are widened on the way to the matrix units, never narrowed: that would be another product type.
         if self.dtype in WEIGHT_BYTES and self.weight_bytes > WEIGHT_BYTES[self.dtype]:
             raise PerfModelError(
-                f"serve: weights in {self.weight_dtype} are wider than products in {self.dtype}; "
-                f"give a weight dtype no wider than {self.dtype}, or another dtype"
+                f"serve: weight dtype {self.weight_dtype} is wider than dtype {self.dtype}; use a weight dtype of "
+                "at most that width, or a wider dtype"
             )
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight of the layers."""
+        """Bytes per weight of the layers."""
         return WEIGHT_BYTES[self.weight_dtype or self.dtype]
 
     @property
     def tokens(self) -> int:
-        """Tokens of a request at its end."""
+        """Total tokens of a request: prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True)
 class ServingProblem:
-    """A model on a cluster, and the requests that it is to serve."""
+    """A model on a cluster, and the requests to serve."""
 
     model: Model
     cluster: Cluster
@@ -176,7 +176,7 @@ def serving_problem(
     calibration: Path | str | None,
     framework: Framework | None,
 ) -> ServingProblem:
-    """Model, cluster and requests of a server; `keywords` go before a job file.
+    """Make a serving problem; `keywords` override a job file.
 
     Keywords that are None or empty are not stated.
 
@@ -189,7 +189,7 @@ def serving_problem(
     known = {field.name for field in fields(ServingOptions)}
     unknown = next((name for name in stated if name not in known), None)
     if unknown:
-        raise UnknownNameError("word of a server", unknown, known)
+        raise UnknownNameError("keyword of a server", unknown, known)
     model_or_name: Any = model
     layout = ""
     file = catalog.unfiled(model)

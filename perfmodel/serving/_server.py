@@ -1,4 +1,4 @@
-"""A server: time of its steps on each pipeline stage, and the memory that it needs.
+"""A model server: step times of each pipeline stage, and memory.
 
 A step reads prompts (prefill) or generates one token of every sequence (decode). Memory holds the weights, what a step
 works with, and the cache of keys and values, which takes the rest.
@@ -37,7 +37,7 @@ _ELEMENT_WISE, _COMMUNICATION, _GAPS = 3, 4, 5
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds by part, with what their interval depends on; costs add up and scale."""
+    """Seconds by part, with the data for their interval; costs can be added and scaled."""
 
     parts_s: Float[np.ndarray, "*stages parts"]
     uncertain_s: Float[np.ndarray, "*stages parts"]
@@ -66,13 +66,13 @@ class Cost:
 
     @property
     def slowest(self) -> "Cost":
-        """Cost of the stage that takes longest."""
+        """Cost of the slowest stage."""
         at = int(np.argmax(self.parts_s.sum(axis=1)))
         return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
 
     def interval(self, site_prior: SitePrior) -> tuple[float, float]:
-        """Ends of the 90 % interval as factors of the seconds: errors within a part are common to all its events, those
-        of different parts and of what no table knows (`belief`) independent, as in predictions of training steps."""
+        """Ends of the 90 % interval as factors on the seconds. As in predictions of training steps, errors are common
+        within a part and independent between parts and the site (`belief`)."""
         total_s = self.total_s
         # Shares of the time weigh the uncertainty of what they go to, as for training steps.
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
@@ -94,7 +94,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Server:
-    """A model on a layout of a cluster, with its prices."""
+    """A model under a layout on a cluster, with event times."""
 
     model: Transformer
     cluster: Cluster
@@ -106,11 +106,11 @@ class Server:
 
     @cached_property
     def sequences(self) -> int:
-        """Requests in flight on a replica."""
+        """Requests in flight per replica."""
         return self.requests.batch // self.layout.dp
 
     def setting(self, tokens: int, cached: int, sequences: int) -> Setting:
-        """The step that reads `tokens` of each of so many sequences of a replica after `cached` ones."""
+        """The step that reads `tokens` new tokens of each sequence of a replica, after `cached` ones."""
         # A step of a server is an inference job whose sequences have `cached` tokens behind them, so that attention
         # reads the cache.
         dtype = self.requests.dtype
@@ -125,7 +125,7 @@ class Server:
         return Setting.of(self.model, self.cluster, job, self.framework)
 
     def step(self, tokens: int, cached: int, sequences: int) -> Cost:
-        """Cost of a step by stage; of prompts only the last token's logits are computed."""
+        """Cost of a step by stage; for prompts, only the last token's logits are computed."""
         costs = self._blocks(tokens, cached, sequences)
         # A server samples from the last position only, so the head's product has one row per prompt, not one per
         # token.
@@ -180,7 +180,7 @@ class Server:
     # --- how steps follow one another ---------------------------------------------------------------
 
     def decode(self, sequences: int, context: int) -> Cost:
-        """Cost of a token of each of so many sequences of a replica with `context` tokens.
+        """Cost of decoding one token for each sequence of a replica with `context` tokens.
 
         Stages work on micro-batches, one a stage where there are sequences enough. A sequence's next token starts when
         its last has left the pipeline and the other micro-batches have passed the slowest stage.
@@ -194,19 +194,18 @@ class Server:
 
     @property
     def prompts_together(self) -> int:
-        """Prompts that a step reads together at most."""
+        """The most prompts that one step reads."""
         return max(1, PREFILL_TOKENS // self.requests.prompt_tokens)
 
     def prefill(self, prompts: int) -> Cost:
-        """Cost of reading so many prompts, as steps of at most `PREFILL_TOKENS` tokens follow one another through the
-        stages."""
+        """Cost of reading prompts, in pipelined steps of at most `PREFILL_TOKENS` tokens."""
         # A pipeline: the first step passes through all stages, each further one costs as much as the slowest stage.
         together = min(prompts, self.prompts_together)
         step, parts = self._prompt_step(together)
         return step.through + step.slowest * (parts * prompts / together - 1.0)
 
     def others(self) -> Cost:
-        """Cost of the prompts that all other requests of the replica have read while one is served."""
+        """Cost of the other requests' prompts that are read while one request is served."""
         together = min(self.sequences, self.prompts_together)
         step, parts = self._prompt_step(together)
         return step.slowest * (parts * (self.sequences - 1) / together)
@@ -253,7 +252,7 @@ def _is_fused(op: Op) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingMemory:
-    """Bytes on one device of the pipeline stage with the least room for its cache."""
+    """Memory per device of the pipeline stage with the least room for its cache."""
 
     weights_bytes: float
     workspace_bytes: float
@@ -275,7 +274,7 @@ class ServingMemory:
 
 
 def serving_memory(server: Server) -> ServingMemory:
-    """Memory of a server with its requests in flight."""
+    """Compute the memory of a server with its requests in flight."""
     requests, layout = server.requests, server.layout
     # Activations are largest while prompts are read.
     size = min(requests.prompt_tokens, PREFILL_TOKENS)

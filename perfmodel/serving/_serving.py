@@ -1,4 +1,4 @@
-"""One server: time to first token, time per token, throughput, and what fits."""
+"""Predicts one server: time to first token, time per token, throughput and memory."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,7 +134,7 @@ def serve(
 
 
 def server_of(problem: ServingProblem, layout: Layout, batch: int) -> Server:
-    """Return the server of a question with `batch` requests in flight over all replicas, once it has been checked.
+    """Check a problem, and return its server with `batch` requests in flight over all replicas.
 
     Raises:
         LayoutError: a layout that cannot serve the model.
@@ -161,13 +161,14 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
     longest = max(model.seq_len, model.inputs.longest_seq_len)
     if model.inputs.positions == "learned" and requests.tokens > longest:
         raise PerfModelError(
-            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
+            f"serve: prompt and output have {requests.tokens:,} tokens together, but {model.name} has only "
+            f"{longest:,} positions; shorten them"
         )
     # What is for training only (ZeRO, recomputation, virtual stages) must be at its default.
     used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
     if layout != Layout(**used):
         raise LayoutError(
-            f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout.label}"
+            f"serve: a server's layout can have only tp, pp, dp, ep and etp; leave the other keys out of {layout.label}"
         )
     if requests.batch % layout.dp:
         nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
@@ -175,7 +176,9 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
             f"serve: batch {requests.batch} is not a multiple of dp={layout.dp}; the nearest is {nearest}"
         )
     if layout.pp > model.layers:
-        raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
+        raise LayoutError(
+            f"{model.name} has {model.layers} layers; pp={layout.pp} is more than that; use fewer pipeline stages"
+        )
     cluster.require(layout.devices, f"layout {layout.label}")
     cluster.device.require(requests.dtype)
     return model
@@ -248,8 +251,7 @@ def _ends(cost: Cost, site_prior: SitePrior) -> Interval:
 
 
 def largest(server: Server, limits: ServingOptions) -> Serving:
-    """The server with as many requests in flight as fit and keep the `limits`: all that fit, or by bisection,
-    as more take longer.
+    """Find the largest number of requests in flight that fits and meets the `limits`, by bisection.
 
     Raises:
         PerfModelError: an invalid limit; not even one request a replica does; says by how much.
@@ -284,8 +286,8 @@ def _exceeded(serving: Serving, limits: ServingOptions) -> str:
     batch, memory = serving.requests.batch, serving.memory
     if not serving.fits:
         return (
-            f"{batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
-            f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
+            f"{batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB per device, but "
+            f"{memory.available_bytes / GIB:.1f} are available; use more tp or pp, or narrower weights or cache"
         )
     for name, found_s, limit_s in (
         ("time to first token", serving.ttft_s, limits.ttft_limit_s),

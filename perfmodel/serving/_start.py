@@ -1,4 +1,4 @@
-"""An operating point to begin with, where nobody says which layout or how many requests."""
+"""Chooses layout and batch of a server if they are not given."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ _ROOM: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """A server to begin with, and what was chosen for it."""
+    """A server with a chosen operating point, and what was chosen."""
 
     serving: Serving
     chosen: tuple[str, ...]
@@ -36,7 +36,7 @@ def starting_point(
     framework: Framework | None = None,
     **options: Unpack[ServingKeywords],
 ) -> StartingPoint:
-    """A server at a sensible operating point: layout and batch are chosen where they are left open.
+    """Choose a sensible operating point: the layout and batch that are not given.
 
     The layout is the smallest that has room for some requests and holds the limits; the batch is the largest that holds
     them. Where no limit is given they are those of an interactive service.
@@ -52,7 +52,7 @@ def starting_point(
     layout = layout or problem.layout
     if not layout:
         layout = _smallest(problem)
-        chosen.append(f"layout {layout.label}: the smallest with room for {_ROOM} requests")
+        chosen.append(f"layout {layout.label} was chosen: the smallest with room for {_ROOM} requests")
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     if problem.options.batch is not None:
         return StartingPoint(
@@ -71,9 +71,9 @@ def starting_point(
     except PerfModelError:
         # Long prompts, or a small layout, are slower than that with a single request: then all that fit.
         serving = largest(server, problem.options)
-        chosen.append(f"batch: all that fit, as no batch holds {limits}")
+        chosen.append(f"the batch is the largest that fits, because no batch meets {limits}")
     else:
-        chosen.append(f"batch: the most that hold {limits}")
+        chosen.append(f"the batch is the largest that meets {limits}")
     return StartingPoint(serving=serving, chosen=tuple(chosen))
 
 
@@ -98,7 +98,7 @@ def _smallest(problem: ServingProblem) -> Layout:
             fits = layout
     if fits is None:
         raise PerfModelError(
-            f"serve: no layout of {node} devices of {cluster.name} or of some such nodes holds {problem.model.name}; "
-            "give --layout, or narrower weights"
+            f"serve: {problem.model.name} does not fit on {cluster.name} in any layout that was tried (one or "
+            f"more nodes of {node} devices); give --layout, or use narrower weights"
         )
     return fits

@@ -1,4 +1,4 @@
-"""Many servers of one model: what users and devices get, and the layouts and batches that nothing beats in both."""
+"""Sweeps layouts and batches of a server, with the Pareto front of tokens/s per user and per device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServingSweep:
-    """Servers that fit and hold the limits."""
+    """Servers that fit and meet the limits."""
 
     servings: tuple[Serving, ...]
     rejected: dict[str, str]
@@ -26,8 +26,7 @@ class ServingSweep:
 
     @property
     def pareto(self) -> tuple[Serving, ...]:
-        """Servers that no other beats both in tokens per second and user, and per second and device; fastest for users
-        first."""
+        """The Pareto front of tokens/s per user and tokens/s per device; fastest for users first."""
         # Fastest for users first: a later one belongs to the front only if it gives devices more than all before it.
         front: list[Serving] = []
         for serving in sorted(
@@ -40,7 +39,7 @@ class ServingSweep:
 
     @property
     def best(self) -> Serving:
-        """The server with the most tokens per second and device."""
+        """The server with the most tokens/s per device."""
         return self.pareto[-1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,8 +67,8 @@ def serve_sweep(
     framework: Framework | None = None,
     **options: Unpack[ServingKeywords],
 ) -> ServingSweep:
-    """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
-    that fit and hold the limits.
+    """Predict servers on a number of devices, or for some layouts, with powers of two as batches and the largest batch
+    that fits and meets the limits.
 
     Args:
         layouts: layouts to try; by default every tp, pp and dp on `devices`, with experts over tp or dp as well.
@@ -101,7 +100,9 @@ def serve_sweep(
             servings.append(served_with(server, batch))
         servings.append(most)
     if not servings:
-        raise PerfModelError(f"serve: no layout does; {next(iter(rejected.values()), 'none divides the model')}")
+        raise PerfModelError(
+            f"serve: no layout fits and meets the limits; {next(iter(rejected.values()), 'none divides the model')}"
+        )
     return ServingSweep(tuple(servings), rejected)
 
 

@@ -14,7 +14,7 @@ from perfmodel.units import positive, whole
 
 
 class Reach(NamedTuple):
-    """The part of a network that communicating ranks use: fields of `perfmodel.ops.Collective`."""
+    """The part of a network used by communicating ranks: fields of `perfmodel.ops.Collective`."""
 
     ranks_per_node: int
     """Ranks of the group on the node that has most of them."""
@@ -27,7 +27,7 @@ class Reach(NamedTuple):
 
 
 def interleaved_groups(ranks: int, reach: int) -> int:
-    """How many groups of `ranks` lie in turn within the `reach` consecutive ranks that one of them spans.
+    """Number of interleaved groups of `ranks` within the `reach` consecutive ranks that one group spans.
 
     Neighbours are alone in their span. Ranks that are n apart leave room for n - 1 groups like theirs between them.
     """
@@ -36,7 +36,7 @@ def interleaved_groups(ranks: int, reach: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkLevel:
-    """One tier of the network: the devices that it joins and what each device gets from it."""
+    """One tier of the network: the devices that it joins, and its bandwidth and latency per device."""
 
     name: str
     """Interconnect name as in measurement tables, e.g. `NVLink3` or `InfiniBand HDR`."""
@@ -110,7 +110,7 @@ class Cluster:
         if self.max_devices is not None and not 1 <= self.max_devices <= sizes[-1]:
             raise PerfModelError(
                 f"cluster {self.name}: max_devices={self.max_devices} must be between 1 and the {sizes[-1]} devices "
-                f"that its outermost level {self.levels[-1].name!r} joins; make that larger, or add a level"
+                f"that its outermost level {self.levels[-1].name!r} joins; enlarge that level, or add one"
             )
 
     @classmethod
@@ -121,13 +121,13 @@ class Cluster:
         between: NetworkLevel | None = None,
         source: str = "",
     ) -> "Cluster":
-        """Several clusters of different nodes as one, each a kind by its name.
+        """Combine several clusters into one with several kinds of nodes, named after them.
 
         Raises:
             PerfModelError: fewer than two, or of names that are alike or that a layout cannot be written with.
         """
         if not kinds:
-            raise PerfModelError(f"cluster {name}: kinds: at least two are needed")
+            raise PerfModelError(f"cluster {name}: give at least two kinds of nodes")
         first = kinds[0]
         return cls(
             name=name,
@@ -143,20 +143,24 @@ class Cluster:
         names = [kind.name for kind in self.kinds]
         if len(names) < 2 or len(set(names)) < len(names):
             raise PerfModelError(
-                f"cluster {self.name}: kinds: at least two of different names are needed, got {', '.join(names)}"
+                f"cluster {self.name}: give at least two kinds of nodes with different names, got {', '.join(names)}"
             )
         for kind in self.kinds:
             if not re.fullmatch(r"(?!none$)[a-z][a-z0-9_.]*", kind.name):
                 raise PerfModelError(
-                    f"cluster {self.name}: kind {kind.name!r}: its name stands in layouts: lower-case letters, digits, "
-                    "_ and . alone"
+                    f"cluster {self.name}: kind {kind.name!r}: the name is used in layouts, so it may have only "
+                    "lower-case letters, digits, _ and ."
                 )
             if kind.kinds:
-                raise PerfModelError(f"cluster {self.name}: kind {kind.name}: it has kinds itself; state those here")
+                raise PerfModelError(
+                    f"cluster {self.name}: kind {kind.name}: it has several kinds itself; list these here instead"
+                )
 
         # Each kind has its own number of devices, and its own price.
         if self.max_devices is not None or self.price_per_device_hour is not None:
-            raise PerfModelError(f"cluster {self.name}: max_devices and price_per_device_hour are of each of its kinds")
+            raise PerfModelError(
+                f"cluster {self.name}: set max_devices and price_per_device_hour in each of its kinds instead"
+            )
 
     def kind(self, name: str) -> "Cluster":
         """One of the kinds of nodes.
@@ -174,16 +178,16 @@ class Cluster:
         return named
 
     def require_one_kind(self) -> None:
-        """Raise `PerfModelError` where nodes are of several kinds."""
+        """Raise `PerfModelError` if the cluster has several kinds of nodes."""
         if self.kinds:
             names = ", ".join(kind.name for kind in self.kinds)
             raise PerfModelError(
-                f"cluster {self.name} has several kinds of nodes ({names}): this is worked out for one kind; "
-                "state that as a cluster of its own"
+                f"cluster {self.name} has several kinds of nodes ({names}): this calculation supports only one; "
+                "give a cluster with a single kind"
             )
 
     def hosting(self, layout: Layout) -> Layout:
-        """The layout with the kind of nodes of every pipeline rank written out; on nodes of one kind as it is.
+        """The layout with the kind of nodes of each pipeline rank filled in; unchanged on a single kind.
 
         Raises:
             LayoutError, UnknownNameError: unknown kinds, too few nodes of a kind, or a pipeline rank on several kinds.
@@ -221,7 +225,7 @@ class Cluster:
         return layout
 
     def stages_of(self, layout: Layout) -> dict[str, int]:
-        """How many pipeline ranks of a layout each kind of nodes has room for: all groups of one lie within a kind."""
+        """Number of pipeline ranks that each kind of nodes has room for; all groups of a rank lie within one kind."""
         return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
 
     def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
@@ -234,7 +238,7 @@ class Cluster:
 
     @property
     def list_price(self) -> tuple[float | None, str]:
-        """US dollars per device and hour, and whose price that is: the cluster's own, else its device's.
+        """US dollars per device and hour, and the source of the price: the cluster, else its device.
 
         Nobody's where nodes are of several kinds.
         """
@@ -246,34 +250,34 @@ class Cluster:
 
     @property
     def capacity(self) -> int:
-        """Devices that there are: all that the outermost level joins, unless `max_devices` says fewer."""
+        """Number of devices: all that the outermost level joins, or `max_devices` if that is fewer."""
         if self.kinds:
             return sum(kind.capacity for kind in self.kinds)
         return self.levels[-1].size if self.max_devices is None else self.max_devices
 
     def require(self, devices: int, what: str) -> None:
-        """Raise `LayoutError` if `what`, which needs so many devices, is more than there are."""
+        """Raise `LayoutError` if `what` needs more devices than the cluster has."""
         if devices > self.capacity:
             limit = f"max_devices={self.max_devices}"
             if self.kinds:
                 limit = ", ".join(f"{kind.name} {kind.capacity}" for kind in self.kinds)
             elif self.max_devices is None:
-                limit = f"its outermost level {self.levels[-1].name!r} joins no more"
+                limit = f"all that its outermost level {self.levels[-1].name!r} joins"
             raise LayoutError(
-                f"{what} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}): take fewer "
+                f"{what} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}); use fewer "
                 "devices or a larger cluster",
                 Reason.CAPACITY,
             )
 
     @property
     def devices_per_node(self) -> int:
-        """Devices joined by the innermost level, of the largest nodes."""
+        """Devices per node, on the largest nodes."""
         if self.kinds:
             return max(min(kind.devices_per_node, kind.capacity) for kind in self.kinds)
         return self.levels[0].size
 
     def reach(self, ranks: Iterable[int], running: int | None = None) -> Reach:
-        """The network that a group of ranks communicates over, and the groups that share it.
+        """The part of the network that a group of ranks uses, and the groups that share it.
 
         Devices fill nodes in the order of their numbers. The ranks of a node that are not in the group are taken to be
         in groups like it, which communicate at the same time, as replicas do.
@@ -305,7 +309,7 @@ class Cluster:
         return Reach(ranks_of_group_in_node, joining_level, groups_of_node, max(1, alternating))
 
     def level_of(self, span: int) -> int:
-        """Index of the innermost level whose size covers `span` consecutive ranks (last if none does)."""
+        """Index of the innermost level that covers `span` consecutive ranks (the last if none does)."""
         for index, level in enumerate(self.levels):
             if span <= level.size:
                 return index

@@ -1,4 +1,4 @@
-"""Accelerators: nominal figures that analytical bounds and regressors are built on."""
+"""Accelerators and their nominal figures."""
 
 from dataclasses import dataclass, fields
 
@@ -27,7 +27,7 @@ class PeakRates:
                 positive(f"peak rate {field.name}", value)
 
     def flops_per_s(self, dtype: str) -> float:
-        """Peak of `dtype` in FLOP/s, or of the nearest wider type that the device does have."""
+        """Peak FLOP/s of `dtype`, or of the nearest wider type that the device supports."""
         for name in _FALLBACK.get(dtype, (dtype, "fp32")):
             value = getattr(self, name, None)
             if value is not None:
@@ -118,12 +118,12 @@ class Device:
             if value is not None:
                 positive(f"device {self.name}: {name}", value)
         if not self.dtypes:
-            raise PerfModelError(f"device {self.name}: peak: no rate is given; it computes in at least one dtype")
+            raise PerfModelError(f"device {self.name}: peak: give the rate of at least one dtype")
         if self.reached_share is not None and not 0 < self.reached_share <= 1:
             raise PerfModelError(f"device {self.name}: reached_share must be above 0 and at most 1")
 
     def require(self, dtype: str) -> None:
-        """Raise `PerfModelError` if the device computes nothing in `dtype` (`UnknownNameError` if nothing does)."""
+        """Raise `PerfModelError` if the device does not support `dtype` (`UnknownNameError` if no device does)."""
         dtype_bytes(dtype)
         if dtype not in self.dtypes:
             raise PerfModelError(f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}")
@@ -137,16 +137,16 @@ class Device:
 
     @property
     def scales_blocks(self) -> bool:
-        """Whether its matrix units take a scale per block of narrow elements."""
+        """Whether the matrix units support block scaling of narrow types."""
         # Such units came with those of 4 bits (NVIDIA Blackwell, AMD CDNA4).
         return self.peak.fp4 is not None
 
     @property
     def usual_dtype(self) -> str:
-        """The first of the usual element types that the device computes in; without any, its first element type."""
+        """The default element type: the first usual one that the device supports, else its first."""
         return next((name for name in USUAL_DTYPES if name in self.dtypes), USUAL_DTYPES[0])
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Element types in which it has a peak rate."""
+        """Element types that have a peak rate."""
         return tuple(field.name for field in fields(self.peak) if getattr(self.peak, field.name) is not None)

@@ -1,4 +1,4 @@
-"""The table of parallel dimensions: what a layout may spread over ranks, and who deals with which of them.
+"""The table of parallel dimensions that a layout may have.
 
 To add a dimension: an entry here (`ep` stays right before `dp`), a field of `Layout` with the same key, and the rules
 that name it: what it does to the shapes of blocks (`perfmodel.workload`), where its ranks lie if it does not multiply
@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """One way to spread a step over ranks."""
+    """One parallel dimension."""
 
     key: str
     """Field of a layout with its degree."""

@@ -1,4 +1,4 @@
-"""Records that files state: their keys are a record's fields, whose meaning is in the docstrings below them."""
+"""Records that files can state: the keys are the record's fields, described by their docstrings."""
 
 import ast
 import inspect
@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 
 class Stated:
-    """A dataclass that a file may state (`catalog.checked`): keys that are none of its fields are refused."""
+    """A dataclass that a file may state (`catalog.checked`); keys that are not its fields are refused."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 @cache
 def documented(kind: type) -> MappingProxyType[str, str]:
-    """First sentences of the docstrings of a dataclass's own fields; empty for those that have none."""
+    """First sentences of the docstrings of a dataclass's fields; empty for fields without one."""
     # Python keeps no docstrings of fields: they are read from the source, each below its field.
     record = next(node for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
     sentences, field = {}, ""

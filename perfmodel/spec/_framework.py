@@ -1,4 +1,4 @@
-"""Training frameworks: what the software does with a model, a job and a layout, and what it can run."""
+"""Training frameworks: how the software runs a model, a job and a layout, and what it can run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -83,8 +83,8 @@ _NOT_NEGATIVE: Final = (
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Framework(Stated, Sectioned):
-    """One version of a training framework. The defaults are those of `generic`: eager PyTorch, Megatron-LM like, with
-    everything overlapped that can be."""
+    """One version of a training framework. The defaults are those of `generic`: eager PyTorch in the style of
+    Megatron-LM, with all possible overlap."""
 
     name: str = "generic"
     """Name in the catalog, or that of its file."""
@@ -117,8 +117,8 @@ class Framework(Stated, Sectioned):
     whole has `stops_recompute` and `narrow_logits` anyway."""
 
     def running(self, job: Job, model: Model) -> "Framework":
-        """The framework as it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled
-        needs none), or waiting for every kernel, and the operators of its dispatcher and of the model's attention."""
+        """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's
+        operators."""
         host = self.host
         if host.execution != "eager":
             return self
@@ -139,7 +139,7 @@ class Framework(Stated, Sectioned):
 
     @property
     def costs_steps(self) -> bool:
-        """Whether a step takes more than its passes and the communication between them."""
+        """Whether a step has costs besides its passes and their communication."""
         return self.communication.straggling > 0 or self.host.step_overhead_s > 0
 
     @property
@@ -148,7 +148,7 @@ class Framework(Stated, Sectioned):
         return f"{self.name}@{self.since}" if self.since else self.name
 
     def layout_defaults(self, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of a layout's fields that `stated` leaves out, as this framework sets them.
+        """This framework's defaults for the layout fields missing from `stated`.
 
         Nothing is overlapped that cannot be (`hides`).
         """
@@ -178,12 +178,12 @@ class Framework(Stated, Sectioned):
 
     @property
     def cuts_collectives(self) -> bool:
-        """Whether tensor-parallel collectives can run in parts beside products (`Layout.tp_overlap`), by default or by
-        a switch."""
+        """Whether tensor-parallel collectives can be chunked and overlapped with matrix products (`Layout.tp_overlap`),
+        by default or by a switch."""
         return self.default_layout.tp_overlap or self.communication.tp_overlap_copies
 
     def usual_micro_batch(self, stages: int, batch_per_replica: int) -> int:
-        """Sequences of a micro-batch where nothing is said.
+        """The default micro-batch size.
 
         Args:
             stages: of the pipeline, model chunks of all its ranks.
@@ -197,14 +197,13 @@ class Framework(Stated, Sectioned):
         return usual if self.launch.pipeline_micro_batch is None else self.launch.pipeline_micro_batch
 
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
-        """Values of the fields that say how context and expert parallelism work, where there is any, as this framework
-        has them."""
+        """This framework's defaults for the kinds of context and expert parallelism, if the layout has any."""
         context = _OF_CONTEXT_PARALLEL if cp > 1 else ()
         experts = _OF_EXPERT_PARALLEL if ep > 1 else ()
         return {name: getattr(self.default_layout, name) for name in (*context, *experts)}
 
     def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
-        """A layout from its notation, and a sentence on what was not said and is taken as this framework has it.
+        """Parse a layout, and fill in this framework's defaults, with a sentence that lists them.
 
         The sentence is empty where that is as in `Layout` itself. With a `model`, stages are cut and selective
         recompute is as the framework has them.
@@ -234,7 +233,7 @@ class Framework(Stated, Sectioned):
         return layout, self._assumed(unusual, "layout")
 
     def job_defaults(self, dtype: str) -> dict[str, Any]:
-        """Values of a job's fields as this framework sets them for products of an element type."""
+        """This framework's defaults for the job's fields with an element type."""
         usual = self.default_job
         narrow = dtype in ("fp8", "fp4") and bool(usual.narrow.fp8_recipe)
         return {name: usual.value(name) for name in _JOB_DEFAULTS} | {
@@ -271,7 +270,7 @@ class Framework(Stated, Sectioned):
         return max(1, round(self.launch.selective_share * per_stage))
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
-        """A short notation from which `layout` reads this very layout.
+        """The shortest notation that `layout` reads back to the same layout.
 
         It says the degrees, what differs from the defaults of `Layout`, and those defaults that this framework would
         set otherwise.
@@ -303,7 +302,7 @@ class Framework(Stated, Sectioned):
         dtype: str | None = None,
         **stated: Any,
     ) -> Job:
-        """`Job.of` with this framework's defaults for the fields that `stated` leaves out.
+        """`Job.of` with this framework's defaults for the fields missing from `stated`.
 
         `assumed` of the job names those that differ from `Job`'s own defaults and mean something for the model.
         """
@@ -322,7 +321,7 @@ class Framework(Stated, Sectioned):
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 
     def refused(self, layout: Layout) -> dict[str, str]:
-        """Fields of a layout with values that this framework cannot run, and these in words."""
+        """Fields of a layout whose values this framework cannot run, each with a description."""
         can = self.capabilities
         zero_stages = can.zero_stages_in_pipelines if layout.pp > 1 else can.zero_stages
         schedule = layout.effective_schedule
@@ -362,12 +361,12 @@ class Framework(Stated, Sectioned):
         return offloads and (recompute == "none" or self.host.execution == "compiled")
 
     def cannot_run(self, layout: Layout) -> tuple[str, ...]:
-        """Why this framework cannot run a layout, one sentence each; empty if it can."""
+        """Reasons why this framework cannot run a layout, one sentence each; empty if it can."""
         return tuple(self.refuses(what) for what in self.refused(layout).values())
 
     def refuses(self, what: str) -> str:
-        """The sentence that this framework does not run something."""
-        return f"{self.label} does not run {what}"
+        """The sentence which says that this framework cannot run something."""
+        return f"{self.label} cannot run {what}"
 
     def _assumed(self, values: Mapping[str, Any], record: str) -> str:
         """A sentence on fields that are filled in; empty if there are none."""

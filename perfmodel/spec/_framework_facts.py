@@ -1,4 +1,4 @@
-"""What is known of a training framework, by subject: host, communication, memory, what it can run, launches."""
+"""Facts about a training framework, by subject: host, communication, memory, capabilities, launch defaults."""
 
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
@@ -24,7 +24,7 @@ first node, as nvidia-smi shows it where a job was started."""
 
 @dataclass(frozen=True, kw_only=True)
 class HostCosts:
-    """What the host does: how it issues operators, and what it takes for launches, bookkeeping and updates."""
+    """Costs of the host: issuing operators, launches, bookkeeping and updates."""
 
     execution: Execution = "eager"
     """How the host has the device run the operators of a step."""
@@ -73,13 +73,13 @@ class HostCosts:
 
     @property
     def issue_s(self) -> float:
-        """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
+        """Host time to issue one operator; 0 if the whole step is compiled or replayed."""
         return self.host_op_s if self.execution in ("eager", "layer_graphs", "blocking") else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationCosts:
-    """What communication can run beside, what it loses there, and what ranks wait for each other."""
+    """Costs of communication: possible overlap, slowdown by overlap, and waits between ranks."""
 
     blocking_sends: bool = False
     """A transfer between stages holds up the sender's kernels (one stream for everything, as in DistIR, section 2.1)
@@ -114,22 +114,22 @@ class CommunicationCosts:
     exp(spread sqrt(2 ln n)) of the usual time (mean of the largest of n normal draws, to first order)."""
 
     def checks(self, stages: int) -> bool:
-        """Whether hosts check collectives in runs of so many pipeline stages."""
+        """Whether hosts check collectives with this number of pipeline stages."""
         return self.checks_collectives == "always" or (self.checks_collectives == "pipelines" and stages > 1)
 
     def slowest_of(self, ranks: int) -> float:
-        """Time of the slowest of so many ranks, relative to the usual one."""
+        """Time of the slowest of this many ranks, relative to a typical rank."""
         return exp(self.straggling * sqrt(2 * log(ranks)))
 
     def hides(self, zero: int, tp: int) -> bool:
-        """Whether gradients can be reduced and weights gathered beside kernels under a stage of ZeRO and a degree of
-        tensor parallelism."""
+        """Whether gradient reductions and weight gathers can overlap with kernels at a ZeRO stage and tensor-parallel
+        degree."""
         return (self.zero_overlaps or zero == 0) and (self.tp_overlaps or tp == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCosts:
-    """What the software keeps in device memory beside weights, states and activations, and how it reports memory."""
+    """Memory that the software takes besides weights, states and activations, and how it reports memory."""
 
     memory_counter: MemoryCounter | None = None
     """What its own reports count; None where that is stated elsewhere, or depends on who looks."""
@@ -169,17 +169,17 @@ class MemoryCosts:
     """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
 
     def usable_bytes(self, memory_bytes: float) -> float:
-        """Bytes of a device's memory that a layout may take."""
+        """Bytes of device memory that a layout may use."""
         return memory_bytes * (1 - self.memory_margin)
 
     def memory_to_hold(self, taken_bytes: float) -> float:
-        """The memory of a device of which a layout may take so much: the inverse of `usable_bytes`."""
+        """The device memory needed for a layout of this size: the inverse of `usable_bytes`."""
         return taken_bytes / (1 - self.memory_margin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What the software can run, and what switches a launch has."""
+    """What the software can run, and which switches a launch has."""
 
     schedules: tuple[str, ...] = ()
     """Pipeline schedules by their names here (`perfmodel schedules`); empty: every one."""
@@ -225,7 +225,7 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchDefaults:
-    """What a launch that states nothing means, beyond the fields of `Layout` and `Job`."""
+    """Defaults of a launch beyond the fields of `Layout` and `Job`."""
 
     zero_in_pipelines: int | None = None
     """ZeRO stage of pipelines. None: as without a pipeline, or the highest that pipelines take."""

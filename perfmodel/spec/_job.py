@@ -1,5 +1,5 @@
-"""Jobs: what one step computes, apart from how it is laid out; and optimizers, one entry each: what it keeps of a
-parameter and what its update passes over."""
+"""Jobs: what one step computes, independent of the layout; and optimizers, with their states per parameter and the
+traffic of their update."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ BLOCK_OF_8_BIT: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """States and arithmetic of an optimizer, beside weights, gradients and a master copy of weights in fp32."""
+    """States and arithmetic of an optimizer, besides weights, gradients and fp32 master weights."""
 
     state_bytes: float
     """Per parameter: moments."""
@@ -98,7 +98,7 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Job(Implementation):
-    """What one step computes, apart from how it is laid out."""
+    """What one training or inference step computes, independent of the layout."""
 
     global_batch: int
     """Sequences (or images) per optimizer step."""
@@ -157,7 +157,7 @@ class Job(Implementation):
         dtype: str | None = None,
         **fields: Any,
     ) -> "Job":
-        """The job of a model on a device, with defaults for a sequence length or element type that is not given.
+        """Make the job of a model on a device; sequence length and element type have defaults.
 
         These are the model's own length, and the first of bf16, fp16 and fp32 that the device has; `assumed` names
         those that are not obvious.
@@ -168,8 +168,8 @@ class Job(Implementation):
             longest = model.inputs.longest_seq_len if isinstance(model, Transformer) else 0
             if longest:
                 assumed.append(
-                    f"sequences of {seq_len:,} tokens are assumed: {model.name} states only that it takes up to "
-                    f"{longest:,}; give --seq-len (seq_len) for others"
+                    f"seq_len={seq_len:,} is assumed, because {model.name} states only a maximum of {longest:,}; "
+                    "set another with --seq-len (seq_len)"
                 )
         if dtype is None:
             dtype = device.usual_dtype
@@ -200,12 +200,12 @@ class Job(Implementation):
         # Then what fields of several sections are together.
         if self.narrow.fp8_attention and not (self.dtype in ("fp8", "fp4") and self.kernels.flash_attention):
             raise LayoutError(
-                "job: fp8_attention is fused attention beside 8- or 4-bit products; set dtype=fp8, or leave it out"
+                "job: fp8_attention needs fused attention and 8- or 4-bit products; set dtype=fp8, or leave it out"
             )
         base_weights, frozen = self.fine_tuning.base_weights, self.fine_tuning.frozen
         if base_weights and not (frozen and dtype_bytes(self.dtype) >= 2):
             raise LayoutError(
-                f"job: base_weights={base_weights} needs frozen weights and a dtype of at least 16 bits; set both, or "
+                f"job: base_weights={base_weights} needs frozen weights and a 16-bit or wider dtype; set both, or "
                 "leave it out"
             )
 
@@ -217,15 +217,17 @@ class Job(Implementation):
         largest = sqrt(self.tokens_per_sequence * self.seq_len)
         if rms is not None and not 0 < rms <= largest * (1 + 1e-9):
             raise LayoutError(
-                f"job: rms_tokens must be above 0 and at most {largest:.6g}, the root mean square of lengths that are "
-                f"either seq_len={self.seq_len} or nothing; got {rms!r}"
+                f"job: rms_tokens must be above 0 and at most {largest:.6g}, which is reached if all lengths are "
+                f"0 or seq_len={self.seq_len}; got {rms!r}"
             )
         if self.varied_lengths and self.cached_tokens:
-            raise LayoutError("job: sequences of varied lengths have no cached_tokens; leave mean_tokens out")
+            raise LayoutError(
+                "job: cached_tokens cannot be combined with sequences of varied lengths; leave mean_tokens out"
+            )
 
     @property
     def input_s(self) -> float:
-        """Seconds that the input pipelines take for the samples of a step; 0 if they never limit it."""
+        """Seconds that the input pipeline needs for the samples of a step; 0 if it is never the limit."""
         return 0.0 if self.input_samples_per_s is None else self.global_batch / self.input_samples_per_s
 
     @property
@@ -235,12 +237,12 @@ class Job(Implementation):
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Tokens of a sequence that are computed, on the mean."""
+        """Mean number of computed tokens per sequence."""
         return self.seq_len if self.mean_tokens is None else self.mean_tokens
 
     @property
     def attended_tokens(self) -> float:
-        """Length of equal sequences that take the same time in attention and elsewhere: mean square over mean.
+        """Equivalent sequence length for attention: the mean square of the lengths divided by their mean.
 
         Lengths x up to L of density x^(a-1) have the mean u L with u = a / (a + 1), and the mean square
         L^2 a / (a + 2) = L^2 u / (2 - u): evenly spread ones at u = 1/2, all of length L at u = 1.
@@ -253,7 +255,7 @@ class Job(Implementation):
 
     @property
     def adds_half_gradients(self) -> bool:
-        """Whether 16-bit gradients are added to wider ones that lie beside them."""
+        """Whether 16-bit gradients are accumulated into separate wider ones."""
         gradients = self.gradients
         return gradients.half_gradients and dtype_bytes(gradients.grad_dtype) > 2 >= dtype_bytes(self.dtype)
 

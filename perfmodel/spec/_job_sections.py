@@ -1,4 +1,4 @@
-"""What a job's software does, by subject: the sections of `Job`, and the values that their fields may have."""
+"""The sections of `Job`, by subject, and the allowed values of their fields."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -113,7 +113,7 @@ def _require_known(kind: str, names: Iterable[str], literal: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoices:
-    """Which work runs as one kernel, and how the host issues kernels."""
+    """Fusion of kernels, and how the host launches them."""
 
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
@@ -144,13 +144,13 @@ class KernelChoices:
             raise LayoutError(f"job: cuda_graphs must be {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}")
 
     def fuses(self, kind: EagerKernel) -> bool:
-        """Whether a kind of element-wise work runs as one kernel."""
+        """Whether an elementwise operation is fused into one kernel."""
         return self.fused_kernels and kind not in self.eager_kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowProducts:
-    """What is in 8 or 4 bits where `Job.dtype` is, and what stays wide."""
+    """Which operations use 8 or 4 bits with such a `Job.dtype`, and which stay wide."""
 
     fp8_recipe: Fp8Recipe = ""
     """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
@@ -179,7 +179,7 @@ class NarrowProducts:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReduction:
-    """How gradients are accumulated and reduced, and by which buffers."""
+    """Accumulation and reduction of gradients, and their buffers."""
 
     grad_dtype: str = "fp32"
     """Element type in which gradients are accumulated and reduced."""
@@ -209,7 +209,7 @@ class GradientReduction:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadAndLoss:
-    """What the last block predicts, and how its logits are kept."""
+    """The output head, and how its logits are stored."""
 
     head: Head = "vocabulary"
     """What the last block predicts: words, as in pre-training, or labels, as where a model is fine-tuned to a task. Of
@@ -235,7 +235,7 @@ class HeadAndLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertTokens:
-    """How tokens reach their experts, how evenly, and how the experts compute."""
+    """Dispatch of tokens to experts, load balance, and the experts' computation."""
 
     expert_dispatcher: Dispatcher = "alltoall"
     """How tokens reach their experts."""
@@ -265,13 +265,13 @@ class ExpertTokens:
 
     @property
     def load(self) -> float:
-        """Tokens that the busiest rank's experts work on, over the mean of all ranks."""
+        """Load of the busiest rank's experts, relative to the mean over ranks."""
         return self.expert_imbalance if self.expert_capacity_factor is None else self.expert_capacity_factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedActivations:
-    """What forward keeps for backward, and what backward computes again."""
+    """Which activations the forward pass saves, and which the backward pass recomputes."""
 
     keep_gathered: bool = False
     """Under sequence parallelism, inputs of column-parallel products are kept as they were gathered instead of being
@@ -288,7 +288,7 @@ class SavedActivations:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Which weights are trained: all, none, or adapters beside frozen ones."""
+    """Which weights are trained: all, none, or adapters with frozen base weights."""
 
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
@@ -324,7 +324,7 @@ class FineTuning:
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Implementation(Sectioned):
-    """How software computes a job, by subject: what frameworks have defaults for, and what a job has of its own."""
+    """How the software computes a job, in sections; frameworks set their defaults."""
 
     kernels: KernelChoices = field(default=KernelChoices(), metadata=section())
     """Which work is fused, and how the host issues kernels."""

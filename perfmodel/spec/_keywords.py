@@ -1,4 +1,4 @@
-"""Keywords of functions that take a problem or a layout in words, and of records in sections.
+"""Typed keywords of functions that take a problem or a layout, and of records in sections.
 
 They are written out so that editors complete them and type checkers know them; `tests/spec/test_keywords.py` holds them
 to the fields of `Job`, `Layout` and `Transformer`.
@@ -120,7 +120,7 @@ class JobKeywords(
     FineTuningKeywords,
     total=False,
 ):
-    """Fields of `Job` and of its sections, but for global batch, sequence length and element type."""
+    """Fields of `Job` and its sections, except global batch, sequence length and element type."""
 
     mean_tokens: float | None
     rms_tokens: float | None

@@ -1,4 +1,4 @@
-"""Layouts: how a step is spread over devices."""
+"""Layouts: how a step is distributed over devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -42,7 +42,7 @@ _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefe
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One parallel layout. Degrees multiply to the device count: tp * cp * pp * dp = devices."""
+    """A parallel layout. Its degrees multiply to the number of devices: tp * cp * pp * dp = devices."""
 
     tp: int = 1
     """Tensor-parallel degree (Megatron column/row parallel)."""
@@ -146,7 +146,7 @@ class Layout:
             )
         if self.recompute == "full" and self.recompute_full_layers is not None:
             raise LayoutError(
-                "layout: recompute=full already recomputes every layer; leave it or recompute_full_layers out"
+                "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
             )
 
         # Ranks of a stage over experts and replicas of these.
@@ -170,9 +170,9 @@ class Layout:
 
         # Fields that need others.
         if self.offload_states == "weights" and self.zero < 3:
-            raise LayoutError("layout: offload_states=weights needs zero=3; or take offload_states=optimizer")
+            raise LayoutError("layout: offload_states=weights needs zero=3; set it, or use offload_states=optimizer")
         if self.offload_states == "optimizer" and self.replicated and not self.zero:
-            raise LayoutError("layout: offload_states=optimizer needs sharded states; take zero=1, 2 or 3")
+            raise LayoutError("layout: offload_states=optimizer needs sharded states; use zero=1, 2 or 3")
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
         if self.offload_layers != 0:
@@ -188,24 +188,25 @@ class Layout:
         # Megatron-Core refuses pipelines with `cpu_offloading` too (transformer_config.py).
         if self.pp > 1 or self.effective_schedule != "1f1b":
             raise LayoutError(
-                f"layout: offload_layers={n} needs one micro-batch at a time, pp=1 and schedule=1f1b; "
-                "in pipelines take offload=true",
+                f"layout: offload_layers={n} needs pp=1 and schedule=1f1b; in pipelines use offload=true",
                 Reason.OFFLOADED_LAYERS,
             )
 
         # A layer that is recomputed keeps nothing but its input; `offload` moves everything anyway.
         if self.recompute == "full" or any(self.recompute_full_layers or ()):
             raise LayoutError(
-                f"layout: offload_layers={n} needs recompute=none, or selective under a compiler, and no "
-                "recompute_full_layers",
+                f"layout: offload_layers={n} needs recompute=none (or selective with a compiler) and "
+                "recompute_full_layers left out",
                 Reason.OFFLOADED_LAYERS,
             )
         if self.offload:
-            raise LayoutError(f"layout: offload=true already offloads every layer; leave it or offload_layers={n} out")
+            raise LayoutError(
+                f"layout: offload=true already offloads every layer; leave out either it or offload_layers={n}"
+            )
 
     @property
     def effective_schedule(self) -> str:
-        """The schedule that runs, by its registered name."""
+        """The registered name of the schedule that really runs."""
         # 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B (arXiv 2104.04473,
         # section 2.2).
         name = schedule_name(self.schedule)
@@ -213,7 +214,7 @@ class Layout:
 
     @property
     def effective_sequence_parallel(self) -> bool:
-        """Whether norms and dropouts are sharded: not without tensor parallelism, whose ranks would hold the shards."""
+        """Whether norms and dropout are sharded over tensor-parallel ranks; never with tp=1."""
         return self.sequence_parallel and self.tp > 1
 
     @property
@@ -223,22 +224,22 @@ class Layout:
 
     @property
     def edp(self) -> int:
-        """Ranks of a stage that hold the same experts: ep * etp * edp * pp = devices."""
+        """Data-parallel degree of experts: ep * etp * edp * pp = devices."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Effective degrees of all parallel dimensions, in the table's order."""
+        """The effective degrees of all parallel dimensions, in table order."""
         return _DEGREES(self)
 
     @property
     def replicated(self) -> bool:
-        """Whether several ranks hold the same weights, inside experts or outside."""
+        """Whether several ranks hold the same weights, in experts or elsewhere."""
         return self.dp * self.cp > 1 or self.edp > 1
 
     @property
     def forms(self) -> dict[str, Any]:
-        """Fields of which several values may run alike, each with the one that stands for these."""
+        """Fields whose values may be equivalent, each with its canonical value."""
         # A field that has nothing to act on takes its default, so that such layouts are priced once.
         return {
             "schedule": self.effective_schedule,
@@ -254,13 +255,13 @@ class Layout:
 
     @property
     def canonical(self) -> "Layout":
-        """The layout as what runs: layouts that run alike are equal in this form."""
+        """The canonical form of the layout: layouts that run in the same way are equal in it."""
         changed = {name: form for name, form in self.forms.items() if form != getattr(self, name)}
         return self.replace(**changed) if changed else self
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences on fields that do not run as they are written."""
+        """Sentences about fields that have no effect or run as something else."""
         remarks = []
         if self.effective_schedule != schedule_name(self.schedule):
             remarks.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
@@ -272,7 +273,7 @@ class Layout:
 
     @property
     def notation_fields(self) -> dict[str, Any]:
-        """Fields from which any framework reads this very layout, in the order of the record.
+        """The fields needed to read this layout back under any framework, in record order.
 
         These are the degrees, every field that differs from its default here, and every field whose default a
         framework may have otherwise (`framework_fields`).
@@ -283,7 +284,7 @@ class Layout:
 
     @property
     def framework_fields(self) -> tuple[str, ...]:
-        """Fields that a framework may fill in where a notation leaves them out, as far as they mean something here."""
+        """The relevant fields that a framework fills in if a notation leaves them out."""
         names = ["zero", "recompute", "overlap_grad_reduce", "overlap_param_gather"]
         if self.pp > 1:
             names += ["schedule", "partition"]
@@ -300,7 +301,7 @@ class Layout:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All fields as a row of a table has them: numbers and words; those per stage as in the notation."""
+        """All fields as table columns: numbers and words; per-stage fields in the notation."""
         columns = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -314,7 +315,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str, **defaults: Any) -> "Layout":
-        """Read `"tp=8,pp=16,..."` or DistSim's notation `8M16P1D` (section 5.1: model, pipeline, data).
+        """Parse `"tp=8,pp=16,..."` or DistSim's notation `8M16P1D` (section 5.1: model, pipeline, data).
 
         Raises:
             LayoutError, UnknownNameError: as `values`, and for values that no layout has.
@@ -323,7 +324,7 @@ class Layout:
 
     @classmethod
     def values(cls, text: str) -> dict[str, Any]:
-        """The fields that a layout's notation says, and no others.
+        """Parse a notation into the fields that it states.
 
         Raises:
             LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
@@ -351,7 +352,7 @@ class Layout:
         return written_values(shown)
 
     def __str__(self) -> str:
-        """The complete notation: `parse`, and every framework, reads this very layout from it.
+        """The complete notation, which `parse` and every framework read back to this layout.
 
         `Framework.notation` is shorter: it leaves out what that framework would fill in itself.
         """
@@ -360,18 +361,18 @@ class Layout:
 
 _PLAIN: Final = Layout()
 _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
-    ("schedule", lambda layout: layout.pp > 1, "has no pipeline to fill with pp=1"),
-    ("partition", lambda layout: layout.pp > 1, "has no stages to cut with pp=1"),
-    ("replicate", lambda layout: layout.zero > 0, "has nothing to shard with zero=0"),
+    ("schedule", lambda layout: layout.pp > 1, "has no effect with pp=1, because there is no pipeline"),
+    ("partition", lambda layout: layout.pp > 1, "has no effect with pp=1, because there is only one stage"),
+    ("replicate", lambda layout: layout.zero > 0, "has no effect with zero=0, which shards nothing"),
     (
         "prefetch",
         lambda layout: layout.zero == 3 and layout.overlap_param_gather,
-        "has no weights to gather ahead: that takes zero=3 and overlap_param_gather=true",
+        "has no effect without zero=3 and overlap_param_gather=true",
     ),
-    ("sequence_parallel", lambda layout: layout.tp > 1, "has nothing to shard with tp=1"),
-    ("tp_overlap", lambda layout: layout.tp > 1, "has nothing to overlap with tp=1"),
-    ("cp_kind", lambda layout: layout.cp > 1, "has nothing to exchange with cp=1"),
-    ("cp_balanced", lambda layout: layout.cp > 1, "has nothing to balance with cp=1"),
-    ("ep_overlap", lambda layout: layout.ep > 1, "has nothing to overlap with ep=1"),
+    ("sequence_parallel", lambda layout: layout.tp > 1, "has no effect with tp=1"),
+    ("tp_overlap", lambda layout: layout.tp > 1, "has no effect with tp=1"),
+    ("cp_kind", lambda layout: layout.cp > 1, "has no effect with cp=1"),
+    ("cp_balanced", lambda layout: layout.cp > 1, "has no effect with cp=1"),
+    ("ep_overlap", lambda layout: layout.ep > 1, "has no effect with ep=1"),
 )
 """Fields that act under a condition alone, and what is said of them where they do not."""

@@ -1,4 +1,4 @@
-"""Models: architecture figures from which every shape, FLOP and parameter follows."""
+"""Models: the architecture, which determines every shape, FLOP and parameter."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,7 +53,7 @@ _PART_OF_LETTER: Final = {"M": "mamba", "S": "selective_scan", "L": "delta_net",
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Stated, Sectioned):
-    """Decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer, on words or on patches."""
+    """A decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer, on text or image patches."""
 
     name: str
     layers: int
@@ -164,8 +164,8 @@ class Transformer(Stated, Sectioned):
         together = all(word.startswith("*M") and word.count("M") == 1 for word in words if "M" in word)
         if hybrid.parallel_mixers and not (hybrid.mamba and together and self.norms.norm_at == "input"):
             raise PerfModelError(
-                f"{owner}: parallel_mixers needs words of mixers that begin with *M where they have an M, and norms at "
-                f"the input; got {mixers!r}"
+                f"{owner}: parallel_mixers needs every M in mixers to be written as *M at the start of its layer, "
+                f"and norms at the input; got {mixers!r}"
             )
 
     def _check_combinations(self, owner: str) -> None:
@@ -196,12 +196,12 @@ class Transformer(Stated, Sectioned):
         if parallel_blocks != "none" and incompatible:
             raise PerfModelError(
                 f"{owner}: parallel_blocks={parallel_blocks} needs layers of attention and a dense feed-forward, "
-                f"normalised at their input; leave out {' and '.join(incompatible)}"
+                f"with norms at the input; leave out {' and '.join(incompatible)}"
             )
         if self.layer_groups > self.layers or (self.layer_groups and (self.hybrid.mixers or self.experts)):
             raise PerfModelError(
-                f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, all of one kind; "
-                "leave out mixers and experts"
+                f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, and all layers "
+                "must be of one kind; leave out mixers and experts"
             )
         if self.experts is not None and self.experts.first_dense_layers > self.layers:
             raise PerfModelError(
@@ -211,7 +211,7 @@ class Transformer(Stated, Sectioned):
 
     @cached_property
     def stack(self) -> tuple[str, ...]:
-        """Sub-layers of every layer (of the encoder, for encoder-decoder models), a word of `MIXERS` each."""
+        """Sub-layers of each layer (of the encoder, for encoder-decoder models), as strings of `MIXERS` letters."""
         # Words repeat over the layers; letters stand for a layer each.
         mixers = self.hybrid.mixers
         if mixers:
@@ -223,7 +223,7 @@ class Transformer(Stated, Sectioned):
 
     @property
     def mtp_stack(self) -> tuple[str, ...]:
-        """Sub-layers of the layer of every module for a further token, a word of `MIXERS` each."""
+        """Sub-layers of each multi-token-prediction module, as strings of `MIXERS` letters."""
         # Unless said otherwise such a layer is like the last of the stack.
         return (self.mtp.mtp_mixers or self.stack[-1],) * self.mtp.mtp_layers
 
@@ -294,12 +294,12 @@ class ConvLayer(Stated):
 
     @property
     def size_out(self) -> int:
-        """Output height = width; 1 of a dense layer."""
+        """Output height and width; 1 for a dense layer."""
         return 1 if self.op == "linear" else (self.size_in + 2 * self.pad - self.kernel) // self.stride + 1
 
     @property
     def weights(self) -> int:
-        """Elements of its weights, biases apart."""
+        """Number of weights, without biases."""
         # A dense layer is a convolution whose kernel is as large as its input.
         if self.op == "conv":
             area = self.kernel**2

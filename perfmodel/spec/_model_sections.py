@@ -1,4 +1,4 @@
-"""What a transformer is made of, by subject: the sections of `Transformer`."""
+"""The sections of `Transformer`, by subject."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -30,7 +30,7 @@ MIXERS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionForm(Stated):
-    """What tokens attend to, and what attention has beside its products."""
+    """The form of attention: what tokens attend to, and operations besides its matrix products."""
 
     causal: bool = True
     """Tokens attend to those before them alone."""
@@ -58,7 +58,7 @@ class AttentionForm(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockForm(Stated):
-    """What a layer is made of beside attention: its feed-forward, biases and dropout."""
+    """The rest of a layer besides attention: feed-forward, biases and dropout."""
 
     parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
     """Attention and feed-forward of a layer take the same input side by side, x + Attn(N(x)) + FFN(N(x)), instead of
@@ -78,7 +78,7 @@ class BlockForm(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Norms(Stated):
-    """Which norms there are, and where."""
+    """The kind and placement of norms."""
 
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """Layer norms subtract the mean, RMS norms do not."""
@@ -98,7 +98,7 @@ class Norms(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs(Stated):
-    """What hidden states are made of before the first layer: words, patches or sound, and positions."""
+    """The input: text, patches or audio, and positions."""
 
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
     """How positions are told: a table, rotations of queries and keys, or biases of scores."""
@@ -118,7 +118,7 @@ class Inputs(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputHead(Stated):
-    """What follows the last layer."""
+    """The output head after the last layer."""
 
     tied_embeddings: bool = True
     """The vocabulary projection has the weights of the token embedding."""
@@ -133,7 +133,7 @@ class OutputHead(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class HybridStack(Stated):
-    """Layers that are not an attention and a feed-forward each, and the sizes of what they have instead."""
+    """Layers other than attention plus feed-forward, and the sizes of their parts."""
 
     mixers: str = ""
     """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv 2504.03624), or a word per
@@ -153,7 +153,7 @@ class HybridStack(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherTokens(Stated):
-    """Modules that predict one token further each."""
+    """Multi-token-prediction modules."""
 
     mtp_layers: int = 0
     """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,

@@ -1,4 +1,4 @@
-"""Layouts as text, `tp=8,pp=16,dp=8`, and the names by which papers and frameworks call their parts."""
+"""Layouts as text, `tp=8,pp=16,dp=8`, and the names that papers and frameworks use."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -92,7 +92,7 @@ SCHEDULE_ALIASES: Final = {
 
 @lru_cache(1024)
 def schedule_name(name: str) -> str:
-    """The name under which a schedule is registered, of one of any case or from a paper; others as they are."""
+    """The registered name of a schedule, from any case or a paper's name; unknown names are returned unchanged."""
     head, colon, number = name.strip().partition(":")
     # The name of a file keeps its case.
     if head.lower() == "file":
@@ -102,14 +102,14 @@ def schedule_name(name: str) -> str:
 
 
 def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
-    """Values of the fields that a layout's notation states; `types` are those of all fields.
+    """Parse the fields that a layout's notation states; `types` has the types of all fields.
 
     Raises:
         LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
         UnknownNameError: for a key that no layout has.
     """
     if not text.strip(" ,"):
-        raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
+        raise LayoutError("layout: the text is empty; give degrees, such as tp=8,pp=4,dp=2")
 
     # DistSim's notation (8M16P1D) may begin the text, or be all of it.
     head, comma, rest = text.strip().partition(",")
@@ -122,7 +122,7 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
     items = [part.strip() for part in text.split(",")] if comma or text != rest else []
     if not all(items):
         raise LayoutError(
-            f"layout: {text.strip()[:60]!r} has a comma too many, or a missing key=value between two commas"
+            f"layout: {text.strip()[:60]!r} has an extra comma, or a missing key=value between two commas"
         )
 
     last = None
@@ -133,17 +133,17 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
             continue
         name, sign, raw = (part.strip() for part in item.partition("="))
         if not sign:
-            raise LayoutError(f"layout: {item!r} is not key=value (nor like 8M16P1D)")
+            raise LayoutError(f"layout: {item!r} is neither key=value nor of the form 8M16P1D")
         key = _key(name, raw, types)
         if key in values:
-            raise LayoutError(f"layout: {key} is given twice, the second time as {raw!r}; leave one out")
+            raise LayoutError(f"layout: {key} is given twice (the second time as {raw!r}); leave one out")
         values[key] = _value(key, raw, types[key])
         last = key
     return values
 
 
 def written(value: Any) -> str:
-    """A field's value as `read_values` reads it."""
+    """Format a field's value as `read_values` parses it."""
     if value is None:
         return "none"
     if isinstance(value, tuple):
@@ -167,7 +167,7 @@ def _in_runs(stages: tuple[Any, ...]) -> Iterator[str]:
 
 
 def written_values(values: Mapping[str, Any]) -> str:
-    """Fields in the notation that `read_values` reads, as plain text: a schedule's file may have any name."""
+    """Format fields in the notation that `read_values` parses."""
     return plain_text(",".join([f"{name}={written(value)}" for name, value in values.items()]))
 
 
@@ -181,8 +181,8 @@ def _key(name: str, raw: str, types: dict[str, Any]) -> str:
     # FSDP is no degree of its own here, which people look for.
     if key == "fsdp":
         raise LayoutError(
-            f"layout: {name} is no key; {raw} ranks that shard all states among themselves are dp={raw},zero=3, and "
-            "replicate=R makes R such groups of dp ranks (hybrid sharding)"
+            f"layout: {name} is not a key; for {raw} ranks that shard all states write dp={raw},zero=3, and add "
+            "replicate=R for hybrid sharding with R replicas"
         )
     raise UnknownNameError("layout key", name, types)
 
@@ -195,7 +195,7 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
         value, times, count = part.partition("x")
         repeats = _whole(key, count) if times else 1
         if not 1 <= repeats <= MOST_STAGES or (times and value.startswith("0")):
-            raise LayoutError(f"layout: {key} repeats a stage from 1 to {MOST_STAGES:,} times, got {part!r}")
+            raise LayoutError(f"layout: {key} may repeat a stage 1 to {MOST_STAGES:,} times, got {part!r}")
         stages += [_whole(key, value)] * repeats
     return tuple(stages)
 

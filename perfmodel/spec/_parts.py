@@ -1,4 +1,4 @@
-"""Parts of transformers beside plain attention and feed-forwards: experts, mixers, patches, conditioning."""
+"""Further parts of transformers: experts, mixers, patches, conditioning."""
 
 from dataclasses import dataclass
 
@@ -99,12 +99,12 @@ class Mamba(Stated):
 
     @property
     def inner(self) -> int:
-        """Elements of a token inside the mixer, of all heads."""
+        """Elements per token inside the mixer, over all heads."""
         return self.heads * self.head_dim
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: what is inside, and inputs and outputs of the state."""
+        """Channels of the convolution: the inner elements, and inputs and outputs of the state."""
         return self.inner + 2 * self.groups * self.state
 
 
@@ -162,7 +162,7 @@ class DeltaNet(Stated):
 
     @property
     def values(self) -> int:
-        """Elements of a token's values, of all heads."""
+        """Elements of a token's values, over all heads."""
         return self.heads * self.head_dim
 
     @property
@@ -173,7 +173,7 @@ class DeltaNet(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class Patches(Stated):
-    """What a vision encoder or a diffusion transformer is given: square images (or latents) in square patches."""
+    """Input of a vision encoder or diffusion transformer: square images (or latents) in square patches."""
 
     image_size: int
     """Height and width in pixels."""
@@ -201,24 +201,24 @@ class Patches(Stated):
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image."""
+        """Tokens per image."""
         return (self.image_size // self.patch_size) ** 2 + self.class_tokens
 
     @property
     def elements(self) -> int:
-        """Numbers of a patch."""
+        """Elements per patch."""
         return self.patch_size**2 * self.channels
 
     @property
     def out_elements(self) -> int:
-        """Numbers predicted for a patch."""
+        """Output elements per patch."""
         return self.patch_size**2 * self.out_channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrogram(Stated):
-    """What an encoder of speech is given in place of words (Whisper, arXiv 2212.04356, section 2.2): a spectrum per
-    instant, of which two convolutions over time make tokens, the second of them fewer."""
+    """Input of a speech encoder (Whisper, arXiv 2212.04356, section 2.2): a spectrogram, turned into tokens by two
+    convolutions over time, the second with a stride."""
 
     channels: int
     """Frequencies of a spectrum."""
@@ -233,8 +233,8 @@ class Spectrogram(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowEmbedding(Stated):
-    """A table of tokens narrower than the layers: one product makes hidden states of its rows, and another brings
-    hidden states to its width before the vocabulary projection."""
+    """A token embedding narrower than the layers: one matrix product widens it to the hidden size, and another narrows
+    the hidden states before the vocabulary projection."""
 
     width: int
     """Elements of a row."""
@@ -249,7 +249,7 @@ class NarrowEmbedding(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaLN(Stated):
-    """Conditioning by scale, shift and gate of every sub-layer, made of time step and class.
+    """Adaptive norms: scale, shift and gate of each sub-layer, computed from time step and class.
 
     adaLN-Zero of DiT, Peebles and Xie, arXiv 2212.09748, section 3.2. Norms have no parameters of their own.
     """

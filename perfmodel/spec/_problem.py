@@ -1,4 +1,4 @@
-"""Problems: what is to be trained or served, on what, by which framework; all but the layout."""
+"""Problems: model, cluster, job and framework; everything but the layout."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +14,7 @@ from perfmodel.units import whole
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One job of a model on a cluster. `perfmodel.catalog.problem` makes one of names and words."""
+    """A job of a model on a cluster. `perfmodel.catalog.problem` makes one from names and keywords."""
 
     model: Model
     cluster: Cluster
@@ -25,20 +25,20 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.job.cached_tokens and self.job.mode == "train":
-            raise PerfModelError("job: cached_tokens are for inference; set mode=inference, or cached_tokens=0")
+            raise PerfModelError("job: cached_tokens apply only to inference; set mode=inference, or cached_tokens=0")
         if self.devices is not None:
             if self.devices < 1:
                 raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")
             whole("problem", {"devices": self.devices})
 
     def require_devices(self) -> int:
-        """The number of devices; `PerfModelError` where it is left open."""
+        """The number of devices; raises `PerfModelError` if it is not given."""
         if self.devices is None:
-            raise PerfModelError("devices are needed: give the number of devices (--devices N)")
+            raise PerfModelError("the number of devices is missing; give --devices N (devices=)")
         return self.devices
 
     def notation(self, layout: Layout) -> str:
-        """The layout in the notation of the framework, which reads this very layout back for this model."""
+        """The layout's notation, which the framework reads back to the same layout for this model."""
         return self.framework.notation(layout, self.model)
 
     def replace(self, **changes: Any) -> "Problem":

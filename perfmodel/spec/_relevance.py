@@ -1,4 +1,4 @@
-"""Fields of a job, and kinds of kernels, that mean something for some models alone."""
+"""Fields of a job and kinds of kernels that matter only for some models."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -20,7 +20,7 @@ _OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
 
 
 def concerns(name: str, model: Model) -> bool:
-    """Whether a field of a job, or a kernel, means something for a model."""
+    """Whether a field of a job, or a kernel, matters for a model."""
     if name in _OF_CONVOLUTIONS:
         return isinstance(model, ConvNet)
 

@@ -1,4 +1,4 @@
-"""Wide records in sections, whose keys stay flat.
+"""Records divided into sections whose keys stay flat.
 
 Code reads `framework.memory.bucket_bytes`; files, columns of tables and keywords say `bucket_bytes` alone, as in
 `Framework(bucket_bytes=1e6)` and `replace(framework, bucket_bytes=1e6)`. Which section a key belongs to follows from
@@ -38,12 +38,12 @@ class KeyField:
 
     @property
     def default(self) -> Any:
-        """Default of the field; `dataclasses.MISSING` where it has none."""
+        """Default of the field; `dataclasses.MISSING` if it has none."""
         return next(f.default for f in fields(self.home) if f.name == self.name)
 
 
 def section(*keys: str) -> dict[str, Any]:
-    """Metadata of a field whose default is a record of its own: `field(default=Memory(), metadata=section())`.
+    """Metadata that marks a field as a section: `field(default=Memory(), metadata=section())`.
 
     Args:
         keys: fields of the section that are keys of the whole record; all of them where none is named.
@@ -53,7 +53,7 @@ def section(*keys: str) -> dict[str, Any]:
 
 @cache
 def key_fields(kind: type) -> Mapping[str, KeyField]:
-    """The fields of a record by flat key, those of its sections among them; sections themselves have no key.
+    """The fields of a record and its sections by flat key; sections themselves have no key.
 
     Raises:
         ValueError: two fields have the same key.
@@ -73,7 +73,7 @@ def key_fields(kind: type) -> Mapping[str, KeyField]:
 
 
 def flat_keywords(kind: type[Record]) -> type[Record]:
-    """Let the constructor of a dataclass in sections, and with it `dataclasses.replace`, take keys of the sections too.
+    """Let the constructor of a dataclass, and `dataclasses.replace`, accept keys of its sections too.
 
     `Framework(bucket_bytes=1e6)` is `Framework(memory=MemoryCosts(bucket_bytes=1e6))`. A section and keys of it
     together are this section with these values, which is what `dataclasses.replace` passes.
@@ -89,10 +89,10 @@ def flat_keywords(kind: type[Record]) -> type[Record]:
 
 
 class Sectioned:
-    """A frozen dataclass, some of whose fields are sections: its values are found by flat keys too."""
+    """A frozen dataclass with sections, whose values can also be accessed by flat key."""
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values of some fields, or of keys of its sections."""
+        """A copy with some fields, or keys of sections, changed."""
         return replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     def value(self, key: str) -> Any:
@@ -108,7 +108,7 @@ class Sectioned:
 
 
 def nested(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by flat key as tables in tables, one for each section that has any of them. Unknown keys are left out."""
+    """Nest values given by flat key into tables, one per section used. Unknown keys are left out."""
     tables: dict[str, Any] = {}
     by_key = key_fields(kind)
     for key, value in values.items():
@@ -123,7 +123,7 @@ def nested(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_location(kind: type, location: Iterable[str | int]) -> tuple[str | int, ...]:
-    """Where a value lies in `nested` tables, without the sections: the flat key, and what lies inside its value."""
+    """Convert a location in `nested` tables to a flat key and the location inside its value."""
     left = tuple(location)
     sections = {outer.name: type(outer.default) for outer in fields(kind) if _SECTION in outer.metadata}
     if left and left[0] in sections:

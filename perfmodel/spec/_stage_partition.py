@@ -1,4 +1,4 @@
-"""Layers of pipeline stages that a framework balances by their cost instead of their number."""
+"""Pipeline stages that a framework balances by cost instead of by number of layers."""
 
 from itertools import accumulate
 
@@ -7,7 +7,7 @@ from perfmodel.spec._notation import PerStage
 
 
 def partition_by_cost(model: Model, stages: int) -> PerStage:
-    """Layers per stage where stages are balanced by multiplications as nanotron's `build_model` does it.
+    """Layers per stage, balanced by multiplications as in nanotron's `build_model`.
 
     A layer costs 4 h^2 (with grouped keys and values, and with heads of another size, too) + 3 h f, or 2 h f without a
     gate; the head costs h V. None (even stages) where there are too few layers.

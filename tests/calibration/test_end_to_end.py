@@ -231,7 +231,7 @@ def test_a_timeline_tells_kernels_from_communication() -> None:
     )
     assert with_trace.value > 2 * without.value
     assert with_trace.hi - with_trace.lo < without.hi - without.lo
-    with pytest.raises(PerfModelError, match="of another program"):
+    with pytest.raises(PerfModelError, match="does not belong to layout"):
         fitted([Run(**{**vars(run), "layout": Layout.parse("tp=1,pp=4,dp=16")})])
 
 

@@ -83,7 +83,7 @@ def test_with_one_node_what_passes_between_nodes_stays_predicted():
     job = Job(global_batch=64, seq_len=512)
     plan = model_plan("gpt2-345m", CLUSTER, job, [Layout(tp=8, pp=2)], nodes=1)
     assert all(op.num_nodes == 1 for op in plan.plan.collectives)
-    assert any("one node at hand" in reason for reason in plan.unmeasured.values())
+    assert any("only one node is available" in reason for reason in plan.unmeasured.values())
     assert 0 < plan.unmeasured_share < 1
 
 

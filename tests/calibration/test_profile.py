@@ -104,7 +104,7 @@ def test_collectives_that_nothing_hides_show() -> None:
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     other = replace(problem(), model=replace(MODEL, layers=3, hidden=1280, heads=10, kv_heads=10, vocab=6400))
-    with pytest.raises(PerfModelError, match="give the model, job and layout that it recorded"):
+    with pytest.raises(PerfModelError, match="give the model, job and layout that were recorded"):
         fit_profile(other, "tp=1", profile("tp=1", {}), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

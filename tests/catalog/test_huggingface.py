@@ -293,7 +293,7 @@ def test_mixers_side_by_side_have_one_norm():
         assert layers[0].params < layers[1].params
         assert matmul_flops(layers[0].forward) == matmul_flops(layers[1].forward)
         assert len(layers[0].forward) < len(layers[1].forward)
-    with pytest.raises(PerfModelError, match="parallel_mixers needs words"):
+    with pytest.raises(PerfModelError, match="parallel_mixers needs every M"):
         replace(together, mixers="M*- ")
 
 

@@ -35,7 +35,10 @@ def test_a_framework_is_taken_by_name():
         ({"model": "gpt3-1.3b", "global_batch": 16}, "a cluster is needed"),
         ({"model": "gpt3-1.3b", "cluster": "dgx-a100"}, "global_batch is needed"),
         ({"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "devices": 0}, "devices must be at least 1"),
-        ({"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "cached_tokens": 8}, "are for inference"),
+        (
+            {"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "cached_tokens": 8},
+            "apply only to inference",
+        ),
         ({"model": "gpt3-1", "cluster": "dgx-a100", "global_batch": 16}, "unknown model"),
     ],
 )

@@ -40,7 +40,7 @@ def test_search_writes_everything(capsys, tmp_path):
         "--out", str(files[0]), "--trace", str(files[1]), "--png", str(files[2]),
     )  # fmt: skip
     assert status == 0
-    assert "of them were evaluated in full" in " ".join(out.split())
+    assert "of them were fully evaluated" in " ".join(out.split())
     assert len(json.loads(files[0].read_text())["layouts"]) == 3
     trace = json.loads(gzip.decompress(files[1].read_bytes()))
     assert {e["ph"] for e in trace["traceEvents"]} >= {"M", "X", "C"}
@@ -114,7 +114,7 @@ def test_doctor(capsys):
             ["search", *JOB, "--devices", "8", "--objective", "1/0"],
             "no layout that fits has a finite value of the objective '1/0'",
         ),
-        (["search", *JOB, "--devices", "8", "--png", "best.bmp"], "best.bmp: a picture is written as .png"),
+        (["search", *JOB, "--devices", "8", "--png", "best.bmp"], "best.bmp: a picture's file name must end in .png"),
         (["timeline", *JOB, "--layout", "dp=8", "--png", "taken.png"], "is a folder; give another --png"),
         (["fit", "absent.csv", "--out", __file__], "is a file, not a folder; give another --out"),
         (["fit", "--sites", "--out", "x"], "--sites takes published runs as TABLE"),

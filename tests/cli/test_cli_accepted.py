@@ -113,7 +113,7 @@ def test_what_is_assumed_stands_in_the_result_and_on_stderr(capsys, tmp_path):
     status, out, err = run(capsys, "predict", *job, "--layout", "tp=8", "--json")
     result = json.loads(out)
     assert (status, result["seq_len"]) == (0, 8192)
-    for told in ("8,192 tokens are assumed", "dtype fp16 is assumed"):
+    for told in ("seq_len=8,192 is assumed", "dtype fp16 is assumed"):
         assert any(told in warning for warning in result["warnings"])
         assert told in err
     given = ["--seq-len", "2048", "--dtype", "fp16"]

@@ -84,7 +84,7 @@ def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, An
     assert status == 0
     assert json.loads(text)["families"]["gemm"]["rows"] == 4 - table["suspect_rows"]
     status, text, _ = run(capsys, "calibrate", "diff", out, out)
-    assert "machine, software and collector are the same" in text
+    assert "machine, software and measuring tool are the same" in text
 
 
 def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Path):
@@ -105,7 +105,7 @@ def test_what_is_saved_is_printed_as_a_table(capsys):
     assert status == 0
     assert "tp=4,pp=2,dp=1" in text
     assert not set("{}[]") & set(text)
-    assert "this machine cannot measure it: the plan's device is A100-SXM4-80GB, found a CPU" in text
+    assert "this machine cannot measure the plan: the plan's device is A100-SXM4-80GB, found a CPU" in text
 
 
 WRONG = {
@@ -159,7 +159,7 @@ def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
         capsys, "calibrate", "--plan", ROOT / "calibrate" / "two_nodes_cpu.toml", "--dry-run", "--json"
     )
     assert status == 0
-    assert "start it on these by a launcher" in json.loads(text)["refused_here"]
+    assert "start perfmodel on all of them with a launcher" in json.loads(text)["refused_here"]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
     assert report["next"].startswith("perfmodel fit --")
     assert max(map(len, shown.split("measure first")[0].splitlines())) <= 80
     status, shown, _ = run(capsys, "calibrate", *DECISION, "--top", 1)
-    assert (status, "take #1" in shown) == (0, True)
+    assert (status, "use #1" in shown) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
         ([*DECISION, "--top", "0"], "top must be at least 1"),
         (["--out", "x"], "give --plan FILE, or --model"),
         (["--plan", "nowhere.toml", "--out", "x"], "nowhere.toml: not a readable plan"),
-        (["--plan", "{tiny}"], "--out DIR is needed"),
+        (["--plan", "{tiny}"], "give --out DIR"),
         (["--plan", "{tiny}", "--model", "gpt3-1.3b", "--out", "x"], "give --plan FILE, or --model"),
         (["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"], "--model needs --layouts, --global-batch"),
         (["--plan", "{tiny}", "--out", "x", "--backend", "tensorflow"], "invalid choice"),

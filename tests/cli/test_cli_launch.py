@@ -115,7 +115,7 @@ def test_search_writes_the_best_layout_that_the_framework_can_run(files: Path, c
     ranked = [Layout.parse(one["layout"]) if isinstance(one["layout"], str) else Layout(**one["layout"])
               for one in json.loads(out)["layouts"]]  # fmt: skip
     found = [comparable(layout) for layout in ranked].index(comparable(launch.layout))
-    assert err.count("passed over: ") == min(found, 12)
+    assert err.count("skipped:  ") == min(found, 12)
     # the second of the two commands: the exported file predicts
     status, out, _ = run(capsys, "predict", "--from", str(best), "--cluster", "dgx-a100", "--json")
     assert status == 0

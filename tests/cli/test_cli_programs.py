@@ -114,7 +114,7 @@ def test_one_rank_of_a_module_is_written_for_all(tmp_path, capsys) -> None:
         (["simulate", "SOURCE", "--cluster", "nowhere"], "nowhere"),
         (
             ["search", "SOURCE", "--cluster", "dgx-a100", "--devices", "4", "--global-batch", "2,4"],
-            "one batch at a time",
+            "for one global batch",
         ),
         (["search", "SOURCE"], "required: --cluster"),
     ],

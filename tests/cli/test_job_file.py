@@ -162,7 +162,7 @@ def test_no_question_trains_from_the_middle_of_sequences(capsys, job, command):
     """Their beginnings are in no cache."""
     status, out, err = run(capsys, *command, job, "--set", "job.cached_tokens=512")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "cached_tokens are for inference; set mode=inference" in err
+    assert "cached_tokens apply only to inference; set mode=inference" in err
 
 
 def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_server_is_said_by_a_file_too(capsys, job):
     assert (status, found["batch"], found["output_tokens"], found["devices"]) == (0, 16, 32, 2)
     assert found["tpot_s"] == pm.serve("served.toml", batch=16, output_tokens=32).tpot_s
     assert "did you mean 'batch'" in run(capsys, "serve", "served.toml", "--set", "serving.bach=1")[2]
-    assert "leave the rest out" in run(capsys, "serve", job, "--prompt-tokens", "8", "--output-tokens", "8",
+    assert "leave the other keys out" in run(capsys, "serve", job, "--prompt-tokens", "8", "--output-tokens", "8",
                                        "--set", "layout.zero=1")[2]  # fmt: skip
 
 

@@ -368,7 +368,7 @@ def test_ranks_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("environ", "more", "status", "message"),
     [
-        ({}, ["--launched"], 2, "no torchrun, mpirun or srun started this"),
+        ({}, ["--launched"], 2, "--launched needs a start by torchrun, mpirun or srun"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, ["--launched", "--dry-run"], 2, "--dry-run cannot be used with a launcher"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ["--dry-run"], 0, "process 1 of 2 of torchrun measures alone"),
     ],

@@ -126,7 +126,7 @@ def test_signals_end_the_run_with_the_way_on(
         signal.signal(signal.SIGINT, inherited)
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert "interrupted" in last
-    assert "the same command goes on" in last
+    assert "run the same command to continue" in last
     assert len(PartialFile(out / ".kernels.csv.partial", {}).read(any_header=True) or ()) == 5
     assert signal.getsignal(signal.SIGTERM) is before
     assert command(out) == 0
@@ -152,7 +152,7 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(out: Path, fake: FakeBa
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("perfmodel: ")]
     assert "File too large" in line
-    assert "rows measured so far are kept" in line
+    assert "measured rows are kept" in line
     kept = {record.key for record in PartialFile(out / ".kernels.csv.partial", {}).read(any_header=True) or ()}
     assert 0 < len(kept) < ROWS
     assert kept.isdisjoint(run(out))

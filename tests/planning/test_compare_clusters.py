@@ -91,7 +91,7 @@ def test_clusters_have_numbers_of_devices():
         (["h100"], {"prices": {"b200": 3.0}}, UnknownNameError, "unknown cluster or device of a price 'b200'"),
         (["h1000"], {}, UnknownNameError, "unknown cluster 'h1000'.*h100"),
         (["h100"], {"devices": None}, PerfModelError, "number of devices of dgx-h100 is missing"),
-        ([], {}, PerfModelError, "there is no cluster to compare"),
+        ([], {}, PerfModelError, "no cluster is named"),
         (["h100"], {"pue": 0.9}, PerfModelError, "pue .* at least 1"),
         (["h100"], {"tokens": 0}, PerfModelError, "tokens must be above 0"),
         (["v100-100g:1"], {}, LayoutError, "v100-100g:1: .*memory"),

@@ -100,7 +100,7 @@ def test_command(capsys):
     assert main(["design", "devices", *job, "--devices", "8", "--below", "3", "--fix", "micro_batch=1,zero=1"]) == 0
     assert "devices:" in capsys.readouterr().out
     assert main(["design", "overtake", *job, "--layout", "dp=64", "--against", "tp=4,pp=4,dp=4"]) == 0
-    assert "they are equal" in capsys.readouterr().out
+    assert "both take" in capsys.readouterr().out
     assert main(["design", "devices", *job, "--below", "3"]) == 2
     assert main(["design", "upgrade", *job, "--devices", "8", "--upgrade-price", "memory_bytes"]) == 2
     assert "NAME=MONEY" in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_impossible_reliability_is_refused(wrong):
 
 def test_a_run_that_never_gets_on_says_why():
     problem = pm.problem("llama3-405b", "h100", global_batch=2048)
-    with pytest.raises(PerfModelError, match="no work is ever kept; give a longer time between failures"):
+    with pytest.raises(PerfModelError, match="the run makes no progress; give a longer time between failures"):
         goodput(problem, pm.Layout(tp=8, dp=2048), 10.0, Reliability(device_mtbf_s=1e4))
 
 

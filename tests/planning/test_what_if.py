@@ -110,7 +110,7 @@ def test_settings(text: str, value: float, how: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["compute_rate"], "gives no value"),
+        (["compute_rate"], "has no value"),
         (["compute_rate=fast"], "must be like 2x"),
         (["compute_rate=-1x"], "positive and finite"),
         (["inter_node_bandwidth=0"], "positive and finite"),

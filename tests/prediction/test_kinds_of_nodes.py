@@ -226,7 +226,7 @@ A8, B8, BAD, NESTED = (
     ("text", "words"),
     [
         (f"kinds = [{A8}]", "at least two"),
-        (f"kinds = [{A8}, {A8}]", "at least two of different names"),
+        (f"kinds = [{A8}, {A8}]", "at least two kinds of nodes with different names"),
         (f"kinds = [{{ name = 'a', devices = 8 }}, {B8}]", "give either"),
         (f"kinds = [{BAD}, {B8}]", "lower-case"),
         (f"device = 'A40'\nkinds = [{A8}, {B8}]", "states this for each kind"),

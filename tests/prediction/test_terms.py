@@ -38,13 +38,13 @@ def step_s(problem: StepProblem, layout: Layout = LAYOUT) -> float:
 
 HOST = "waiting for the host"
 OF_HOSTS = (
-    HOST, "hosts that check collectives", "bookkeeping of the host", "products of experts launched one by one",
+    HOST, "hosts that check collectives", "bookkeeping of the host", "expert products launched one by one",
     "hosts that wait for every kernel",
 )  # fmt: skip
 SHOWN: dict[str, dict[str, Any]] = {
     "modules recomputed": {"recompute": "selective"},
     "gradients reduced on all ranks": {"overlap_grad_reduce": False},
-    "parts of weights copied one by one": {"zero": 3, "overlap_param_gather": False},
+    "weight shards copied one by one": {"zero": 3, "overlap_param_gather": False},
     "updates by the host": {"offload_states": "optimizer"},
 }
 """What a layout has to have for a term to show."""

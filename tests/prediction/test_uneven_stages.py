@@ -68,7 +68,7 @@ def test_a_short_last_stage_pays_for_a_large_head(problem) -> None:
     even_s, short_s, long_s = evaluate(problem, layouts).step_time_s
     assert short_s < even_s < long_s
     assert lower_bounds_s(problem, [EVEN])[0] <= even_s
-    with pytest.raises(LayoutError, match="stages alike"):
+    with pytest.raises(LayoutError, match="uneven stages"):
         lower_bounds_s(problem, layouts)
 
 
@@ -85,7 +85,7 @@ def test_batches_of_divisions_equal_single_ones(problem) -> None:
     [
         ("pp=4,partition=8-8-8", "4 pipeline stages"),
         ("pp=4,partition=8-8-8-9", "32 layers"),
-        ("pp=4,partition=8-0-16-8", "at least one each"),
+        ("pp=4,partition=8-0-16-8", "at least one layer each"),
         ("pp=4,partition=8-x-16-8", "whole number per stage"),
         ("pp=4,recompute_full_layers=9-0-0-0", "8-8-8-8"),
         ("pp=4,recompute=full,recompute_full_layers=1-0-0-0", "already recomputes every layer"),

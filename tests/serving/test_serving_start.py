@@ -45,7 +45,7 @@ def test_what_is_said_is_kept() -> None:
 def test_requests_that_no_batch_serves_in_time_get_all_that_fit() -> None:
     long = {"prompt_tokens": 120_000, "output_tokens": 256}
     start = pm.starting_point("llama3.1-8b", "dgx-h100", "tp=1", **long)
-    assert "no batch holds" in start.chosen[-1]
+    assert "no batch meets" in start.chosen[-1]
     assert start.serving == pm.serve("llama3.1-8b", "dgx-h100", "tp=1", **long)
 
 

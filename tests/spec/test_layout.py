@@ -114,7 +114,7 @@ def test_the_contract_s_notation_works_for_all_values_that_mean_something(vpp, t
         (" ", LayoutError, "it is empty"),
         ("fsdp=8", LayoutError, "dp=8,zero=3"),
         ("tp=8,Tensor-Parallel=4", LayoutError, "tp is given twice"),
-        ("pp=2,partition=6,x", LayoutError, "'x' is not key=value"),
+        ("pp=2,partition=6,x", LayoutError, "'x' is neither key=value"),
     ],
 )
 def test_refusals_name_the_value(text, error, message):
@@ -132,17 +132,17 @@ def test_batch_that_does_not_divide_names_the_nearest():
 
 
 IDLE = {
-    "dp=8,schedule=zb-v": "schedule=zb-v has no pipeline to fill with pp=1",
-    "dp=8,schedule=gpipe": "schedule=gpipe has no pipeline to fill with pp=1",
-    "dp=8,partition=12": "partition=12 has no stages to cut",
-    "dp=8,replicate=2": "replicate=2 has nothing to shard",
-    "dp=8,zero=1,prefetch=2": "prefetch=2 has no weights to gather ahead",
-    "dp=8,zero=3,prefetch=2,overlap_param_gather=false": "prefetch=2 has no weights to gather ahead",
-    "dp=8,sequence_parallel=true": "sequence_parallel=true has nothing to shard",
-    "dp=8,tp_overlap=true": "tp_overlap=true has nothing to overlap",
-    "dp=8,cp_kind=ulysses": "cp_kind=ulysses has nothing to exchange",
-    "dp=8,cp_balanced=false": "cp_balanced=false has nothing to balance",
-    "dp=8,ep_overlap=true": "ep_overlap=true has nothing to overlap",
+    "dp=8,schedule=zb-v": "schedule=zb-v has no effect with pp=1",
+    "dp=8,schedule=gpipe": "schedule=gpipe has no effect with pp=1",
+    "dp=8,partition=12": "partition=12 has no effect with pp=1",
+    "dp=8,replicate=2": "replicate=2 has no effect with zero=0",
+    "dp=8,zero=1,prefetch=2": "prefetch=2 has no effect without zero=3",
+    "dp=8,zero=3,prefetch=2,overlap_param_gather=false": "prefetch=2 has no effect without zero=3",
+    "dp=8,sequence_parallel=true": "sequence_parallel=true has no effect with tp=1",
+    "dp=8,tp_overlap=true": "tp_overlap=true has no effect with tp=1",
+    "dp=8,cp_kind=ulysses": "cp_kind=ulysses has no effect with cp=1",
+    "dp=8,cp_balanced=false": "cp_balanced=false has no effect with cp=1",
+    "dp=8,ep_overlap=true": "ep_overlap=true has no effect with ep=1",
 }
 
 

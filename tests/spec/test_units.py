@@ -117,7 +117,7 @@ def test_other_units_are_what_their_prefix_says(kind: str, unit: str, value: flo
 @pytest.mark.parametrize("kind", ["bandwidth", "tokens", "time", "memory", "power", "rate", "frequency", "sequence"])
 @pytest.mark.parametrize("text", ["", "k", "-1", "nan", "inf", "1e999", "1_000", "1 2", "5 parsecs", "0x10", "1,5"])
 def test_what_is_no_quantity_is_refused_with_examples(text: str, kind: str) -> None:
-    with pytest.raises(PerfModelError, match=r"is no .*; write "):
+    with pytest.raises(PerfModelError, match=r"is not a valid .*; write "):
         parse_quantity(text, kind)
 
 

@@ -227,7 +227,7 @@ def test_the_command_line_integrates_over_what_flags_leave_open(capsys):
     run = predict_run(described_job("llama3-8b", "dgx-h100", framework="torchtitan@2025", devices=16, global_batch=64))
     assert (told["step_time_s"], told["assumed"]) == (run.step_time_s, list(run.assumed))
     assert main([*argv, "--layout", "tp=2,dp=8"]) == 0
-    assert "what is open" in capsys.readouterr().out
+    assert "open settings" in capsys.readouterr().out
 
 
 def test_a_point_prediction_names_what_it_takes_at_its_defaults(capsys):
@@ -241,7 +241,7 @@ def test_a_point_prediction_names_what_it_takes_at_its_defaults(capsys):
     fewer = json.loads(capsys.readouterr().out)["not_stated"]
     assert not {"framework", "recompute", "zero", "micro_batch"} & set(fewer)
     assert main([*argv, "--layout", "tp=2,dp=8"]) == 0
-    assert "not stated, taken at their defaults: framework" in " ".join(capsys.readouterr().out.split())
+    assert "not stated, so defaults are used: framework" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_a_gather_of_stored_weights_sends_their_bytes():
         ({"adapter_modules": ("lm_head",)}, "adapter module"),
         ({"base_weights": "nf4"}, "needs frozen weights"),
         ({"base_weights": "int3", "frozen": True}, "base_weights must be nf4, int8"),
-        ({"base_weights": "nf4", "frozen": True, "dtype": "fp8"}, "at least 16 bits"),
+        ({"base_weights": "nf4", "frozen": True, "dtype": "fp8"}, "16-bit or wider"),
     ],
 )
 def test_what_adapters_cannot_be_is_refused(job, message):

@@ -146,9 +146,9 @@ def test_what_does_not_go_with_it_is_refused(changed, named):
 
 
 def test_a_prediction_says_that_results_are_assumed_to_be_added_before_they_are_reduced():
-    assert any("assumed for both" in one for one in predict("pythia-6.9b", "dgx-a100", "tp=8", global_batch=8).warnings)
+    assert any("single reduction" in one for one in predict("pythia-6.9b", "dgx-a100", "tp=8", global_batch=8).warnings)
     for name, layout in (("pythia-6.9b", "dp=8"), ("llama2-7b", "tp=8")):
-        assert not any("assumed for both" in one for one in predict(name, "dgx-a100", layout, global_batch=8).warnings)
+        assert not any("single reduction" in one for one in predict(name, "dgx-a100", layout, global_batch=8).warnings)
 
 
 def test_side_by_side_is_never_slower_than_in_turn():

@@ -1,4 +1,4 @@
-"""What is believed of events' times once some were measured: kriging of log residuals over a base price.
+"""Beliefs about events' times given measurements: kriging of log residuals over a base price.
 
 The posterior is that of an infinite ensemble of functions which all agree with the measurements; its covariance
 is the members' disagreement, and says also which measurement would settle which event.
@@ -48,13 +48,13 @@ COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
 
 
 def group_of(op: Op) -> str:
-    """Ops that inform one another."""
+    """Name of the group of ops that inform one another."""
     return "collective" if isinstance(op, Collective) else op.family
 
 
 def components(axes: tuple[str, ...]) -> tuple[Component, ...]:
-    """Return the parts of a residual: an offset, one per kind, a smooth trend of all kinds, a rough one per kind, and
-    what is an event's own."""
+    """Return the covariance components of a residual: offsets overall and per kind, smooth and rough trends, and a
+    nugget."""
     return (
         Component(()),
         Component(("kind",)),
@@ -82,7 +82,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Located:
-    """Events of one group in a list of events, and how the measured ones bear on them."""
+    """Events of one group in a list, with their weights on the measured ones."""
 
     index: np.ndarray
     """Places in the list."""
@@ -112,7 +112,7 @@ def _count(events: Events) -> int:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """Log times of any ops, normally distributed given the measurements."""
+    """Normal distribution of ops' log times given the measurements."""
 
     base: Base
     device: Device
@@ -121,7 +121,7 @@ class Beliefs:
     groups: Mapping[str, Group] = field(default_factory=dict)
 
     def log_time(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        """Expected log seconds; a measured op's own."""
+        """Expected log seconds; for a measured op, its measurement."""
         result = np.log(self.base(ops))
         for name, part in self.locate(ops).items():
             if name in self.groups:
@@ -242,7 +242,7 @@ def by_group(ops: Sequence[Op]) -> dict[str, np.ndarray]:
 
 
 def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points:
-    """Ops of one group as kriging points: what work they are on this device, in doublings."""
+    """Ops of one group as kriging points, in log2 of their work on this device."""
     if isinstance(ops[0], Collective):
         # Doublings make the same ratio of sizes the same distance, whatever the size.
         table = np.array([(op.bytes, op.num_ranks, op.num_nodes) for op in ops], float)  # pyright: ignore

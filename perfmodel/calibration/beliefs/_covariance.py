@@ -1,4 +1,4 @@
-"""Covariance of kriging: what measured points say of their neighbours beyond a prior price.
+"""The covariance function for kriging.
 
 A Gaussian process on log residuals whose covariance is a sum of components; each joins points that agree in
 some categories (say device and rank count) and are near in some coordinates (say log size). Sums of such
@@ -29,7 +29,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Points:
-    """`n` points: categories as text, coordinates as numbers, and how noisy short times make them."""
+    """`n` points with categories, coordinates and a noise scale for short times."""
 
     categories: Mapping[str, np.ndarray]
     """Text of every point by category."""
@@ -68,7 +68,7 @@ class Hyperparameters:
 
 
 def shared_codes(component: Component, row_points: Points, column_points: Points) -> tuple[np.ndarray, np.ndarray]:
-    """Integers that are equal exactly where two points share the component's categories."""
+    """Integer codes that are equal if and only if points share the component's categories."""
     # Category by category, codes are renumbered, so that they stay small however many categories there are.
     both = np.zeros(len(row_points) + len(column_points), dtype=np.int64)
     for name in component.same:

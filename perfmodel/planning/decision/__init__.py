@@ -1,4 +1,4 @@
-"""From a search to a decision: one page that holds every layout, what it rests on, and how to launch it."""
+"""The decision report: one page with every layout, its assumptions, and how to launch it."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.decision._report import DecisionReport, report

@@ -48,7 +48,7 @@ HEIGHT_PX: Final = 900
 
 @dataclass(frozen=True, eq=False)
 class DecisionReport:
-    """Layouts with everything that a decision between them needs; notebooks show it as the page that `write` writes."""
+    """The report to decide between layouts; notebooks show it as the page that `write` writes."""
 
     data: dict[str, Any]
     """Plain values that the page shows: `rows` are the layouts, the best first."""
@@ -68,15 +68,15 @@ class DecisionReport:
         return replace(self, data=self.data | {"profile": profile.to_dict()})
 
     def to_html(self) -> str:
-        """The page: one file that needs no network."""
+        """Return the page as a single file that needs no network."""
         return decision_page(self.data)
 
     def write(self, path: Path | str) -> None:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         write_text(path, self.to_html())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: all but the pages within the page."""
+        """Plain values for JSON, without the HTML."""
         return {name: value for name, value in self.data.items() if name != "timelines"}
 
     def _repr_html_(self) -> str:
@@ -104,7 +104,7 @@ def report(
     framework: Framework | str | None = None,
     **fields: Unpack[SearchKeywords],
 ) -> DecisionReport:
-    """Everything that a decision needs, for the layouts that a search finds or for one layout.
+    """Make the report for the layouts that a search finds, or for one layout.
 
         report("gpt3-175b", "dgx-a100", devices=64, global_batch=64).write("report.html")
 
@@ -314,8 +314,8 @@ def _timeline(problem: Problem, calibration: Path | str | None, prediction: Pred
 
 
 def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
-    """`name` of every format with its `text`, or `why` it cannot run the layout; of the problem's framework alone where
-    it has a format of its own."""
+    """The launch files of a layout: for each format its `name` and `text`, or `why` it cannot run the layout; only the
+    problem's framework if that has a format."""
     name = problem.framework.name
     of_framework = [form for form in FORMATS if name in (form.name, *form.frameworks)]
     files = []

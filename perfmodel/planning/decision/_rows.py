@@ -1,4 +1,4 @@
-"""Predicted layouts as the rows of the page: plain values, names once for all rows, six significant figures."""
+"""Predicted layouts as compact rows of the page: plain values, six significant figures, names stored once."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -50,8 +50,8 @@ def rows(
     turned: Turned,
     best: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """`rows`, and the names that their lists follow: `parts` of the step, `categories` of memory, `origins` of times,
-    `events` of critical paths, `quantities` and `settings` with a column.
+    """Return `rows` and the names of their lists' entries: `parts` of the step, `categories` of memory, `origins` of
+    times, `events` of critical paths, `quantities` and `settings`.
 
     Args:
         predictions: the rows, the best first.

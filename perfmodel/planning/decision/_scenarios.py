@@ -1,4 +1,4 @@
-"""Step times of layouts on machines whose rates, bandwidths and times are multiples of what they are."""
+"""Step times of layouts on a machine with scaled rates, bandwidths and times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _STEP: Final = 1e-3
 
 @dataclass(frozen=True)
 class Knob:
-    """A parameter of the machine that may be turned."""
+    """A parameter of the machine that can be scaled."""
 
     label: str
     settings: tuple[str, ...]
@@ -37,7 +37,7 @@ class Knob:
     """Whether more of it makes the step shorter."""
 
     def scenario(self, factor: float) -> Scenario:
-        """The machine with a multiple of it."""
+        """The machine with this parameter multiplied by a factor."""
         return Scenario(tuple(Setting(name, "times", factor) for name in self.settings))
 
 
@@ -55,7 +55,7 @@ KNOBS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class Turned:
-    """Step times of layouts relative to the machine as it is, by parameter."""
+    """Step times of layouts relative to those on the unchanged machine, by parameter."""
 
     knobs: tuple[str, ...]
     """Names of those of `KNOBS` that the machine has."""
@@ -67,7 +67,7 @@ class Turned:
     """Multiples of parameters, between `FACTORS` or together, and the ratios of the first layouts there."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for the page: of the parameters, and of the checks."""
+        """Plain values for the page."""
         return {
             "factors": list(FACTORS),
             "felt": FELT,
@@ -77,7 +77,7 @@ class Turned:
 
 
 def turned(problem: StepProblem, layouts: Sequence[Layout], report: Report = lambda *_: None) -> Turned:
-    """Step times of some layouts of a problem as functions of the machine's parameters.
+    """Compute step times of layouts as functions of the machine's parameters.
 
     Args:
         report: told which parameter is being turned, as this takes seconds for a hundred layouts.

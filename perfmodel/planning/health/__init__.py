@@ -1,4 +1,5 @@
-"""Whether a training run is healthy: its log beside its prediction, the likeliest causes, the next measurement."""
+"""Checks whether a training run is healthy: its log compared with a prediction, likely causes, and what to measure
+next."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.health._health import Cause, RunHealth, check_run

@@ -1,4 +1,4 @@
-"""Faults that make a step longer, and the step that each would give at several severities."""
+"""Faults that lengthen a step, with the predicted step time at several severities."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ SKIPPED_STEPS: Final = "skipped_steps"
 
 @dataclass(frozen=True, kw_only=True)
 class Severity:
-    """A fault of one severity."""
+    """A fault at one severity."""
 
     description: str
     """Such as `at 25 % of its bandwidth`."""
@@ -37,7 +37,7 @@ class Severity:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A cause that the log does not show by itself."""
+    """A possible cause that the log alone cannot show."""
 
     name: str
     title: str
@@ -77,7 +77,7 @@ class _SettingFault:
     remedy: str
 
     def differs(self, stated: Mapping[str, Any]) -> bool:
-        """Whether the script's layout or job, by key, has another value of any of these fields."""
+        """Whether the script's layout or job differs in any of these fields."""
         return any(stated[field] != value for field, value in self.fields.items())
 
 
@@ -150,7 +150,7 @@ _MACHINE_FAULTS: Final = (
         prior=0.8,
         settings=_times("host_op_s"),
         values={1.5: 2, 2.0: 2, 3.0: 2, 5.0: 1},
-        description="{:.2g} times as long for each operator",
+        description="each operator takes {:.2g} times as long to launch",
         remedy="unset CUDA_LAUNCH_BLOCKING and debug switches, pin processes to cores, use CUDA graphs or compile",
     ),
 )
@@ -187,7 +187,7 @@ _JOB_SETTINGS: Final = (
     ),
     _SettingFault(
         name="blocking_launches",
-        title="every kernel is waited for",
+        title="the host waits for every kernel",
         prior=0.1,
         fields={"blocking_launches": True},
         remedy="unset CUDA_LAUNCH_BLOCKING",
@@ -201,12 +201,12 @@ _SYNC_PARTS: Final = ("data_parallel_communication_exposed",)
 
 
 def sync_seconds(prediction: Prediction) -> float:
-    """Reductions and gathers of weights that a predicted step waits for."""
+    """Seconds that a predicted step waits for gradient reductions and weight gathers."""
     return sum(prediction.breakdown_s.get(part, 0.0) for part in _SYNC_PARTS)
 
 
 def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Fault]:
-    """Faults that could make this layout's step longer than expected, with the step at each severity."""
+    """The faults that could lengthen this layout's step, with the step time at each severity."""
     # Options and job settings can only be a cause if the script asks for something else.
     applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
     candidates = [_machine_fault(problem, layout, fault) for fault in applicable]

@@ -1,4 +1,4 @@
-"""Contradictions between a log and the launch script of its job, and the job that really ran."""
+"""Finds contradictions between a log and the launch script of its job, and derives the job that really ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _FLOPS_RANGE: Final = (0.65, 1.55)
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
-    """A setting of which the log says something else than the script."""
+    """A setting that has different values in the log and in the script."""
 
     setting: str
     script: str
@@ -42,7 +42,7 @@ class Contradiction:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatRan:
-    """The job as the log corrects the script."""
+    """The job in the script, corrected by the log."""
 
     problem: Problem
     intended: Layout
@@ -58,7 +58,7 @@ class WhatRan:
 
 
 def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
-    """Hold the settings of a log against those of the script.
+    """Compare the settings in a log with those in the script.
 
     Raises:
         PerfModelError: the log states a job that this layout cannot be changed into.
@@ -129,7 +129,8 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> La
         group *= changes.get(name, getattr(layout, name))
     if devices % group:
         raise PerfModelError(
-            f"{place}: {devices} devices are no multiple of tp*pp*cp = {group}; is it the log of this script?"
+            f"{place}: {devices} devices are not a multiple of tp*pp*cp = {group}; check that the log belongs "
+            "to this script"
         )
 
     # Replicas take what the model-parallel group leaves of the devices. Unchanged degrees are not
@@ -140,11 +141,11 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> La
     try:
         return replace(layout, **changes) if changes else layout
     except PerfModelError as error:
-        raise PerfModelError(f"{place}: the log states another job than the script: {error}") from None
+        raise PerfModelError(f"{place}: the log is of a different job than the script: {error}") from None
 
 
 def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices: int) -> str:
-    """A sentence where the log's own TFLOP/s are those of another model or batch; empty where they fit.
+    """A warning if the log's own TFLOP/s imply another model or batch; empty if they agree.
 
     Args:
         model_flops: of a step, as this package counts them.
@@ -166,6 +167,6 @@ def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices
     if _FLOPS_RANGE[0] <= ratio <= _FLOPS_RANGE[1]:
         return ""
     return (
-        f"the log's TFLOP/s stand for {ratio:.2g} times the FLOPs per token of {problem.model.name}: it may be the log "
-        "of another model, batch or number of devices"
+        f"the TFLOP/s in the log imply {ratio:.2g} times the FLOPs per token of {problem.model.name}; check that "
+        "model, batch and number of devices are those of the log"
     )

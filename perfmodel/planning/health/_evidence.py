@@ -22,7 +22,7 @@ _MEMORY_DEVIATION: Final = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Figures of the log beside those that were expected."""
+    """Measured figures from the log, with the expected ones."""
 
     steady_s: float
     """Usual step before any drift."""
@@ -45,7 +45,7 @@ class Observed:
 
     @property
     def excess_s(self) -> float:
-        """Seconds by which the usual step is longer than expected."""
+        """Seconds by which the typical step is longer than expected."""
         return max(0.0, self.steady_s - self.expected_s)
 
 
@@ -62,7 +62,7 @@ class Likely:
 
 
 def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely], float]:
-    """Faults with their probabilities, the likeliest first, and the probability that there is none.
+    """Compute the probability of each fault, likeliest first, and of no fault.
 
     One fault at most is assumed. The log of measured over predicted is normal with the deviation of known sites around
     what a fault of some severity makes of it; timers and memory, where the log has them, weigh besides.

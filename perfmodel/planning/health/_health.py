@@ -1,4 +1,4 @@
-"""Is a run healthy: the log of a run beside its prediction, and what explains the difference."""
+"""Compares a run's log with its prediction and explains the difference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -57,7 +57,7 @@ _DATA_TIMER_SHARE: Final = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why the run is slower than a healthy one."""
+    """A possible reason why the run is slow."""
 
     name: str
     title: str
@@ -72,7 +72,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHealth:
-    """A run beside its prediction."""
+    """A run compared with its prediction."""
 
     log: str
     """File of the log."""
@@ -113,7 +113,7 @@ class RunHealth:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The verdict in one sentence."""
         return _verdict(self)
 
     def __str__(self) -> str:
@@ -122,11 +122,11 @@ class RunHealth:
         return health_text(self)
 
     def to_html(self) -> str:
-        """Return the report as a page with a picture of the steps: one file that needs no other."""
+        """Return the report as a self-contained page with a picture of the steps."""
         return health_page(self.log, self._repr_html_())
 
     def write(self, path: Path | str) -> None:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         write_text(path, self.to_html())
 
     def _repr_html_(self) -> str:
@@ -182,7 +182,7 @@ def check_run(
     save_every: int | None = None,
     progress: Report | None = None,
 ) -> RunHealth:
-    """Hold the log of a run against its prediction, and name the likeliest causes of the difference.
+    """Compare a run's log with its prediction, and name the likeliest causes of the difference.
 
         launch = pm.read_launch("train.sh")
         print(pm.check_run(launch.problem("dgx-h100"), launch.layout, "train.log"))
@@ -335,13 +335,13 @@ _STALL_CAUSES: Final[Mapping[str, _StallCause]] = {
     ),
     "periodic": _StallCause(
         name=PERIODIC_STALLS,
-        title="the job stalls at regular steps, as it does where a data loader runs dry",
-        remedy="more loader workers and prefetch; if checkpoints are written there, save asynchronously",
+        title="the job stalls at regular steps, as when a data loader runs dry",
+        remedy="use more loader workers and prefetch; if checkpoints are written at these steps, save asynchronously",
     ),
     "irregular": _StallCause(
         name="irregular_stalls",
-        title="the job stalls now and then, as it does with slow storage or a busy network",
-        remedy="look at storage, data loader and other tenants at the times of the stalls",
+        title="the job stalls irregularly, as with slow storage or a busy network",
+        remedy="check storage, data loader and other users of the cluster at the times of the stalls",
     ),
 }
 """Causes by kind of stall (`Stalls.kind`)."""
@@ -361,7 +361,7 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
                 explains_s=max(0.0, series.usual_s - series.before_drift_s),
                 probability=1.0,
                 evidence="seen in the step times",
-                remedy="watch clocks and temperatures, memory of hosts and devices, and other jobs on the network",
+                remedy="monitor clocks, temperatures, host and device memory, and other jobs on the network",
             )
         )
 
@@ -371,7 +371,7 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
         causes.append(
             Cause(
                 name=SKIPPED_STEPS,
-                title=f"{series.skipped_steps} of {steps:.0f} steps were skipped, as gradients overflowed",
+                title=f"{series.skipped_steps} of {steps:.0f} steps were skipped because gradients overflowed",
                 explains_s=series.usual_s * series.skipped_steps / steps,
                 probability=1.0,
                 evidence="reported by the log",
@@ -434,7 +434,7 @@ def _option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> 
     return [
         Cause(
             name=_OPTION_CAUSES.get(first, first),
-            title="the run has other options than the script",
+            title="the run's options differ from the script's",
             explains_s=gain_s,
             probability=1.0,
             evidence=evidence,
@@ -459,11 +459,11 @@ def _remarks(
     peak = log.reserved_bytes
     if peak is not None and peak > _FULL * expected.memory_capacity_bytes:
         remarks.append(
-            f"the allocator holds {peak / GIB:.1f} of {expected.memory_capacity_bytes / GIB:.1f} GiB: it may have to "
-            "free memory in the middle of a step; use expandable segments or a smaller micro-batch"
+            f"the allocator holds {peak / GIB:.1f} of {expected.memory_capacity_bytes / GIB:.1f} GiB: it may have "
+            "to free memory during a step; use expandable segments or a smaller micro-batch"
         )
     if log.count("allocator_retry"):
-        remarks.append("the log reports that the allocator had to flush its cache: free some memory")
+        remarks.append("the log reports that the allocator flushed its cache; reduce memory use")
     if series.restarts:
         remarks.append(f"the run was restarted {series.restarts} times")
     return tuple(filter(None, remarks))

@@ -1,4 +1,4 @@
-"""Measurements that tell causes apart, and which of them says most."""
+"""Measurements that distinguish causes, and the most informative of them."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Something that an engineer can do in minutes, and what it shows under each cause."""
+    """A measurement that takes minutes, and its outcome under each cause."""
 
     name: str
     text: str
@@ -30,9 +30,9 @@ MEASUREMENTS: Final = (
             "low_clocks": "kernels all longer",
             "host_bound": "gaps between kernels",
             "blocking_launches": "gaps between kernels",
-            "overlap_off": "collectives after the kernels",
-            "tp_overlap_off": "collectives between the kernels",
-            "full_recompute": "the forward pass twice",
+            "overlap_off": "collectives run after the kernels",
+            "tp_overlap_off": "collectives run between the kernels",
+            "full_recompute": "the forward pass runs twice",
             "unfused_attention": "softmax kernels",
             "data_loading": "idle before the first kernel",
         },
@@ -55,7 +55,7 @@ MEASUREMENTS: Final = (
     ),
     Measurement(
         name="print_arguments",
-        text="print the settings that the run really has, and compare them with the script",
+        text="print the settings that are really in effect, and compare them with the script",
         outcomes={
             "overlap_off": "another setting",
             "tp_overlap_off": "another setting",
@@ -78,7 +78,7 @@ MEASUREMENTS: Final = (
         text="run across two checkpoints with checkpoints switched off",
         outcomes={
             "checkpoints": "no stalls",
-            "periodic_stalls": "the stalls stay, or do not",
+            "periodic_stalls": "the stalls stay or disappear",
         },
     ),
     Measurement(
@@ -94,7 +94,7 @@ MEASUREMENTS: Final = (
 
 
 def most_telling(weight: Mapping[str, float]) -> Measurement:
-    """The measurement whose outcome is expected to say most about which cause it is; of one cause, what confirms it.
+    """The measurement expected to distinguish the causes best; for a single cause, the one that confirms it.
 
     Args:
         weight: of every cause, by its name.

@@ -19,7 +19,7 @@ def runs_of_logs(
     *,
     devices: int | None = None,
 ) -> list[Run]:
-    """One measured run for each launch script and its log: the usual step, without warm-up and stalls.
+    """Make a measured run from each launch script and its log, with the typical step time without warm-up and stalls.
 
     Where a log and its script state different layouts, batches or options, the log counts.
 

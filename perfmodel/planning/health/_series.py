@@ -1,4 +1,4 @@
-"""Step times of a log as a series: warm-up, the usual step, stalls by what they coincide with, drift."""
+"""Analyses the step times of a log: warm-up, typical step, stalls and their occasions, drift."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _CERTAIN_Z: Final = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Times in which the job did not train, all for one reason."""
+    """Pauses in training that have the same reason."""
 
     kind: StallKind
     """Reason, as far as the log tells it."""
@@ -50,7 +50,7 @@ class Stalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Steps that become slower or faster over the run."""
+    """A change of the step time over the run."""
 
     kind: Literal["trend", "jump"]
     """A trend over the whole run, or a jump at one step."""
@@ -85,7 +85,7 @@ class StepSeries:
 
     @property
     def before_drift_s(self) -> float:
-        """The usual step at the beginning of the run, or of all of it where nothing drifts."""
+        """The typical step at the beginning of the run, or over the whole run without drift."""
         if self.drift is None:
             return self.usual_s
         if self.drift.kind == "trend":
@@ -101,7 +101,7 @@ def step_series(
     global_batch: int,
     save_every: int | None = None,
 ) -> StepSeries:
-    """The step times of a log, taken apart.
+    """Analyse the step times of a log.
 
     Args:
         log: of the run.

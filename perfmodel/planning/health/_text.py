@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def health_text(health: "RunHealth") -> str:
-    """Verdict, measured beside predicted, causes, and what to measure next."""
+    """The report as text: verdict, measured and predicted figures, causes, and what to measure next."""
     prediction, series = health.prediction, health.series
     lines = [
         health.verdict,
@@ -25,9 +25,9 @@ def health_text(health: "RunHealth") -> str:
         f"{duration(health.good_site_s)}",
     ]
     if health.causes:
-        head = "likeliest causes, with the seconds of a step that each would explain"
+        head = "likeliest causes, and the seconds per step that each would explain"
         if health.healthy:
-            head = f"nothing has to be wrong; if something is, the {head}"
+            head = f"there may be no fault; if there is one, the {head}"
         lines += ["", head]
         for place, cause in enumerate(health.causes, start=1):
             surely = f"probability {min(cause.probability, 0.99):.0%}"
@@ -38,8 +38,11 @@ def health_text(health: "RunHealth") -> str:
                 lines.append(f"   {cause.evidence}")
             lines.append(f"   remedy: {cause.remedy}")
         if any(cause.probability < 1 for cause in health.causes):
-            lines.append(f"probability that the site is just slower than most: {health.no_fault_probability:.0%}")
-        to_tell_apart = ", to tell them apart" if len(health.causes) > 1 else ""
+            lines.append(
+                "probability that there is no fault and the site is just slower than most: "
+                f"{health.no_fault_probability:.0%}"
+            )
+        to_tell_apart = ", to distinguish them" if len(health.causes) > 1 else ""
         lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
     if series.warm_up_steps:
         longer = duration(max(series.warm_up_s, 0.0))

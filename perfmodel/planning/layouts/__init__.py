@@ -1,4 +1,4 @@
-"""Layout search."""
+"""Searches for the best layout."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""All layouts of a search in one row of numbers: what each needs and what it cannot beat."""
+"""All candidate layouts of a search, numbered, with their memory and lower bounds."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -36,11 +36,11 @@ class Candidates:
         return np.cumsum([0, *sizes[:-1]])
 
     def layouts(self, numbers: Int[np.ndarray, " some"]) -> list[Layout]:
-        """Some layouts by their numbers."""
+        """The layouts with these numbers."""
         return [self.costs[grid].grid.layout(place) for grid, place in self._places(numbers)]
 
     def peak_bytes(self, numbers: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
-        """Memory of some layouts."""
+        """Peak memory of some layouts."""
         peaks = []
         for grid, place in self._places(numbers):
             cost = self.costs[grid]
@@ -49,7 +49,7 @@ class Candidates:
         return np.array(peaks, float)
 
     def distinct(self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]) -> Int[np.ndarray, " kept"]:
-        """Places of layouts, among some ordered by preference, that are not one with a preferred one.
+        """Positions of layouts that are not equivalent to one earlier in the order of preference.
 
         Layouts are one where they differ only in what they recompute or offload, which costs time and serves to fit;
         or in options that change nothing: of the same degrees, micro-batch and pipeline at the same price.
@@ -89,7 +89,7 @@ class Candidates:
         return np.array(places, np.int64)
 
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
-        """Tell which layouts cannot be faster than another that fits: the same but for less to recompute or offload.
+        """Mark layouts that cannot be faster than a variant that fits and recomputes or offloads less.
 
         Recomputing more only lengthens backward passes, and offloading only adds transfers to wait for, in an otherwise
         equal program; the end of a program is monotone in its durations and in what it waits for.
@@ -131,7 +131,7 @@ class Candidates:
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def frame(self) -> "pd.DataFrame":
-        """One row per layout that fits: its fields, peak bytes and bound."""
+        """One row per layout that fits, with its fields, peak bytes and lower bound."""
         import pandas as pd
 
         numbers = np.flatnonzero(np.isfinite(self.bound_s))
@@ -162,7 +162,7 @@ def _recomputes_no_more(
 
 
 def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Rejection]) -> Candidates:
-    """Join priced grids; layouts that need more than `usable_bytes` are counted in `rejected` by what is largest.
+    """Join priced grids; layouts that need more than `usable_bytes` are counted in `rejected` by their largest part.
 
     Grids of which no layout fits are left out.
     """
@@ -191,7 +191,7 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
             possible.append(cost)
             bounds.append(np.where(_spread(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
     if smallest is None:
-        raise LayoutError("there is no layout to price")
+        raise LayoutError("the search has no layout to evaluate")
     bound_s = np.concatenate(bounds) if bounds else np.zeros(0, np.float32)
     return Candidates(tuple(possible), bound_s, feasible, smallest)
 

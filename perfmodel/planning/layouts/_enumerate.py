@@ -32,13 +32,14 @@ _DEGREES: Final = ("tp", "pp", "cp", "ep")
 
 
 def enumerate_layouts(space: SearchSpace, problem: Problem, rejected: Counter[Rejection]) -> Iterator[Layout]:
-    """All valid layouts of `space` one by one; `rejected` counts why other combinations are not."""
+    """Iterate over all valid layouts of `space`; `rejected` counts the reasons why other combinations are invalid."""
     for grid in enumerate_grids(space, problem, rejected):
         yield from grid.layouts()
 
 
 def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Rejection]) -> Iterator[LayoutGrid]:
-    """All valid layouts of `space` on the problem's devices (or fewer, if it says so), by degrees and micro-batch.
+    """Group all valid layouts of `space` on the problem's devices (or fewer, if the space allows it) by degrees and
+    micro-batch.
 
     Args:
         space, problem: what to lay out.
@@ -115,13 +116,13 @@ class _Runnable:
         self._refused: dict[Hashable, str] = {}
 
     def degrees(self, candidates: Iterable[Layout]) -> Iterator[Layout]:
-        """The degrees that can be run."""
+        """The degrees that can run."""
         for degrees in candidates:
             if self._runs(_above_one(degrees), degrees, _DEGREES):
                 yield degrees
 
     def choices(self, degrees: Layout, axis: Iterable[Choice]) -> Iterator[Choice]:
-        """The choices of an axis that can be run beside these degrees."""
+        """The choices of an axis that can run with these degrees."""
         if self._everything:
             yield from axis
             return
@@ -343,7 +344,7 @@ def _few_enough(
 
 @dataclass(frozen=True)
 class Divided:
-    """A model's blocks on a shard, as far as a search needs to know them."""
+    """What a search needs to know about a model's blocks on one shard."""
 
     blocks: Sequence[tuple[BlockOps, int]]
     layers: int

@@ -1,4 +1,4 @@
-"""Where exact evaluations run: here, in processes of this machine, or on a Dask cluster."""
+"""Runs exact evaluations: in this process, in several local processes, or on a Dask cluster."""
 
 import multiprocessing
 import signal

@@ -1,4 +1,4 @@
-"""Why a request cannot be met, and the nearest changes that would make it possible: computed, not guessed."""
+"""Explains why a request cannot be met, and computes the nearest changes that would make it possible."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Impossible:
-    """A request that no layout meets: what stands in the way, and changes that would help."""
+    """A request that no layout meets, with the obstacle and changes that would help."""
 
     binding: str
     changes: tuple[Change, ...]
@@ -51,7 +51,7 @@ class Impossible:
     def __str__(self) -> str:
         binding = plain_text(self.binding)
         if not self.changes:
-            return f"{binding}; none of the changes tried (devices, memory, options, constraints) helps alone"
+            return f"{binding}; changing only the devices, the memory, the options or the constraints does not help"
         return f"{binding}; it would be possible with {', or '.join(map(str, self.changes))}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Impossible:
 
 
 def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[Rejection]) -> Impossible:
-    """Explain why no layout of the space is possible: what to fix no longer, the nearest devices and batch.
+    """Explain why no layout of the space is valid, and suggest what to leave free and the nearest devices and batch.
 
     Args:
         question: what cannot be laid out.
@@ -101,13 +101,14 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
 
 
 def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
-    """Explain why no layout fits into memory: how much would do, on how many devices, or with which options."""
+    """Explain why no layout fits into memory, and how much memory, how many devices or which options would be
+    enough."""
     layout, need = candidates.smallest
     smallest = question.problem.notation(layout)
     _, (largest,) = peak_memory(question.step_problem, [layout])
     binding = (
         f"memory: no layout fits; the smallest, {smallest}, needs {need / GIB:.1f} GiB on its fullest device "
-        f"(mostly {largest}), of {question.step_problem.usable_bytes / GIB:.1f} GiB usable"
+        f"(mostly {largest}), but only {question.step_problem.usable_bytes / GIB:.1f} GiB are usable"
     )
 
     # The smallest layout and the share of memory that the framework leaves free.
@@ -133,7 +134,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
 
 
 def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Impossible:
-    """Explain why no layout that fits satisfies the constraints: which of them to loosen, and to what.
+    """Explain why no layout that fits satisfies the constraints, and which of them to loosen to what value.
 
     A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
     is a search of its own.
@@ -272,7 +273,7 @@ def _with_default(question: Question, name: str) -> Question:
 def _freed(question: Question, name: str) -> Change:
     """The change of a field's values back to the default ones."""
     return Change(
-        f"{name} other than {', '.join(map(str, getattr(question.space, name)))}",
+        f"a {name} other than {', '.join(map(str, getattr(question.space, name)))}",
         {"free": name},
     )
 

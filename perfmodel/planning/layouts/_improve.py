@@ -1,5 +1,5 @@
-"""The layouts that a search explains, in their order; and what enumeration does not reach: the best of them with uneven
-stages and recompute by stage, by dynamic programming or by a relaxation that moves the micro-batch too."""
+"""Ranks explained layouts and improves the best of them with uneven stages and per-stage recomputation, by dynamic
+programming or by a relaxation that also changes the micro-batch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ SAME: Final = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Explained layouts that satisfy the constraints, the best first (`ranking`)."""
+    """Explained layouts that satisfy the constraints, best first (`ranking`)."""
 
     predictions: tuple[Prediction, ...]
     value: Float[np.ndarray, " layouts"]
@@ -54,7 +54,7 @@ class Ranking:
         return np.array([p.step_time_s for p in self.predictions])
 
     def at(self, places: Sequence[int] | Int[np.ndarray, " some"]) -> "Ranking":
-        """Some of them, in another order."""
+        """The layouts at these positions, in this order."""
         chosen = np.array(places, np.int64)
         return replace(
             self,
@@ -64,7 +64,7 @@ class Ranking:
         )
 
     def with_cut(self, cuts: "Ranking") -> "Ranking":
-        """Return these with layouts whose stages were cut anew, without those that take as long as one here."""
+        """Add layouts with uneven stages, except those that are as fast as one already ranked."""
         # A cut whose step is equal to that of an even layout to rounding is that layout, found
         # again.
         step_s = list(self.step_s)
@@ -81,7 +81,7 @@ class Ranking:
         ).in_order()
 
     def in_order(self) -> "Ranking":
-        """Sort by the objective, layouts of one value by their step time."""
+        """Sort by the objective, then by step time."""
         return self.at(np.lexsort((self.step_s, self.value)))
 
 
@@ -98,7 +98,7 @@ REFINED: Final = ("partition", "recompute", "recompute_full_layers", "micro_batc
 
 @dataclass(frozen=True)
 class Improvement:
-    """A layout whose stages were cut anew."""
+    """A layout improved by uneven stages."""
 
     even: Layout
     """The layout with even stages that the cuts replace."""
@@ -126,7 +126,7 @@ class Improvement:
 
 @dataclass(frozen=True)
 class Improved:
-    """Layouts whose stages were cut anew, by which method, and why by that."""
+    """Layouts improved by uneven stages, with the method and why it was chosen."""
 
     method: str
     """Name of the method."""
@@ -147,7 +147,7 @@ def improve(
     choices: LaunchChoices,
     report: Report,
 ) -> Improved:
-    """Cut the stages of the layouts anew that can gain most by it.
+    """Divide the layers unevenly in the layouts that can gain most by it.
 
     Every layout's bound over all its partitions and recompute choices is worked out first (milliseconds); those
     whose bound promises more than the best value found are cut, the most promising of every schedule first, `MOST` at
@@ -162,9 +162,9 @@ def improve(
         choices: what a relaxation may change.
         report: told what is being done.
     """
-    enumerated = f"bounds rule out all layouts but {evaluated:,}, which were evaluated"
+    enumerated = f"{evaluated:,} layouts were evaluated; lower bounds rule out all others"
     enumerated += (
-        ", in the best orders of kinds and cuts that dynamic programming finds"
+        ", with the best orders of kinds of nodes and divisions into stages that dynamic programming finds"
         if goal.step_problem.kinds
         else ": exact"
     )
@@ -202,11 +202,11 @@ def improve(
         improvements.append(improvement)
         best_value = min(best_value, float(goal.value(goal.of([improvement.result.prediction]))[0]))
     if not improvements:
-        nothing = "no layout among the best has pipeline stages that could gain by being cut unevenly"
-        return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all cuts says")
+        nothing = "none of the best layouts would gain from uneven pipeline stages"
+        return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all divisions shows")
     how = ", ".join(dict.fromkeys(improvement.how for improvement in improvements))
     asked = "asked for" if method == "relax" else choose_method(contiguous=True).why
-    why = f"{enumerated}; then stages of {len(improvements)} of {len(promising)} promising layouts cut anew: {asked}"
+    why = f"{enumerated}; then {len(improvements)} of {len(promising)} promising layouts got uneven stages: {asked}"
     return Improved(f"enumerate, {how}", why, tuple(improvements))
 
 
@@ -225,7 +225,7 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
         if choices.by_stage or len(full_layers) <= 1:
             results.append(("dynamic programming" if layout.vpp == 1 else "moves of layers", partitioned))
     if not results:
-        raise LayoutError(f"no cut of {layout.label} fits into memory")
+        raise LayoutError(f"no division of {layout.label} into stages fits into memory")
 
     # Of two that differ by rounding the relaxation's is taken, which was asked for.
     how, best = min(results, key=lambda result: result[1].step_time_s * (1 + SAME * (result[0] != "relaxation")))
@@ -236,7 +236,7 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
 
 
 def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
-    """What a relaxation may change: values of the space, and of a framework only what its launch states."""
+    """What a relaxation may change: values in the space that a launch of the framework can state."""
     partial = tuple(kind for kind in space.recompute if kind != "full")
     return LaunchChoices(
         micro_batches=space.micro_batch,
@@ -247,7 +247,7 @@ def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
 
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Rank the new cuts, only those that the framework runs unless the space admits any."""
+    """Rank the new divisions; only those that the framework can run, unless the space admits any."""
     within, framework = not question.space.any_framework, question.problem.framework
     results = [
         improvement.result

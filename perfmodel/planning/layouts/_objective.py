@@ -1,4 +1,4 @@
-"""What a search minimises (or maximises), and what its layouts must satisfy."""
+"""The objective and the constraints of a search."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> "Objective":
-        """Read one of `OBJECTIVES`, or a formula of one's own over `NAMES` to be minimised.
+        """Parse one of `OBJECTIVES`, or a formula over `NAMES` to minimise.
 
         Raises:
             PerfModelError, UnknownNameError: neither.
@@ -63,7 +63,7 @@ class Objective:
         return bool(self.formula.names & set(TIMES))
 
     def shown(self, value: float) -> float:
-        """The value as people count it: what is maximised is positive."""
+        """The value for display; a maximised objective is shown as positive."""
         return -value if OBJECTIVES.get(self.name, "").startswith("-") else value
 
 
@@ -125,7 +125,7 @@ class Goal:
         return Quantities(self.step_problem, self.tariff, column, step_s, busy)
 
     def before(self, candidates: Candidates) -> Quantity:
-        """Quantities of all candidates before any is evaluated."""
+        """Quantities of all candidates that are known before evaluation."""
         # Bounds are of single precision, hence the slack.
         step_s = Interval(
             candidates.bound_s.astype(float) * (1 - ROUNDING),
@@ -143,7 +143,7 @@ class Goal:
         numbers: Int[np.ndarray, " some"],
         step_s: Float[np.ndarray, " some"],
     ) -> Quantity:
-        """Quantities of candidates that were evaluated."""
+        """Quantities of evaluated candidates."""
         return self._quantities(
             lambda name: candidates.column(name)[numbers],
             Interval.exactly(step_s),
@@ -151,7 +151,7 @@ class Goal:
         )
 
     def of(self, predictions: Sequence[Prediction], step_s: Interval | None = None) -> Quantity:
-        """Quantities of predicted layouts; with other step times where they are given (as busy in proportion)."""
+        """Quantities of predicted layouts, optionally with other step times (busy time scales along)."""
 
         def column(name: str) -> np.ndarray:
             if name == "memory_bytes":
@@ -163,7 +163,7 @@ class Goal:
         return self._quantities(column, taken, lambda: taken * Interval.exactly(busy))
 
     def value(self, quantity: Quantity) -> Float[np.ndarray, " layouts"]:
-        """Return the least value that the objective can take, infinite where a constraint cannot hold."""
+        """Return a lower bound of the objective; infinite if a constraint cannot hold."""
         value = np.asarray(self.objective.formula(quantity).lo, float)
         for constraint in self.constraints:
             value = np.where(self.can_hold(constraint, quantity), value, np.inf)
@@ -174,7 +174,7 @@ class Goal:
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named(self, prediction: Prediction) -> dict[str, float]:
-        """The quantities that objective and constraints name of a layout, and its money and energy by the tariff."""
+        """The quantities of a layout named by objective and constraints, and its cost and energy."""
         names = set(self.objective.formula.names).union(*(constraint.names for constraint in self.constraints))
         tariff = self.tariff
         priced = tariff.price_per_device_hour is not None
@@ -194,14 +194,14 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """Candidates as a goal ranks them."""
+    """Bounds and values of candidates under a goal."""
 
     goal: Goal
     candidates: Candidates
 
     @cached_property
     def bound(self) -> Float[np.ndarray, " layouts"]:
-        """Lower bound of every layout's value; infinite where it does not fit or a constraint cannot hold."""
+        """Lower bound of each layout's value; infinite if it does not fit or a constraint cannot hold."""
         if self.goal.plain:
             return self.candidates.bound_s
         value = np.broadcast_to(
@@ -211,7 +211,8 @@ class Score:
         return np.where(np.isfinite(self.candidates.bound_s), value, np.inf)
 
     def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
-        """Layouts whose value may be as low as `worst`; where times make no difference to it, at no longer step."""
+        """Layouts whose value may be as low as `worst`; if times do not affect it, only those with a step that is no
+        longer."""
         if self.goal.objective.timed:
             # Formulas of bounds allow for rounding already (`Goal.before`); plain step times do
             # not.
@@ -224,7 +225,7 @@ class Score:
         return np.flatnonzero(np.isfinite(self.bound) & ((self.bound < worst) | ((self.bound == worst) & as_fast)))
 
     def count_impossible(self, rejected: Counter[Rejection]) -> None:
-        """Count the layouts that fit but cannot satisfy a constraint, by the first that they cannot."""
+        """Count the layouts that fit but cannot satisfy the constraints, by the first one that they violate."""
         undecided = np.isfinite(self.candidates.bound_s)
         for constraint in self.goal.constraints:
             possible = undecided & self.goal.can_hold(constraint, self.goal.before(self.candidates))
@@ -236,14 +237,14 @@ class Score:
     def value(
         self, numbers: Int[np.ndarray, " some"], step_s: Float[np.ndarray, " some"]
     ) -> Float[np.ndarray, " some"]:
-        """Values of evaluated layouts, infinite where a constraint does not hold."""
+        """Values of evaluated layouts; infinite if a constraint is violated."""
         if self.goal.plain:
             return step_s
         return np.broadcast_to(self.goal.value(self.goal.after(self.candidates, numbers, step_s)), step_s.shape)
 
 
 def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Busy seconds of a step, mean over pipeline ranks: all durations on compute streams, as `Prediction` has them."""
+    """Busy seconds of a step, mean over pipeline ranks: the sum of durations on compute streams, as in `Prediction`."""
     busy = np.zeros(len(layouts))
     for batch in layout_batches(problem, layouts):
         for weighted, weight in weighted_programs(batch):
@@ -254,7 +255,7 @@ def busy_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray,
 
 
 def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:
-    """Busy seconds that no layout stays below: its passes alone, spread evenly over the ranks."""
+    """Lower bound of the busy seconds: the passes alone, spread evenly over the ranks."""
     # Passes take different times on different kinds; 0 is a valid bound, if a loose one.
     if problem.kinds:
         return np.zeros(len(candidates.bound_s))

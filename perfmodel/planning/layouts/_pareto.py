@@ -1,4 +1,4 @@
-"""Layouts that no other beats in everything: exact Pareto fronts of time, memory, cost and other formulas."""
+"""Computes exact Pareto fronts of time, memory, cost and other formulas."""
 
 import time
 from collections import Counter
@@ -31,7 +31,7 @@ SHORT: Final = {"time": "step_time"}
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoFront:
-    """Layouts none of which is beaten in every objective."""
+    """The layouts on a Pareto front: none is worse than another in every objective."""
 
     objectives: tuple[str, ...]
     layouts: tuple[Prediction, ...]
@@ -61,7 +61,7 @@ class ParetoFront:
         }
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per layout: its objectives, as text, and field by field (`Layout.columns`)."""
+        """One row per layout, with its objectives and its fields (`Layout.columns`)."""
         import pandas as pd
 
         rows = []
@@ -88,7 +88,7 @@ def pareto(
     workers: int = 1,
     dask: str = "",
 ) -> ParetoFront:
-    """The exact Pareto front of a question's layouts.
+    """Compute the exact Pareto front of a question's layouts.
 
     A layout x is left out unevaluated only if an evaluated y satisfies f_i(y) <= b_i(x) in every objective, b_i being
     the lower bound of f_i(x) (see `Goal`): then f_i(y) <= b_i(x) <= f_i(x) for all i, so that y beats or equals x and x
@@ -172,7 +172,7 @@ def _front(
 
 
 def non_dominated(points: Float[np.ndarray, "points objectives"], most: int | None = None) -> Int[np.ndarray, " front"]:
-    """Rows that no other row is at or below in every column (one of those that are equal), at most so many.
+    """Return the non-dominated rows, one of those that are equal, up to a maximum number.
 
     By falling sum: the least sum left is on the front, and takes those at or above it along.
     """

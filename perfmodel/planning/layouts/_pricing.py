@@ -1,4 +1,4 @@
-"""Layouts of a question, priced: memory and bounds of all of them.
+"""Computes memory and lower bounds of all layouts of a question.
 
 Where nodes are of several kinds no two stages cost alike, so that there are no grids of layouts: of every layout of the
 space dynamic programming finds the best orders of the kinds and cuts of the layers (`planning.optimise.balanced`), in
@@ -37,7 +37,7 @@ def price(
     report: Report = lambda *_: None,
     wanted: int | None = None,
 ) -> Candidates:
-    """Memory and bounds of all layouts of a question.
+    """Compute memory and lower bounds of all layouts of a question.
 
     Args:
         question: what to lay out.
@@ -164,7 +164,7 @@ def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
                 rejected[Rejection(Reason.ONE_KIND, f"{name}={str(value).lower()}")] += 1
         if not values:
             raise LayoutError(
-                f"search: several kinds of nodes need another {name} than the space has; leave {name} open, or search "
+                f"search: no {name} in the space works with several kinds of nodes; leave {name} open, or search "
                 "each kind alone",
                 Reason.KINDS,
             )

@@ -1,4 +1,4 @@
-"""Quantities that objectives and constraints may name, and what a layout's are between."""
+"""Quantities that objectives and constraints may name, as intervals for each layout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Quantities:
         return (self.tariff.tokens or MILLION) / self.tokens_per_step
 
     def __call__(self, name: str) -> Interval:
-        """Between which values a quantity lies.
+        """The interval that a quantity lies in.
 
         Raises:
             PerfModelError: a price, a power or an amount of tokens that is not known.

@@ -37,7 +37,7 @@ def recommend(
     *,
     complete: bool = True,
 ) -> Prediction | None:
-    """The best layout that fits with a probability of at least `options.min_fit`.
+    """Find the best layout that fits with a probability of at least `options.min_fit`.
 
     Where there is none, the layout that fits most likely; None where no layout satisfies the goal.
 
@@ -60,7 +60,7 @@ def recommend(
     # The ranking holds one of several layouts that differ in recompute alone: a slower one of them, which it leaves
     # out, may be the best that fits surely.
     if complete and candidates.feasible:
-        report("look for a layout that fits surely", 0, 0)
+        report("look for a layout that is sure to fit", 0, 0)
         safe += _best_safe(question, goal, options, candidates, known, executor)
     if safe:
         values = goal.value(goal.of(safe))

@@ -1,4 +1,4 @@
-"""What a search found, with the proof of how good it is."""
+"""The result of a search, with a proof of how close to optimal it is."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Beyond:
-    """The gain of a framework that could run every layout of the space."""
+    """The gain from a framework that could run every layout of the space."""
 
     layout: Layout
     """The best of even stages, which the framework cannot run."""
@@ -53,7 +53,7 @@ class Beyond:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedLayouts:
-    """Every layout of the space, and the step times of those that were scored by full schedule evaluation."""
+    """Every layout of the space, with the step times of those that were fully evaluated."""
 
     candidates: Candidates
     """Every layout with its memory and bound."""
@@ -80,10 +80,10 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a search came."""
+    """The progress of a search."""
 
     complete: bool = True
-    """False where the search was interrupted: the best so far."""
+    """False if the search was interrupted; it then has the best layouts so far."""
     unresolved: int = 0
     """Layouts that an interrupt left, and whose bound does not rule out that they are better than the best found."""
     unsearched: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """Ranked layouts and the account of all others."""
+    """The ranked layouts, and the reasons why others were rejected."""
 
     evaluated: int
     """Layouts scored by full schedule evaluation."""
@@ -147,12 +147,12 @@ class SearchResult:
 
     @property
     def complete(self) -> bool:
-        """False where the search was interrupted: the best so far."""
+        """False if the search was interrupted; it then has the best layouts so far."""
         return self.progress.complete
 
     @property
     def rejected(self) -> dict[str, int]:
-        """Reason in words -> number of combinations."""
+        """Number of rejected combinations by reason."""
         return {str(why): count for why, count in self.rejections.items()}
 
     @property
@@ -167,14 +167,15 @@ class SearchResult:
 
     @property
     def riskier(self) -> Prediction | None:
-        """The best layout of all, if it is not the recommended one because it may not fit."""
+        """The fastest layout, if it is not recommended because it may not fit."""
         if not self.layouts or self.layouts[0].layout == self.first_to_try.layout:
             return None
         return self.layouts[0]
 
     @property
     def gap(self) -> float:
-        """How much worse (relative) the best layout may be than the best of the space; infinite without a bound."""
+        """Largest relative distance of the best layout found from the optimum of the space; infinite without a
+        bound."""
         # A batch that was not searched could hold anything, and so could a search without any
         # layout.
         if self.progress.unsearched or not (self.layouts or self.complete):
@@ -188,13 +189,16 @@ class SearchResult:
 
     @property
     def certificate(self) -> str:
-        """`exact` if the best layout is proved to be the best of the space under this model; else what is known."""
+        """`exact` if the best layout is proved to be the optimum of the space under this model; else what is proved."""
         if not self.complete:
             return self._interrupted
         if self.layouts and self.layouts[0].kinds:
             if np.isinf(self.gap):
-                return "the best orders of kinds and cuts found; how much better others may be is not known"
-            return f"within {self.gap:.2%} of the best order of kinds and cut of any layout"
+                return (
+                    "the best order of kinds and division into stages that was found; others may be better by an "
+                    "unknown amount"
+                )
+            return f"within {self.gap:.2%} of the best order of kinds and division into stages of any layout"
 
         # Enumeration is exact for even stages. A cut is proved only as far as its own certificate
         # goes.
@@ -202,10 +206,11 @@ class SearchResult:
         for improvement in self.improvements:
             if improvement.result.layout == best:
                 gap = improvement.result.gap
-                return f"exact for even stages; the cut within {gap:.2%} of the best cut of its layout"
+                return f"exact for even stages; the uneven stages are within {gap:.2%} of the best for this layout"
         if self.layouts and self.layouts[0].layout.partition is not None:
             return (
-                f"exact for even stages; timed with the stages that {self.framework} cuts, of which nothing is proved"
+                f"exact for even stages; times are for the stages that {self.framework} chooses, which may "
+                "not be optimal"
             )
         return "exact"
 
@@ -215,21 +220,25 @@ class SearchResult:
         progress = self.progress
         if progress.unsearched:
             batches = ", ".join(map(str, progress.unsearched))
-            return f"interrupted: nothing is known of global batch {batches}"
+            return f"interrupted: global batch {batches} was not searched"
         if not self.layouts:
             return (
-                f"interrupted before a layout was evaluated: no {self.objective} is better than {self.lower_bound:.4g}"
+                f"interrupted before any layout was evaluated: {self.objective} cannot be better than "
+                f"{self.lower_bound:.4g}"
             )
         if not progress.unresolved:
-            return "interrupted: the best is proved to be the best of even stages, nothing is proved of those after it"
+            return (
+                "interrupted: the first layout is proved to be the best with even stages; the order of the "
+                "others is not proved"
+            )
         return (
-            f"interrupted: {progress.unresolved:,} layouts are open, none with a better {self.objective} than "
-            f"{self.lower_bound:.4g}; the best so far is within {self.gap:.2%} of the best"
+            f"interrupted: {progress.unresolved:,} layouts were not evaluated, and their {self.objective} cannot "
+            f"be better than {self.lower_bound:.4g}; the best so far is within {self.gap:.2%} of the optimum"
         )
 
     @property
     def best(self) -> Prediction:
-        """The best layout, which may fit with a small probability; `first_to_try` is the recommended one.
+        """The fastest layout, even if it is unlikely to fit; `first_to_try` is the recommended one.
 
         Raises:
             IndexError: there is no layout.
@@ -243,7 +252,7 @@ class SearchResult:
         return self.layouts[place]
 
     def __str__(self) -> str:
-        """Return what `perfmodel search` prints, without the command that comes next there."""
+        """Return what `perfmodel search` prints, without the suggested next command."""
         from perfmodel.planning.layouts._text import print_search
 
         return printed_text(lambda console: print_search(console, self))
@@ -298,8 +307,8 @@ class SearchResult:
         return recommendation.prediction.to_dict() | {"objective_value": recommendation.value}
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per ranked layout: as text and field by field (`Layout.columns`), with its figures as in `Prediction`
-        and `peak_memory_bytes`."""
+        """One row per ranked layout, with its notation, its fields (`Layout.columns`), the figures of `Prediction` and
+        `peak_memory_bytes`."""
         import pandas as pd
 
         rows = []
@@ -321,13 +330,13 @@ class SearchResult:
         return pd.DataFrame(rows)
 
     def ranking(self) -> list[tuple[Layout, float]]:
-        """Every evaluated layout with its step time, in the order of the search; of even stages."""
+        """Every evaluated layout with even stages and its step time, in the order of the search."""
         evaluation = self.evaluation
         layouts = evaluation.candidates.layouts(evaluation.number)
         return list(zip(layouts, evaluation.step_time_s.tolist(), strict=True))
 
     def frame(self) -> "pd.DataFrame":
-        """One row per layout that fits: its fields, `peak_bytes`, `bound_s`, and `step_time_s` where evaluated."""
+        """One row per layout that fits, with its fields, `peak_bytes`, `bound_s`, and `step_time_s` if evaluated."""
         evaluation = self.evaluation
         frame = evaluation.candidates.frame()
         step_s = np.full(len(evaluation.candidates.bound_s), np.nan)
@@ -382,7 +391,7 @@ def best_of_batches(
     objective: Objective,
     top: int,
 ) -> SearchResult:
-    """The best layouts over all batches; its candidates are those of the batch of the best.
+    """Merge the results for several batches; the candidates are those of the best layout's batch.
 
     Batches after the last one found were not searched.
     """

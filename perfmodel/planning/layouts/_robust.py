@@ -1,4 +1,4 @@
-"""Which layout is best when predictions may err: probabilities and regrets over the errors that layouts share."""
+"""Ranks layouts under prediction errors: probabilities and regrets, with errors shared between layouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ TIE: Final = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Robustness:
-    """How ranked layouts compare when all predictions err together.
+    """Robustness of ranked layouts to prediction errors.
 
     Log step times are a mixture of joint normals about the predictions (`joint_errors`): what two layouts spend alike
     on the same family of ops cancels between them, so that they may differ surely though their intervals overlap.
@@ -44,13 +44,14 @@ class Robustness:
     """The objective at the upper end of the layout's 90 % interval."""
 
     def order(self, criterion: str) -> list[int]:
-        """Sort places by one of `ORDERS`; ties stay as they were ranked before."""
+        """Sort positions by one of `ORDERS`; ties keep their previous order."""
         key = {"regret": self.regret, "upper": self.upper, "best": -self.best}[criterion]
         return np.argsort(key, kind="stable").tolist()
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks of the layouts in their order, from 1; those share one that cannot be told from its first (`TIE`)."""
+        """Ranks of the layouts from 1; layouts that are statistically tied with the first of a rank share it
+        (`TIE`)."""
         ranks: list[int] = []
         for place in range(len(self.best)):
             # Compare with the first of the rank, not with the neighbour: a chain of near ties
@@ -60,7 +61,7 @@ class Robustness:
         return ranks
 
     def kept(self, places: Sequence[int]) -> "Robustness":
-        """Return the figures of some of the layouts, which stay those against all layouts."""
+        """Return the figures of some layouts, still computed against all layouts."""
         chosen = np.array(places)
         return Robustness(
             self.better[np.ix_(chosen, chosen)],
@@ -70,7 +71,7 @@ class Robustness:
         )
 
     def of(self, place: int) -> dict[str, float | int | bool]:
-        """Figures of one layout, for JSON."""
+        """The figures of one layout, for JSON."""
         ranks = self.ranks
         return {
             "rank": ranks[place],
@@ -83,7 +84,7 @@ class Robustness:
 
 
 def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
-    """Probabilities and regrets of some layouts under a goal.
+    """Compute probabilities and regrets of layouts under a goal.
 
     Of step times, the probability that one beats another is exact but for the nodes of the mixture (`Joint.below`).
     Everything else is a mean over `DRAWS` scrambled Sobol points (quasi-Monte Carlo, Owen 1998; error about 0.002).
@@ -114,7 +115,7 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
 def square_root(
     covariance: Float[np.ndarray, "*nodes rows rows"],
 ) -> Float[np.ndarray, "*nodes rows rows"]:
-    """Square root of covariances that may be singular."""
+    """Square root of possibly singular covariance matrices."""
     # Cholesky fails on singular matrices, which equal layouts give. Rounding may make eigenvalues
     # slightly negative.
     values, vectors = np.linalg.eigh(covariance)
@@ -124,7 +125,7 @@ def square_root(
 def mixture_draws(
     root: Float[np.ndarray, "nodes rows columns"], weight: Float[np.ndarray, " nodes"]
 ) -> Float[np.ndarray, "draws rows"]:
-    """root w with w standard normal, the same draws at every call; one dimension more chooses the node."""
+    """Draws of root w with w standard normal, identical at every call; an additional dimension chooses the node."""
     from scipy.special import ndtr
 
     if len(weight) == 1:

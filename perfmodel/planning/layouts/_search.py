@@ -143,7 +143,7 @@ def search(
     batches = stated.get("global_batch")
     if isinstance(batches, Sequence):
         if not batches:
-            raise PerfModelError("search: there is no global batch to try; give at least one")
+            raise PerfModelError("search: no global batch is given; give at least one")
         stated |= {"batches": batches, "global_batch": batches[0]}
     options, space, stated = worded(stated, options, space)
     unknown = next((name for name in stated if name not in job_files.PROBLEM_WORDS), None)
@@ -404,7 +404,7 @@ def _improved(
     except KeyboardInterrupt:
         return Improved(
             "enumerate",
-            "interrupted before all promising stages were cut anew",
+            "interrupted before uneven stages were tried for all promising layouts",
             complete=False,
         )
 

@@ -1,4 +1,4 @@
-"""The discrete space of layouts: which values every field may take."""
+"""The search space: the values that each field of a layout may take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -46,7 +46,7 @@ LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """Values that every dimension of a layout may take; degrees that do not divide are counted as rejected.
+    """The values that each field of a layout may take; degrees that do not divide are counted as rejected.
 
     Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without replicas),
     layouts have its first value.
@@ -99,13 +99,13 @@ class SearchSpace:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        """Every dimension with its values, those that have but their usual one left out."""
+        """List the fields and their values, without those that have only their default."""
         usual = {field.name: field.default for field in fields(self)}
         shown = {name: getattr(self, name) for name in usual if not isinstance(usual[name], bool)}
         varied = [
             f"{name} {_values(values)}" for name, values in shown.items() if len(values) > 1 or values != usual[name]
         ]
-        devices = "dp so that at most all devices are used" if self.fewer_devices else "dp the devices that are left"
+        devices = "dp up to the remaining devices" if self.fewer_devices else "dp from the remaining devices"
         return ", ".join([*varied, devices])
 
 
@@ -123,7 +123,7 @@ def _values(values: tuple[Any, ...]) -> str:
 
 
 def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpace:
-    """Everything that model, cluster and batch allow, with the options that frameworks set by default.
+    """All layouts that model, cluster and batch allow, with the framework's default options.
 
     Micro-batches are all divisors of the batch. Tensor parallel goes up to two nodes (beyond, its collectives cross
     the network several times a layer), context parallel is offered from 16k tokens on. With `fewer_devices` degrees
@@ -166,7 +166,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
 
 
 def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace:
-    """The space with further options let free: names of `OPTIONS` separated by commas, or `all`.
+    """Let further options vary: names from `OPTIONS` separated by commas, or `all`.
 
     Raises:
         UnknownNameError: for an unknown name.
@@ -188,8 +188,8 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
 
 
 def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
-    """The space with other pipeline schedules: names separated by commas, or `all` that flush (the asynchronous
-    ones train another way); `1f1b` brings the interleaved ones with it.
+    """Set the pipeline schedules: names separated by commas, or `all` (without the asynchronous ones, which change the
+    training); `1f1b` includes its interleaved form.
 
     Raises:
         UnknownNameError: for a name that no schedule has.
@@ -201,14 +201,14 @@ def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
         return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
     names = tuple(dict.fromkeys(schedule_name(name) for name in text.split(",") if name.strip()))
     if not names:
-        raise PerfModelError(f"search: {text!r} names no schedule; leave it out, or name one like 1f1b")
+        raise PerfModelError(f"search: {text!r} does not name a schedule; leave it out, or name one such as 1f1b")
     for name in names:
         get_schedule(name)
     return replace(space, schedule=tuple("1f1b" if name == "interleaved" else name for name in names))
 
 
 def restrict(space: SearchSpace, text: str) -> SearchSpace:
-    """Fix some dimensions by a layout notation, e.g. `"tp=8,zero=1"`.
+    """Fix some fields by a layout notation, e.g. `"tp=8,zero=1"`.
 
     Raises:
         LayoutError, UnknownNameError: for keys or values that no layout has.

@@ -1,4 +1,4 @@
-"""How a search is printed: a table that a narrow terminal holds, the winner ready to paste, what to do next."""
+"""Prints a search: a table for a narrow terminal, the best layout to paste, and the next command."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -41,7 +41,8 @@ def print_search(
     *,
     verbose: bool = False,
 ) -> None:
-    """Print the ranking, the winner and the next command; `verbose`: also how it was searched and why others lost.
+    """Print the ranking, the best layout and the next command; with `verbose` also how the search went and why others
+    were rejected.
 
     Args:
         command: makes the winner's prediction again; empty where none does.
@@ -57,8 +58,8 @@ def print_search(
         console.print(f"if {result.framework} could run every layout: {duration(beyond.step_time_s)}{gain}")
         console.print(f"  {beyond.notation}", soft_wrap=True, markup=False)
     console.print(
-        f"{result.feasible:,} layouts need no more memory than there is; {result.evaluated:,} of them were evaluated "
-        f"in full, in {result.seconds:.1f} s; {result.certificate}"
+        f"{result.feasible:,} layouts fit into memory; {result.evaluated:,} of them were fully evaluated, in "
+        f"{result.seconds:.1f} s; {result.certificate}"
     )
 
     # Without any layout, the account of the rejected is the only answer there is.
@@ -69,7 +70,7 @@ def print_search(
 
 
 def print_pareto(console: "Console", front: "ParetoFront") -> None:
-    """A row per layout, by the first objective."""
+    """Print a row per layout, sorted by the first objective."""
     rows = []
     for values, p in zip(front.values.tolist(), front.layouts, strict=True):
         cells = [_quantity(name)[1](value) for name, value in zip(front.objectives, values, strict=True)]
@@ -133,10 +134,10 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
         rows.append((*cells, p.layout_notation))
     layout_last(console, list(columns), rows)
     if len({*ranks}) < len(ranks):
-        console.print("=: too close to the first of its rank to tell which is faster (45 to 55 %)")
+        console.print("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)")
     capacities = {p.memory_capacity_bytes for p in result.layouts}
     of_capacity = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
-    console.print(f"GiB: needed on the fullest device{of_capacity}; fits: probability that it fits")
+    console.print(f"GiB: memory needed on the fullest device{of_capacity}; fits: probability that it fits")
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
@@ -218,20 +219,20 @@ def _account(console: "Console", result: "SearchResult") -> None:
         buckets = improvement.buckets
         if buckets is not None and buckets.gain > 1e-3:
             console.print(
-                f"gradient buckets of {buckets.most_layers} layers for {cut.prediction.layout_notation}: "
-                f"{buckets.gain:.1%} faster than as ranked, which assumes a bucket per layer",
+                f"gradient buckets of {buckets.most_layers} layers make {cut.prediction.layout_notation} "
+                f"{buckets.gain:.1%} faster than ranked here (with a bucket per layer)",
                 markup=False,
             )
     n_even = sum(cut.gain <= 1e-3 for cut in cuts)
     if n_even:
-        console.print(f"stages of {n_even} layouts cut anew: no faster than even ones")
+        console.print(f"uneven stages were tried for {n_even} layouts and were no faster")
     console.print(f"method {result.method}: {result.why}")
     console.print(f"space: {result.space}")
     if result.beyond:
-        console.print(f"{result.framework} cannot run what is beyond it: {'; '.join(result.beyond.cannot_run)}")
+        console.print(f"{result.framework} cannot run the faster layout: {'; '.join(result.beyond.cannot_run)}")
     alike = result.evaluation.alike
     if alike:
-        console.print(f"{alike:,} layouts are variants of better ones in what they recompute or offload")
+        console.print(f"{alike:,} layouts differ from better ones only in what they recompute or offload")
     if result.rejected:
         console.print(
             table(
@@ -247,7 +248,7 @@ def _changes(improvement: "Improvement") -> str:
     texts = []
     for name, (before, after) in improvement.changed.items():
         if name == "partition":
-            texts.append("stages cut anew")
+            texts.append("uneven stages")
         elif name == "micro_batch":
             texts.append(f"micro-batches of {after} instead of {before}")
         elif name == "recompute":
@@ -258,7 +259,7 @@ def _changes(improvement: "Improvement") -> str:
 
 
 def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print figures on the right of their columns, then the layout.
+    """Right-align the figures and put the layout in the last column.
 
     The layout has no spaces and is not broken, so that it can be copied; it has a line of its own if the terminal is
     too narrow for both.
@@ -283,7 +284,7 @@ def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
 
 
 def interval(lo_s: float, hi_s: float) -> str:
-    """Write both ends in the unit of the upper one."""
+    """Format an interval with both ends in the unit of the upper one."""
     # Scale the lower end by the ratio of the upper end's figure to its seconds: both are then in
     # the same unit.
     upper, unit = duration(hi_s).split()

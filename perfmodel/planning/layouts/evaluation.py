@@ -1,5 +1,5 @@
-"""Exact evaluation of every layout that could still be among the best, most promising first; what is known of it is
-kept on disk, so that a search that was interrupted can be continued."""
+"""Evaluates every layout that could still be among the best, most promising first; results are kept on disk, so that an
+interrupted search can be continued."""
 
 import hashlib
 import io
@@ -27,13 +27,13 @@ from perfmodel.spec import Layout
 
 
 def fingerprint(*what: object) -> str:
-    """A string that is equal for equal searches of one version of the package."""
+    """A hash of the search and of the package's version."""
     return hashlib.sha256(repr((version("perfmodel"), *what)).encode()).hexdigest()
 
 
 @dataclass
 class Evaluations:
-    """Step times by the number of their layout, as far as they are known."""
+    """Known step times by layout number."""
 
     path: Path | None = None
     """File that the step times are kept in, if any."""
@@ -43,7 +43,7 @@ class Evaluations:
 
     @classmethod
     def open(cls, path: Path | None, search: str) -> "Evaluations":
-        """Read what an earlier run left at `path`; nothing if the file is new.
+        """Read the results of an earlier run from `path`; empty if the file is new.
 
         Raises:
             PerfModelError: the file is of another search, or none of ours.
@@ -56,10 +56,10 @@ class Evaluations:
                 same = str(file["search"]) == search
                 known = dict(zip(file["number"].tolist(), file["step_s"].tolist(), strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise PerfModelError(f"{path} is not the state of a search; name another file") from None
+            raise PerfModelError(f"{path} is not the saved state of a search; name another file") from None
         if not same:
             raise PerfModelError(
-                f"{path} is the state of another search (model, cluster, batch, space or version differ); "
+                f"{path} is the saved state of another search (model, cluster, batch, space or version differ); "
                 "name another file"
             )
         return cls(path, search, known)
@@ -89,7 +89,7 @@ SHARES = 4
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Evaluated layouts in the order of the goal, and which others an evaluation ruled out."""
+    """Evaluated layouts in the order of the goal, and the layouts that they ruled out."""
 
     number: Int[np.ndarray, " evaluated"]
     """Layouts evaluated, the best first."""
@@ -115,8 +115,8 @@ def evaluate(
     distinct: bool = False,
     prune: bool = False,
 ) -> Evaluated:
-    """Evaluate layouts in the order of their bounds until none that is left can be among the best `top` (that are
-    `distinct`, if asked for), or below `cutoff`.
+    """Evaluate layouts in the order of their bounds until none of the rest can be among the best `top` (optionally
+    `distinct` ones), or below `cutoff`.
 
     An interrupt (Ctrl-C) ends it with what is known by then.
 
@@ -133,7 +133,7 @@ def evaluate(
     dominated: list[Int[np.ndarray, " dominated"]] = []
 
     def promising(numbers: Int[np.ndarray, " some"]) -> Int[np.ndarray, " rest"]:
-        """Some layouts without those that a variant rules out, which are noted."""
+        """Drop layouts that a better variant rules out, and record them."""
         if not prune:
             return numbers
         lost = candidates.dominated(numbers)
@@ -182,7 +182,7 @@ class BestLayout:
 
 
 def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLayout | None:
-    """The best layout alone, exactly but unexplained; None where none fits and satisfies the constraints.
+    """Find only the best layout, without an explanation; None if none fits and satisfies the constraints.
 
     Raises:
         LayoutError: no layout is possible at all.
@@ -238,7 +238,7 @@ def evaluate_some(
     executor: Executor,
     known: Evaluations,
 ) -> None:
-    """Add the step times of some layouts to what is known."""
+    """Evaluate some layouts and store their step times."""
     numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
     if not len(numbers):
         return

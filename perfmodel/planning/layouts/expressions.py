@@ -1,5 +1,4 @@
-"""Formulas over named quantities, as users write them for objectives and constraints, and what they can come to, given
-between which values the quantities lie: arithmetic on intervals."""
+"""Formulas over named quantities for objectives and constraints, evaluated on intervals."""
 
 import ast
 from collections.abc import Callable, Iterable
@@ -28,7 +27,7 @@ class Interval:
 
     @classmethod
     def exactly(cls, value: Float[np.ndarray, "*shape"] | float) -> "Interval":
-        """One value alone."""
+        """The interval of a single value."""
         array = np.asarray(value, float)
         return cls(array, array)
 
@@ -61,7 +60,7 @@ class Interval:
         )
 
     def __pow__(self, power: float) -> "Interval":
-        """A constant power: of anything if it is a whole number, else of values from 0."""
+        """Raise to a constant power; fractional powers need values of at least 0."""
         if power != int(power):
             return _monotone(np.maximum(self.lo, 0.0), np.maximum(self.hi, 0.0), lambda x: x**power)
         if power < 0:
@@ -73,16 +72,15 @@ class Interval:
         return Interval(np.where(inside, 0.0, ends.lo), ends.hi)
 
     def least(self, other: "Interval") -> "Interval":
-        """The smaller of two."""
+        """The elementwise minimum of two intervals."""
         return Interval(np.minimum(self.lo, other.lo), np.minimum(self.hi, other.hi))
 
     def most(self, other: "Interval") -> "Interval":
-        """The larger of two."""
+        """The elementwise maximum of two intervals."""
         return Interval(np.maximum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
     def can_be(self, sign: str, other: "Interval") -> Bool[np.ndarray, "*shape"]:
-        """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values; of exact ones, whether
-        it holds."""
+        """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values in the intervals."""
         # a > b is b < a.
         if sign in (">", ">="):
             return other.can_be(sign.replace(">", "<"), self)
@@ -101,7 +99,7 @@ _WANTED: Final = "numbers, names, + - * / **, min(a, b) and max(a, b)"
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula that has been read and found harmless."""
+    """A parsed formula that is safe to evaluate."""
 
     text: str
     tree: ast.expr = field(compare=False)
@@ -109,7 +107,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Expression":
-        """Read arithmetic over some names: numbers, `+ - * / **` (constant power), `min` and `max`.
+        """Parse arithmetic over some names: numbers, `+ - * / **` (constant power), `min` and `max`.
 
         Raises:
             PerfModelError: anything else; the message says what.
@@ -125,7 +123,7 @@ class Expression:
         )
 
     def __call__(self, quantity: Quantity) -> Interval:
-        """Between which values the formula lies."""
+        """The interval that the formula's value lies in."""
         return _value(self.tree, quantity)
 
 
@@ -150,8 +148,8 @@ class Constraint:
         tree, known = _parsed(text), tuple(names)
         if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or type(tree.ops[0]) not in _SIGNS:
             raise PerfModelError(
-                f"constraint {text!r} is not one comparison; write it like 'step_time_s < 2' (signs: < <= > >= ==), "
-                "and several as several constraints"
+                f"constraint {text!r} is not a single comparison; write 'step_time_s < 2' (signs: < <= > >= ==), "
+                "and give several constraints separately"
             )
         lhs = _checked(tree.left, text, known)
         rhs = _checked(tree.comparators[0], text, known)
@@ -175,7 +173,7 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise PerfModelError(f"{text!r} cannot be read as a formula; it may have {_WANTED}") from None
+        raise PerfModelError(f"{text!r} is not a valid formula; it may have {_WANTED}") from None
 
 
 def _checked(node: ast.expr, text: str, names: tuple[str, ...]) -> ast.expr:
@@ -205,7 +203,7 @@ def _checked(node: ast.expr, text: str, names: tuple[str, ...]) -> ast.expr:
             for argument in arguments:
                 _checked(argument, text, names)
             return node
-    raise PerfModelError(f"{ast.unparse(node)!r} in {text!r} is not understood; a formula may have {_WANTED}")
+    raise PerfModelError(f"{ast.unparse(node)!r} in {text!r} is not allowed; a formula may have {_WANTED}")
 
 
 def _constant(node: ast.expr) -> float | None:

@@ -1,4 +1,4 @@
-"""The runs, or the profile, that tell most of which layout is fastest: the regret expected now, and after each of them.
+"""Finds the runs, or the profile, that help most to choose the fastest layout, by their expected reduction of regret.
 
 Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly normal for every
 node of the scales by which a site's runs scatter, x = mean + loads w with w standard normal. A run shows one of them,
@@ -35,7 +35,7 @@ _ALIKE: Final = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A measurement before it is made: it will show slopes w + noise, with w the standard normal sources of error."""
+    """A possible measurement, modelled as slopes w + noise, with w the standard normal sources of error."""
 
     kind: str
     """One of `KINDS`."""
@@ -49,7 +49,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementValue:
-    """The worth of one measurement for the choice between layouts."""
+    """The value of one measurement for the choice between layouts."""
 
     kind: str
     """One of `KINDS`."""
@@ -65,7 +65,7 @@ class MeasurementValue:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasurementValues:
-    """Measurements that could be made before one of some layouts is chosen."""
+    """Possible measurements before a choice between layouts, with their values."""
 
     layouts: tuple[Prediction, ...]
     regret: float
@@ -110,7 +110,7 @@ class MeasurementValues:
 
 
 def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> MeasurementValues:
-    """Weigh a run of each of some layouts, two runs, and a profile, by what they tell of which layout is fastest.
+    """Value a run of each layout, pairs of runs, and a profile, by how much they help to choose the fastest layout.
 
     Args:
         problem: that the predictions are of. With parameters fitted to runs already, further runs alone are weighed:
@@ -141,7 +141,7 @@ def runs_and_pairs(
     noise: Float[np.ndarray, "nodes layouts"],
     first: int,
 ) -> list[Observation]:
-    """Return a run of each layout, then one of each other beside one of the first."""
+    """Return single runs of each layout, then pairs of the first layout with each other one."""
     layouts = range(loads.shape[1])
     singles = [(i,) for i in layouts]
     pairs = [(first, i) for i in layouts if i != first]
@@ -199,7 +199,7 @@ def weighed(
     weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
 ) -> MeasurementValues:
-    """Weigh measurements by how much regret each saves, for layouts of log step times mean + loads w.
+    """Value measurements by the regret that each saves, for log step times mean + loads w.
 
     Args:
         mean: predicted log step times.
@@ -251,7 +251,7 @@ def expected_given(
     shown: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """Return posterior less present means of log step times, for draws of what a measurement shows unexpectedly."""
+    """Return the shifts of the posterior means of log step times, for draws of the measurement's surprise."""
     covariance = _shown(seen)
     inverse = np.linalg.inv(covariance)
 
@@ -276,7 +276,7 @@ def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observati
 def least(
     mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
-    """Return the expectation of the least of mean + drawn, and the probability of each layout to be that.
+    """Return the expected minimum of mean + drawn, and each layout's probability to be the minimum.
 
     The draws are mirrored, so that what all layouts share cancels, and the least is never expected above that of
     `mean`.

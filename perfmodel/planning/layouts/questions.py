@@ -1,4 +1,4 @@
-"""What is searched: a job on devices of a cluster, over a space of layouts."""
+"""The question that a search answers: a job, devices of a cluster, and a space of layouts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, 
 
 
 class Context(NamedTuple):
-    """Everything that a step model follows from, in a form that processes can send to one another (`model_of`)."""
+    """Everything that determines a step model, in a picklable form (`model_of`)."""
 
     problem: Problem
     calibration: Path | None
@@ -34,7 +34,7 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A problem to be laid out, over which layouts, priced how."""
+    """A problem, the layouts to search, and their tariff."""
 
     problem: Problem
     space: SearchSpace
@@ -46,7 +46,7 @@ class Question:
 
     @property
     def devices(self) -> int:
-        """Number of devices to lay out on; at most so many, if the space says `fewer_devices`."""
+        """Number of devices; an upper limit if the space has `fewer_devices`."""
         return self.problem.require_devices()
 
     @property
@@ -62,16 +62,16 @@ class Question:
 
     @cached_property
     def weights(self) -> WeightFiles:
-        """The calibration's weights as they were when they were first asked for."""
+        """The calibration's weights when first read."""
         return weight_files(self.calibration)
 
     @property
     def step_problem(self) -> StepProblem:
-        """The step model, kept for later calls."""
+        """The step model (cached)."""
         return _model(self.context, self.weights)
 
     def as_run(self, layout: Layout) -> Layout:
-        """The layout with the pipeline stages that the framework cuts by itself, where it does.
+        """The layout with the pipeline stages that the framework chooses itself, if it does.
 
         Candidates have stages as even as can be.
         """
@@ -83,16 +83,16 @@ class Question:
         return layout.replace(partition=partition_by_cost(self.problem.model, layout.pp))
 
     def of(self, **changes: Any) -> "Question":
-        """The question of a problem with some fields changed, as `Problem.replace` takes them."""
+        """The question with some fields of its problem changed, as in `Problem.replace`."""
         return replace(self, problem=self.problem.replace(**changes))
 
     @property
     def beyond_framework(self) -> "Question":
-        """The question over all layouts, those that the framework cannot run included."""
+        """The question over all layouts, including those that the framework cannot run."""
         return replace(self, space=replace(self.space, any_framework=True))
 
     def in_scenario(self, scenario: Scenario) -> "Question":
-        """The question on the machine as a scenario has it."""
+        """The question on the machine of a scenario."""
         # Memory is a fact of the cluster, which the search needs before it prices anything. All
         # other settings change prices, and stay with the scenario.
         device = self.problem.cluster.device
@@ -102,7 +102,7 @@ class Question:
         return replace(changed, scenario=Scenario(rest))
 
     def with_memory(self, n_bytes: float) -> "Question":
-        """The question with so much memory on every device."""
+        """The question with another device memory."""
 
         def holding(cluster: Cluster) -> Cluster:
             device = replace(cluster.device, memory_bytes=n_bytes)
@@ -127,7 +127,7 @@ def ask(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> Question:
-    """The question that the arguments of `search` ask.
+    """Build a question from the arguments of `search`.
 
     Args:
         model, cluster: a problem, or a model and a cluster.
@@ -166,7 +166,7 @@ def ask(
 
 
 def model_of(context: Context) -> StepProblem:
-    """The step model of a context, kept for later calls with the same.
+    """The step model of a context (cached).
 
     Raises:
         CalibrationError: the calibration holds other weights than when the search began.

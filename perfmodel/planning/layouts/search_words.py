@@ -1,4 +1,4 @@
-"""Words for a search, as Python, the command line and job files have them: keywords, options, and the space."""
+"""Keywords, options and space of a search, as Python, the command line and job files state them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class SearchKeywords(JobKeywords, total=False):
-    """Keywords of `search` beside those of the problem, for editors and type checkers; `tests/spec/test_keywords.py`
-    holds them to the fields of `SpaceWords`, `SearchOptions` and `Tariff`."""
+    """Keywords of `search` in addition to those of the problem, for editors and type checkers: the fields of
+    `SpaceWords`, `SearchOptions` and `Tariff`."""
 
     fix: str
     schedules: str | Sequence[str]
@@ -54,7 +54,7 @@ ORDERS: Final = ("regret", "upper", "best")
 
 @dataclass(frozen=True, kw_only=True)
 class Tariff:
-    """Price and power of devices, and tokens to train on: nominal figures, the catalog's where none are stated."""
+    """Price and power of devices, and tokens to train on; the catalog's nominal figures are the defaults."""
 
     price_per_device_hour: float | None = None
     """Money per device and hour. The catalog has list prices; their `source` says whose and from when."""
@@ -74,7 +74,7 @@ class Tariff:
             raise PerfModelError("tokens must be above 0")
 
     def completed(self, problem: "StepProblem") -> "Tariff":
-        """The tariff completed from the catalog's entries of cluster and device."""
+        """The tariff, completed from the catalog's entries for cluster and device."""
         # One power would be that of one kind only, so that tariffs of mixed clusters stay as the
         # user gave them.
         device, (listed, _) = problem.cluster.device, problem.cluster.list_price
@@ -90,7 +90,7 @@ class Tariff:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """The objective of a search, how far it looks, and how much it reports."""
+    """Options of a search: objective, extent and amount of output."""
 
     method: str = "enumerate"
     """`enumerate` (even stages, exact), `auto` (then, by dynamic programming, uneven stages and recompute by stage for
@@ -138,7 +138,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceWords:
-    """Words for the space of layouts that is searched, if no `SearchSpace` is given."""
+    """Keywords that describe the search space, used if no `SearchSpace` is given."""
 
     fix: str = ""
     """Dimensions that are fixed, in the notation of layouts, such as `tp=8,zero=1`."""
@@ -150,7 +150,7 @@ class SpaceWords:
     """Layouts may leave some of the devices unused."""
 
     def __call__(self, problem: Problem) -> "SearchSpace":
-        """The space for a problem.
+        """Build the space for a problem.
 
         Raises:
             LayoutError, UnknownNameError: as `restrict`, `with_schedules` and `with_options`.
@@ -181,7 +181,7 @@ SEARCH_WORDS: Final = MappingProxyType(_search_words())
 
 
 def file_words(file: job_files.JobFile) -> dict[str, Any]:
-    """The settings as `[search]` of a job file writes them.
+    """The settings in the notation of `[search]` in a job file.
 
     Raises:
         PerfModelError: an unknown word, or a value that it cannot have; names the file.
@@ -195,7 +195,7 @@ def file_words(file: job_files.JobFile) -> dict[str, Any]:
 def worded(
     keywords: Mapping[str, Any], options: SearchOptions | None, space: "Space | None"
 ) -> "tuple[SearchOptions, Space | None, dict[str, Any]]":
-    """Options and space with the fields that `keywords` set, and the keywords that are left for the problem.
+    """Apply `keywords` to options and space, and return the remaining keywords, which belong to the problem.
 
     Raises:
         PerfModelError: a space beside keywords of one, or what the records refuse.
@@ -216,7 +216,8 @@ def worded(
     if by_record[SpaceWords]:
         if space is not None:
             raise PerfModelError(
-                f"search: space= already says what to try; leave out {', '.join(by_record[SpaceWords])}, or space="
+                "search: space= already defines what to try; leave out either space= or "
+                f"{', '.join(by_record[SpaceWords])}"
             )
         space = SpaceWords(**by_record[SpaceWords])
     return (

@@ -1,4 +1,4 @@
-"""The best of what enumeration cannot reach: exact solvers, gradient relaxation, and certificates."""
+"""Optimises beyond enumeration: exact solvers, gradient relaxation, and certificates."""
 
 from typing import TYPE_CHECKING
 

@@ -11,7 +11,7 @@ from perfmodel.planning.optimise._contiguous import NothingFitsError
 
 @dataclass(frozen=True)
 class Assignment:
-    """Items on devices."""
+    """An assignment of items to devices."""
 
     device: tuple[int, ...]
     """Device of every item."""
@@ -22,7 +22,7 @@ class Assignment:
 
     @property
     def gap(self) -> float:
-        """Share by which the value is above the bound at most; 0 is proven best."""
+        """Largest relative distance of the value from the lower bound; 0 if proved optimal."""
         return max(0.0, self.value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
 
 
@@ -33,7 +33,7 @@ def assign(
     *,
     time_limit_s: float = 10.0,
 ) -> Assignment:
-    """Put every item on one device so that the busiest one is least busy, within memory.
+    """Assign each item to a device to minimise the load of the busiest one, within memory.
 
     min T subject to sum over items of seconds * x <= T and of bytes * x <= capacity on every device, x in {0, 1},
     each item once (unrelated machines, Lenstra et al. 1990), by SciPy's HiGHS.
@@ -90,7 +90,10 @@ def assign(
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
     )
     if solution.x is None:
-        raise NothingFitsError(f"assign: no assignment of {items} items to {devices} devices fits, or none in time")
+        raise NothingFitsError(
+            f"assign: no assignment of {items} items to {devices} devices was found that fits; give more memory, "
+            "or more time"
+        )
 
     # Solvers return 0.9999 for 1. Recompute the loads from the rounded choice in double
     # precision; the bound may exceed them by the tolerance only.

@@ -29,7 +29,7 @@ _DATA_PARALLEL: Final = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_
 
 @dataclass(frozen=True, eq=False)
 class BandwidthResult:
-    """Shares of the links and what they make of the step."""
+    """Bandwidth shares of the links, and the resulting step time."""
 
     links: dict[str, float]
     """Bandwidth of each link as a multiple of what it is; the multiples add up to the number of links."""
@@ -42,17 +42,15 @@ class BandwidthResult:
 
     @property
     def gap(self) -> float:
-        """Share by which the step time is above the lower bound at most."""
+        """Largest relative distance of the step time from the lower bound."""
         return self.certificate.gap(self.step_time_s)
 
     @property
     def not_launchable(self) -> str:
-        """Why no framework of the catalog runs this split; empty where all links keep what they have."""
+        """Why no framework in the catalog can run this split; empty if no link changes."""
         if all(abs(multiple - 1) < _SAME_SHARE for multiple in self.links.values()):
             return ""
-        return (
-            "no framework of the catalog gives links shares; a fabric whose switches do (queues by traffic class) can"
-        )
+        return "no framework in the catalog can set bandwidth shares; switches with queues per traffic class can"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -61,7 +59,7 @@ class BandwidthResult:
 
 
 def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
-    """The best split of a fixed sum of bandwidths over the pipeline's links.
+    """Find the best split of a fixed total bandwidth over the pipeline's links.
 
     A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
     take latency + volume / share, so the step is convex in the shares and the result comes with a close bound.
@@ -93,10 +91,13 @@ def split_bandwidth(problem: StepProblem, layout: Layout) -> BandwidthResult:
 
 
 def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation, list[str]]:
-    """The split as a relaxation in `links`, and the links' names."""
+    """The split as a relaxation with the unknown `links`, and the names of the links."""
     (batch,) = layout_batches(problem, [layout])
     if batch.spec.steps > 1:
-        raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
+        raise LayoutError(
+            f"bandwidth can be split only for synchronous schedules, which {layout.schedule} is not; use another, "
+            "such as 1f1b"
+        )
     structure = prepared(batch.spec).structure
 
     # Price the layout a second time on links that are `_FASTER` times as fast. The difference is
@@ -109,7 +110,7 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:
-        raise LayoutError(f"layout {layout.label} has fewer than two links to split bandwidth over")
+        raise LayoutError(f"layout {layout.label} has fewer than two links, so bandwidth cannot be split")
     of_class = np.array([links.index(name) if name in links else 0 for name in names])
     volume_s = np.where([name in links for name in names], (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
     volume_s = np.clip(volume_s, 0.0, now_s)

@@ -1,4 +1,4 @@
-"""Which method is right for a space, in words; and uneven stages for a list of layouts."""
+"""Chooses the method for a space, and finds uneven stages for a list of layouts."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ ENUMERABLE: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method and the reason for it."""
+    """The chosen method and the reason."""
 
     method: Method
     why: str
@@ -31,7 +31,7 @@ class Chosen:
 
 
 def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous: int = 0) -> Chosen:
-    """The method for a space of `combinations` discrete choices and `continuous` real unknowns.
+    """Choose the method for a space of `combinations` discrete choices and `continuous` real unknowns.
 
     The rules are what `validate/optimise.md` measures: the relaxation is taken only where it wins.
 
@@ -43,8 +43,8 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
     if continuous and (contiguous or combinations > 1):
         return Chosen(
             "relax and descend",
-            f"{continuous} continuous unknowns beside discrete ones: no exact solver covers both; cuts come from "
-            "dynamic programming and a relaxation, and every move gets continuous values of its own",
+            f"{continuous} continuous unknowns together with discrete ones: no exact solver handles both, so "
+            "stages come from dynamic programming and a relaxation, with continuous values fitted at every move",
         )
     if continuous:
         return Chosen(
@@ -55,18 +55,19 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
     if contiguous:
         return Chosen(
             "dynamic programming",
-            "contiguous stages are solved exactly in milliseconds; a relaxation comes close and proves nothing",
+            "contiguous stages are solved exactly in milliseconds; a relaxation comes close but proves nothing",
         )
     if combinations <= ENUMERABLE:
         return Chosen("enumerate", f"{combinations:,} layouts can all be evaluated, which is exact")
     return Chosen(
         "relax and descend",
-        f"{combinations:,} combinations are too many to evaluate; relaxed, rounded and improved by single changes",
+        f"{combinations:,} combinations are too many to evaluate, so they are relaxed, rounded and improved "
+        "by single changes",
     )
 
 
 def refine(problem: StepProblem, layouts: Sequence[Layout]) -> list[PartitionResult]:
-    """Uneven stages and recompute by stage for the best of some layouts, fastest first.
+    """Find uneven stages and per-stage recomputation for the best of some layouts, fastest first.
 
     Every layout's bound over all its partitions is computed first (milliseconds); layouts are then partitioned in
     the order of their bounds, until the next bound is no better than the best step found: none of those left out

@@ -24,12 +24,12 @@ _NOTHING: Final = -1e300
 
 
 class NothingFitsError(PerfModelError):
-    """No way to cut is possible."""
+    """No division into stages fits."""
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """One way to cut, and what it costs."""
+    """A division into stages and its cost."""
 
     partition: tuple[int, ...]
     """Layers of every stage."""
@@ -42,7 +42,7 @@ class Cuts:
 
     @property
     def value(self) -> float:
-        """The value that was minimised."""
+        """The minimised value."""
         return self.sum + self.max
 
 
@@ -56,7 +56,7 @@ class _Interval(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Lower bound of the value of every cut strictly inside: its maximum is above `low`, its sum no less."""
+        """Lower bound for all divisions whose maximum exceeds `low` and whose sum is no smaller."""
         return self.least_sum + self.low
 
 

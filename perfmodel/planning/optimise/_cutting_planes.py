@@ -1,4 +1,4 @@
-"""Certificates of convex problems: no path through the timeline can be shortened by more.
+"""Lower bounds for convex problems, from critical paths of the timeline.
 
 A makespan is the largest sum of durations over paths. Where every duration is convex in the unknowns, each path
 gives a plane below the objective: its length at a point plus its gradient times the step away from it. The least
@@ -31,14 +31,14 @@ _SAFE: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """A lower bound, and the best values met while it was raised."""
+    """A lower bound, and the best values found on the way."""
 
     lower_bound: float
     values: dict[str, np.ndarray]
 
 
 def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bounded:
-    """A bound on the objective over all values of the variables, from paths that are nearly critical at `values`.
+    """Bound the objective over all values of the variables, starting from paths that are nearly critical at `values`.
 
     Args:
         problem: without limits or choices, and with durations that are convex in the values (the caller's word).
@@ -51,7 +51,9 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
     allowed = [v.polytope for v in problem.variables.values()]
     polytopes = [polytope for polytope in allowed if polytope is not None]
     if problem.limits is not None or len(polytopes) < len(allowed):
-        raise PerfModelError("a convex bound needs unknowns that are shares or boxes, and no other limits")
+        raise PerfModelError(
+            "a convex bound needs unknowns of kind Shares or Box and no further limits; leave the bound out"
+        )
     best = {name: np.asarray(value, float) for name, value in values.items()}
 
     # Kelley's method, damped: planes are added half-way between the best point and the minimum of

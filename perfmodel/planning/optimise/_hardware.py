@@ -1,4 +1,4 @@
-"""Hardware co-design: which parameters of the machine to buy for a set of training runs under a budget."""
+"""Hardware co-design: the machine parameters to improve for a set of training runs under a budget."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _STEP: Final = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training run that the machine shall serve."""
+    """A training run that the machine is designed for."""
 
     step_problem: StepProblem
     layout: Layout
@@ -30,7 +30,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Design:
-    """Multiples of today's parameters and what they make of the runs."""
+    """Factors on today's parameters, and the resulting step times."""
 
     multiples: dict[str, float]
     cost: float
@@ -57,13 +57,13 @@ class _Objective:
     priced: int = 0
 
     def on(self, run: Run, x: Float[np.ndarray, " parameters"]) -> StepProblem:
-        """A run on the machine with multiples `x`."""
+        """A run on the machine with parameters scaled by `x`."""
         self.priced += 1
         settings = (Setting(name, "times", float(v)) for name, v in zip(self.names, x, strict=True))
         return model_in_scenario(run.step_problem, Scenario(tuple(settings)))
 
     def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
-        """Step time and its derivative by the multiples."""
+        """Step time and its derivative with respect to the factors."""
         # Price the events with each parameter a little larger; the timeline's gradient then gives
         # the derivatives of the step without evaluating it again for each.
         moved = [self.on(run, row) for row in x * (1 + _STEP * np.eye(len(x)))]
@@ -71,7 +71,7 @@ class _Objective:
         return float(derivatives.step_s[0]), derivatives.by_parameter[0] / x
 
     def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:
-        """Weighted mean of the logarithms of step times relative to before, and its slope."""
+        """Weighted mean of log step-time ratios, and its slope."""
         # The logarithm makes a tenth saved on a short run worth as much as a tenth on a long one.
         value = 0.0
         slope = np.zeros(len(x))
@@ -95,7 +95,7 @@ def design_hardware(
     low: float = 0.25,
     high: float = 8.0,
 ) -> Design:
-    """The multiples of a machine's parameters that make the runs fastest for the money.
+    """Find the factors on the machine's parameters that make the runs fastest within the budget.
 
     Minimises the weighted geometric mean of step times subject to sum of price * multiple <= budget, by sequential
     quadratic programming (SLSQP) with the timeline's gradient; the events of a run are priced anew on every machine,
@@ -120,8 +120,8 @@ def design_hardware(
     price = np.array(list(prices.values()), float)
     if not (price > 0).all() or not low * price.sum() <= budget:
         raise PerfModelError(
-            f"hardware design: prices must be above 0 and the budget at least {low * price.sum():g} "
-            f"({low:g} of everything), got {budget:g}"
+            f"hardware design: prices must be above 0, and the budget at least {low * price.sum():g} (every "
+            f"parameter at factor {low:g}), got {budget:g}"
         )
     objective = _Objective(runs, tuple(prices))
     now = np.ones(len(price))

@@ -1,5 +1,5 @@
-"""The best uneven stages of a layout, with the layers that each must recompute to fit and, where nodes are of several
-kinds, the kind that each lies on."""
+"""Finds the best uneven stages of a layout, the layers that each must recompute to fit, and, on several kinds of nodes,
+the kind of each stage."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ MOST_CUTS: Final = 200
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """Uneven stages and how good they are."""
+    """Uneven stages, with their step time and bound."""
 
     prediction: Prediction
     """The best layout that was met; its `layout.partition` and `layout.recompute_full_layers` are the answer."""
@@ -58,7 +58,7 @@ class PartitionResult:
 
     @property
     def gain(self) -> float:
-        """Share of the given layout's step that is saved; 1 where that does not fit."""
+        """Share of the given layout's step time that is saved; 1 if the given layout does not fit."""
         return 1.0 if self.given_s is None else 1 - self.step_time_s / self.given_s
 
     @property
@@ -68,12 +68,12 @@ class PartitionResult:
 
     @property
     def step_time_s(self) -> float:
-        """Step time of the best layout that was met."""
+        """Step time of the best layout found."""
         return self.prediction.step_time_s
 
     @property
     def gap(self) -> float:
-        """Share by which the step time is above the lower bound at most."""
+        """Largest relative distance of the step time from the lower bound."""
         return self.certificate.gap(self.step_time_s)
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def partition(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> PartitionResult:
-    """`partition_stages` of a problem and a layout, by name or as they are; arguments as in `perfmodel.predict`."""
+    """Find the best uneven stages of a layout; arguments as in `perfmodel.predict`."""
     problem, layout = catalog.problem_and_layout(
         model,
         cluster,
@@ -126,7 +126,7 @@ def partition_stages(
     *,
     recompute: bool = True,
 ) -> PartitionResult:
-    """The fastest contiguous partition of the layers into the layout's stages that fits into memory.
+    """Find the fastest contiguous partition of the layers into stages that fits into memory.
 
     One stage per rank: dynamic programming gives the exact front of sums against slowest stages, whose best are
     evaluated by the schedule's timeline and improved by moving single layers or recomputing otherwise. Several stages
@@ -197,15 +197,15 @@ def partition_stages(
 
 
 def partition_bound_s(problem: StepProblem, layout: Layout) -> float:
-    """The step time that no partition of a layout can beat, with any recompute; infinite where none fits. Takes
-    milliseconds."""
+    """Lower bound of the step time over all partitions and any recomputation, in milliseconds of work; infinite if none
+    fits."""
     if layout.pp == 1:
         return float(lower_bounds_s(problem, [layout])[0])
     return partition_certificate(problem, layout).lower_bound_s
 
 
 def partition_certificate(problem: StepProblem, layout: Layout) -> Certificate:
-    """The bound over all partitions of a layout of several stages, with any recompute."""
+    """The lower bound over all partitions of a layout with several stages, with any recomputation."""
     _, bases, costs = _space(problem, layout, recompute=True)
     return _certificate(problem, bases, costs)
 
@@ -252,8 +252,8 @@ def balanced(
     uneven: bool = True,
     worst_s: float = np.inf,
 ) -> tuple[list[Layout], float]:
-    """Orders of the kinds of nodes and cuts of a layout that dynamic programming finds best, and the step time that no
-    other can beat; none where that is above `worst_s`, infinite where nothing fits.
+    """Find the best orders of kinds of nodes and partitions of a layout by dynamic programming, with a lower bound of
+    the step time; no layouts if the bound exceeds `worst_s`, an infinite bound if nothing fits.
 
     Args:
         layout: in one stage per pipeline rank, its kinds written out, of which as many as it says are taken.
@@ -327,13 +327,13 @@ def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[s
 
 
 def layers_per_stage(batch: LayoutBatch) -> tuple[int, ...]:
-    """The partition that a bundle's layouts have, given or not."""
+    """Layers per stage of a bundle's layouts, explicit or default."""
     layers = [block.is_layer for block in batch.tables[0].blocks]
     return tuple(batch.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
 
 
 def exact_steps_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Step times, infinite for layouts that are impossible or do not fit."""
+    """Step times; infinite for layouts that are invalid or do not fit."""
     step_s = np.full(len(layouts), np.inf)
 
     # Three sieves, cheapest first: does the layout exist, does it fit, how long does it take.

@@ -1,4 +1,4 @@
-"""Pipelines cut into uneven stages: exact front, bounds, and the search around it by exact evaluation.
+"""Uneven pipeline stages: exact front, bounds, and local search by exact evaluation.
 
 A flushing pipeline with one stage per rank takes about sum over stages of (F + B + sends) plus (m - 1) times the
 slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least nearly). Its least partitions come
@@ -37,7 +37,7 @@ _ROUNDS: Final = 40
 
 @dataclass(frozen=True)
 class KindCosts:
-    """Costs of every stage that a layout could have, on each kind of nodes that it lies on."""
+    """Costs of every possible stage of a layout, on each kind of nodes."""
 
     of_kind: Mapping[str | None, StageCosts]
     """Costs by the kind's name; by None where nodes are alike."""
@@ -45,7 +45,7 @@ class KindCosts:
     """Stages on each kind."""
 
     def layouts(self, base: Layout, cuts: Iterable[CutOnKinds]) -> list[Layout]:
-        """Return the layout with each of these cuts that fits, its stages recomputing what they must."""
+        """Return the layout with each partition that fits, recomputing as many layers as necessary."""
         layouts = []
         for sizes, kinds in dict.fromkeys(cuts):
             of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
@@ -59,7 +59,7 @@ class KindCosts:
         return layouts
 
     def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[CutOnKinds]:
-        """Return the cuts around the least sum plus slowest stage.
+        """Return the partitions near the least sum plus slowest stage.
 
         Of several kinds, at most `most` over all orders of kinds, and as many over each order in which every kind is in
         one piece.
@@ -80,7 +80,7 @@ class KindCosts:
         return cuts
 
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
-        """A step time that no partition can beat under the schedule's order; infinite where none fits.
+        """Lower bound of the step time over all partitions under the schedule's order; infinite if none fits.
 
         The larger of two minima over all partitions. First that of `prediction.lower_bounds_s`. Second: before the
         first backward on rank r its micro-batch has passed all stages and come back to r, and the rank has done w
@@ -152,7 +152,7 @@ def _sends(costs: Sequence[StageCosts]) -> Float[np.ndarray, "kinds stages 1 cut
 
 
 def spread_bound_s(problem: StepProblem, base: Layout) -> float:
-    """A step time that no partition of a layout, nor order of its kinds of nodes, can beat; cheap, and loose.
+    """A cheap, loose lower bound of the step time over all partitions and orders of kinds of nodes.
 
     The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
     as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
@@ -193,7 +193,8 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
 
 
 def in_pieces(kinds: PerRank) -> Iterable[PerRank]:
-    """Orders of the kinds of pipeline ranks in which each is in one piece (of many kinds as they stand)."""
+    """Orders of the kinds of pipeline ranks in which each kind is contiguous (with many kinds, only the given
+    order)."""
     names = list(dict.fromkeys(kinds or ()))
     for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
         pieces = [(name,) * (kinds or ()).count(name) for name in order]
@@ -207,7 +208,8 @@ def spans(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable[tuple[int, ...]]:
-    """Partitions with a layer moved between stages at most `reach` apart (by default any two of 8, else 2)."""
+    """Partitions with one layer moved between stages at most `reach` apart (default: any distance up to 8 stages, else
+    2)."""
     stages = len(partition)
     reach = reach or (stages if stages <= 8 else 2)
     for a in range(stages):
@@ -218,7 +220,7 @@ def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable
 
 @dataclass(frozen=True)
 class Descent(Generic[T]):
-    """The best member that a descent reached."""
+    """The result of a descent."""
 
     best: T
     value: float
@@ -232,7 +234,7 @@ def descend(
     moves: Callable[[T], Iterable[T]],
     evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]],
 ) -> Descent[T]:
-    """Steepest descent from the best of `start`: all neighbours in one evaluation, until none is better.
+    """Steepest descent from the best of `start`; all neighbours are evaluated together until none is better.
 
     Raises:
         NothingFitsError: none of `start` is possible.
@@ -258,7 +260,7 @@ def descend(
 
 @dataclass(frozen=True)
 class Certificate:
-    """A bound that nothing in the space can beat, and what it rests on."""
+    """A lower bound for the whole space, and its justification."""
 
     lower_bound_s: float
     """No member of the space is faster."""
@@ -268,7 +270,7 @@ class Certificate:
     """Derivation of the bound, in words."""
 
     def gap(self, value_s: float) -> float:
-        """Share by which the result is above the bound at most; 0 is proven best."""
+        """Largest relative distance of the result from the bound; 0 if proved optimal."""
         return max(0.0, value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
 
     def to_dict(self, value_s: float) -> dict[str, Any]:

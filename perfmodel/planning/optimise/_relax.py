@@ -1,4 +1,4 @@
-"""Gradient relaxation: many starts at once down the timeline's gradient, then rounding to what can be built.
+"""Gradient relaxation: gradient descent on the timeline from many starts, then rounding to valid values.
 
 The objective is the exact makespan; what makes it smooth is noise on the durations that fades out (a jittered
 gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits are kept by an augmented
@@ -33,21 +33,21 @@ FEASIBLE: Final = 1e-6
 
 
 class Span(Protocol):
-    """Seconds of a step that is more than the makespan of one program."""
+    """Step time composed of several programs' makespans."""
 
     @property
     def n_classes(self) -> int:
-        """Classes of durations."""
+        """Number of duration classes."""
         ...
 
     def span_s(self, values: "Values", durations: Float[Array, " classes"]) -> Float[Array, ""]:
-        """Seconds at some unknowns and durations, as JAX can trace."""
+        """Step time at given unknowns and durations, traceable by JAX."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """A problem to minimise: the makespan of a program whose durations depend on unknowns."""
+    """A minimisation problem: the makespan of a program whose durations depend on unknowns."""
 
     variables: Mapping[str, Variable]
     program: CompiledStructure | Span
@@ -62,23 +62,25 @@ class Relaxation:
 
     @property
     def one_program(self) -> CompiledStructure:
-        """The program, where the step is the makespan of one.
+        """The program, if the step is the makespan of a single one.
 
         Raises:
             PerfModelError: it is not.
         """
         if isinstance(self.program, CompiledStructure):
             return self.program
-        raise PerfModelError("a bound needs a step that is the makespan of one program; relax without a bound")
+        raise PerfModelError(
+            "a bound is possible only if the step is the makespan of a single program; relax without a bound"
+        )
 
     @property
     def form(self) -> "StaticArgs":
-        """All but the constants."""
+        """Everything except the constants."""
         return StaticArgs(tuple(self.variables.items()), self.program, self.durations, self.limits)
 
     @property
     def single(self) -> dict[str, Any]:
-        """The constants as JAX has them by default."""
+        """The constants in JAX's default precision."""
         return jax.tree.map(lambda value: jnp.asarray(np.asarray(value)), dict(self.constants))
 
 
@@ -92,20 +94,20 @@ class StaticArgs:
     limits: Callable[[Values], Float[Array, " limits"]] | None
 
     def objective(self, values: Values, noise: Float[Array, " classes"] | float = 1.0) -> Float[Array, ""]:
-        """The makespan, with durations multiplied by noise."""
+        """The makespan with noisy durations."""
         durations = self.durations(values) * noise
         if isinstance(self.program, CompiledStructure):
             return makespan(self.program, durations)
         return self.program.span_s(values, durations)
 
     def excess(self, values: Values) -> Float[Array, " limits"]:
-        """The limits, none or more."""
+        """Violations of the limits."""
         return jnp.zeros(0) if self.limits is None else self.limits(values)
 
 
 @dataclass(frozen=True, eq=False)
 class Relaxed:
-    """The best of all starts after rounding, and what became of every start."""
+    """The best result over all starts after rounding, and the results of each start."""
 
     values: dict[str, np.ndarray]
     value: float
@@ -125,7 +127,8 @@ def relax(
     spread: float = 0.5,
     per_start: Values | None = None,
 ) -> Relaxed:
-    """Adam from `n_starts` starts at once with fading noise, temperature and step; then the best after rounding.
+    """Run Adam from `n_starts` starts with decaying noise, temperature and step size, and return the best after
+    rounding.
 
     Args:
         problem: what to minimise.
@@ -157,7 +160,7 @@ def relax(
 
 
 def objective_at(problem: Relaxation, values: Values) -> float:
-    """The makespan at some values."""
+    """The makespan at given values."""
     one_start = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
     return float(_evaluated_starts(problem.form, one_start, problem.single)[0][0])
 

@@ -1,6 +1,5 @@
-"""Sizes in whole numbers along a step, moved one by one: those of micro-batches, small ones where the pipeline fills
-and drains and large ones between; and those of gradient buckets, into which a stage's layers are grouped for reductions
-that overlap with backward.
+"""Optimises integer sizes within a step: micro-batches of several sizes, and gradient buckets (groups of a stage's
+layers whose reductions overlap with the backward pass).
 
 Micro-batches are relaxed first. Few whole layers per bucket leave little to relax: they are evaluated exactly at once.
 """
@@ -41,7 +40,7 @@ _LARGEST: Final = 16
 
 @dataclass(frozen=True)
 class MicroBatchResult:
-    """Sizes of a step's micro-batches."""
+    """The best sizes of a step's micro-batches."""
 
     sizes: tuple[int, ...]
     """Sequences of each micro-batch, in the order in which they enter the pipeline."""
@@ -57,12 +56,12 @@ class MicroBatchResult:
 
     @property
     def not_launchable(self) -> str:
-        """Why no framework of the catalog runs these sizes; empty where one does."""
+        """Why no framework in the catalog can run these sizes; empty if one can."""
         if len(set(self.sizes)) == 1:
             return ""
         return (
-            "no framework of the catalog runs micro-batches of several sizes in one step; "
-            f"the best that they run is size {self.best_uniform}"
+            "no framework in the catalog runs micro-batches of several sizes in one step; the best single size "
+            f"is {self.best_uniform}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class MicroBatchResult:
 
 
 def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
-    """The best sizes for as many micro-batches as the layout has, by relaxation, rounding and moves of sequences.
+    """Find the best sizes for the layout's number of micro-batches, by relaxation, rounding and single moves.
 
     Times of sizes between those that the batch divides into are interpolated; no size exceeds the largest that
     fits into memory when all micro-batches have it (and `_LARGEST`).
@@ -88,13 +87,13 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     spec = layout_batch.spec
     if spec.micro_batches < 2 or not spec.scheduler.plain or spec.steps > 1:
         raise LayoutError(
-            f"sizes of micro-batches need several of them and a plain schedule that flushes, not {layout.schedule} "
-            f"with {spec.micro_batches}"
+            "micro-batch sizes can be optimised only with several micro-batches and a plain synchronous "
+            f"schedule, not {layout.schedule} with {spec.micro_batches}"
         )
     uniform = _uniform_step_s(problem, layout)
     if layout.micro_batch not in uniform:
         raise LayoutError(
-            f"layout {layout.label} does not fit into memory, so that no sizes of its micro-batches are sought"
+            f"layout {layout.label} does not fit into memory; give a layout that fits to optimise its micro-batch sizes"
         )
 
     # In the usual structure all micro-batches share their durations. Here each gets classes of
@@ -149,7 +148,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
 def by_micro_batch(
     structure: Structure,
 ) -> tuple[Structure, Int[np.ndarray, " refined"], Int[np.ndarray, " refined"]]:
-    """The structure with classes of its own for every micro-batch of passes and transfers.
+    """The structure with separate classes for the passes and transfers of each micro-batch.
 
     Returns:
         It, and for every new class the old one and the micro-batch (-1 for kinds that do not depend on it).
@@ -226,7 +225,7 @@ MOST_BUCKETS: Final = 16
 
 @dataclass(frozen=True)
 class BucketResult:
-    """Buckets of every stage."""
+    """The best gradient buckets of every stage."""
 
     buckets: Sizes
     step_time_s: float
@@ -237,7 +236,7 @@ class BucketResult:
 
     @property
     def gain(self) -> float:
-        """Share of the step that they save beside the buckets that a prediction assumes."""
+        """Share of the step saved, compared with the buckets that a prediction assumes."""
         return 1 - self.step_time_s / self.given_s
 
     @property
@@ -247,7 +246,7 @@ class BucketResult:
 
     @property
     def not_launchable(self) -> str:
-        """Why no framework of the catalog runs these buckets; empty where one does.
+        """Why no framework in the catalog can run these buckets; empty if one can.
 
         Frameworks fill buckets up to one size, from the last layer on (torch's `bucket_cap_mb`, Megatron's
         `--ddp-bucket-size`): all are equal but the one that is filled last, of the first layers, which may be smaller.
@@ -261,7 +260,9 @@ class BucketResult:
         size = max(full, default=max(filled_last))
         if full <= {size} and max(filled_last) <= size:
             return ""
-        return "no framework of the catalog takes buckets of several sizes; they fill all but the last to one size"
+        return (
+            "no framework in the catalog accepts buckets of several sizes; all buckets but the last have the same size"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -269,7 +270,7 @@ class BucketResult:
 
 
 def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
-    """The best size of gradient buckets, all of one as frameworks fill them, of every whole number of layers.
+    """Find the best uniform gradient-bucket size, in whole layers, as frameworks can use it.
 
     Args:
         problem, layout: as for `size_buckets`.
@@ -332,7 +333,7 @@ def _assumed_s(problem: StepProblem, layout_batch: LayoutBatch) -> float:
 
 
 def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
-    """The best grouping of each stage's layers into gradient buckets, by descent from equal ones.
+    """Find the best grouping of each stage's layers into gradient buckets, by descent from equal buckets.
 
     Args:
         problem: model, job, cluster and cost models, for training.
@@ -362,7 +363,7 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
 
 
 class Grouping:
-    """All groupings of a layout's layers into a number of buckets per stage: one structure."""
+    """All groupings of a layout's layers into a given number of buckets per stage."""
 
     def __init__(self, problem: StepProblem, layout_batch: LayoutBatch, buckets: int) -> None:
         self._problem = problem
@@ -381,7 +382,7 @@ class Grouping:
         self.prepared = prepared(replace(layout_batch.spec, segments=buckets))
 
     def moves(self, at: Sizes) -> Iterable[Sizes]:
-        """A layer from a bucket to the one beside it."""
+        """The groupings with one layer moved to a neighbouring bucket."""
         for stage, sizes in enumerate(at):
             for moved in neighbours(sizes, reach=1):
                 yield (*at[:stage], moved, *at[stage + 1 :])
@@ -393,6 +394,6 @@ class Grouping:
         )
 
     def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
-        """Seconds of the structure's classes, priced anew for these buckets."""
+        """Durations of the structure's classes for these buckets."""
         divided = replace(self._layout_batch, program=self._layout_batch.program.with_segments(at))
         return durations(self._problem, divided)[0]

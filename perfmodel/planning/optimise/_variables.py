@@ -1,4 +1,4 @@
-"""Unknowns of a relaxation: free real numbers in, values inside the feasible set out."""
+"""Unknowns of a relaxation: maps from free real numbers to feasible values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from perfmodel.errors import PerfModelError
 
 
 class Variable(Protocol):
-    """One unknown, an array."""
+    """An unknown array."""
 
     @property
     def free_shape(self) -> tuple[int, ...]:
@@ -21,22 +21,22 @@ class Variable(Protocol):
         ...
 
     def relaxed(self, free: Float[Array, "..."], temperature: Float[Array, ""]) -> Array:
-        """The value, differentiable; at a low temperature close to a rounded one."""
+        """The differentiable value; close to a rounded one at low temperature."""
         ...
 
     def rounded(self, free: Float[np.ndarray, "..."]) -> np.ndarray:
-        """The value that the free numbers stand for in the end."""
+        """The final, rounded value."""
         ...
 
     @property
     def polytope(self) -> "Polytope | None":
-        """All values, where they are a convex set."""
+        """The set of all values, if it is convex."""
         ...
 
 
 @dataclass(frozen=True)
 class Polytope:
-    """Numbers between bounds, whose sum may be fixed."""
+    """Numbers between bounds, optionally with a fixed sum."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Polytope:
 
 @dataclass(frozen=True)
 class Box:
-    """Real numbers between bounds, by a logistic function; evenly in the logarithm where `log`."""
+    """Real numbers between bounds, by a logistic function; on a log scale with `log`."""
 
     shape: tuple[int, ...]
     low: float
@@ -54,7 +54,7 @@ class Box:
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise PerfModelError(f"box: low < high (and above 0 with log) is needed, got {self.low} and {self.high}")
+            raise PerfModelError(f"box: low must be below high (and above 0 with log), got {self.low} and {self.high}")
 
     @property
     def polytope(self) -> Polytope | None:
@@ -113,7 +113,7 @@ class Shares(_Parts):
 
 @dataclass(frozen=True)
 class WholeShares(_Parts):
-    """A whole number of things dealt to `n` parts, none below `least`: contiguous stages, micro-batch sizes.
+    """A whole total divided into `n` whole parts of at least `least`, such as stages or micro-batch sizes.
 
     Relaxed to real parts; rounded at the running sums, so that parts stay near and keep their total.
     """
@@ -136,7 +136,7 @@ class WholeShares(_Parts):
 
 @dataclass(frozen=True)
 class Choices:
-    """For each of `n` places one of `options`, by a softmax over them that hardens with falling temperature."""
+    """One of `options` for each of `n` places, by a softmax that hardens as the temperature falls."""
 
     n: int
     options: int
@@ -159,7 +159,7 @@ class Choices:
 def starts(
     variables: Mapping[str, Variable], n: int, spread: float, key: Array
 ) -> dict[str, Float[Array, "starts ..."]]:
-    """Free numbers of `n` starts: the first in the middle of everything, the others random about it."""
+    """Free numbers for `n` starts: the first at the centre, the others random around it."""
     # Free numbers of 0 are the middle of a box, equal shares, and equally likely choices.
     keys = jax.random.split(key, len(variables))
     return {

@@ -1,5 +1,4 @@
-"""Gradient relaxation of what a launch states of one layout: layers of every stage, layers that recompute in full, and
-sequences of a micro-batch, all at once.
+"""Gradient relaxation of a layout's launch settings: layers per stage, recomputed layers and micro-batch size together.
 
 The step and the memory of `perfmodel.step_time_function` are relaxed down the timeline's gradient; its ends are rounded
 to layouts, and single changes of these are evaluated exactly until none is better. Dynamic programming knows the step
@@ -44,7 +43,7 @@ _STEPS: Final = 150
 
 @dataclass(frozen=True)
 class LaunchChoices:
-    """What a launch may state of a layout beside its degrees and schedule."""
+    """The settings of a launch that may change, besides degrees and schedule."""
 
     micro_batches: tuple[int, ...]
     """Sequences of a micro-batch."""
@@ -59,7 +58,7 @@ class LaunchChoices:
 
 
 def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> PartitionResult:
-    """The best layout that relaxation and single changes reach from `layout`, never slower than that.
+    """Improve a layout by relaxation and single changes; the result is never slower.
 
     Args:
         problem: model, job, cluster and cost models.
@@ -84,7 +83,7 @@ def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -
         end = descend(list(dict.fromkeys([partitioned, *ends])), moves, steps_s)
     except NothingFitsError:
         raise LayoutError(
-            f"no partition, recompute and micro-batch of {layout.label} that a relaxation reaches fits into memory"
+            f"the relaxation found no stages, recomputation and micro-batch with which {layout.label} fits into memory"
         ) from None
     (given_s,) = steps_s([partitioned]).tolist()
     return PartitionResult(
@@ -97,7 +96,7 @@ def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -
 
 
 def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> list[Layout]:
-    """Rounded layouts of a relaxation from several starts, the fastest relaxed one that fits first.
+    """Layouts rounded from a relaxation with several starts, the fastest that fits first.
 
     Args:
         problem, layout, choices: as for `relax_layout`.
@@ -118,7 +117,7 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     stages, layers = len(nominal.layers), int(nominal.layers.sum())
     flushes = len(programs.steps) == len(sizes)
     if stages == 1 or not flushes or layers < stages or programs.offloads_layers:
-        raise LayoutError(f"layout {layout.label} has no stages that a relaxation can cut")
+        raise LayoutError(f"layout {layout.label} has no pipeline stages to divide unevenly; use pp > 1")
 
     variables: dict[str, Variable] = {"layers": WholeShares(stages, layers, least=1)}
     if len(sizes) > 1:
@@ -146,7 +145,7 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
 
 
 def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: LaunchChoices) -> Layout:
-    """The layout that a launch can state next to some relaxed values."""
+    """Round relaxed values to the nearest layout that a launch can state."""
     partition = tuple(map(int, values["layers"]))
     micro_batch = base.micro_batch
     if "micro_batch" in values:
@@ -163,7 +162,7 @@ def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: 
 
 
 def changed_once(at: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
-    """Layouts that differ in one thing: a layer on another stage, one that recomputes, the micro-batch's size."""
+    """Layouts with a single change: a layer moved, a layer recomputed, or another micro-batch size."""
     partition, full_layers = at.partition or (), at.recompute_full_layers
     for cut in neighbours(partition):
         moved = full_layers

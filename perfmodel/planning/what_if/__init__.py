@@ -1,4 +1,4 @@
-"""What if the hardware, the network or a rank were different: before and after, sensitivities, curves."""
+"""What-if studies of hardware, network or a slow rank: before and after, sensitivities, curves."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.what_if._scenario import (

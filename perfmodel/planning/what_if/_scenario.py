@@ -1,5 +1,5 @@
-"""Settings of a scenario, what they change (cluster, device, collectives, framework, a slow rank), and times of events
-there, from those that the calibration gives for the machine as it is."""
+"""Scenarios: settings that change cluster, device, collectives, framework or a rank, and event times derived from the
+unchanged machine's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One parameter, made a multiple of what it was or given a value."""
+    """One parameter, multiplied by a factor or set to a value."""
 
     name: str
     how: Literal["times", "to"]
@@ -76,7 +76,7 @@ class Setting:
 
 
 def parse_setting(text: str) -> Setting:
-    """Read `name=2x` (twice as much), `name=+10%` (a tenth more) or `name=0.002` (a value in SI units).
+    """Parse `name=2x` (doubled), `name=+10%` (a tenth more) or `name=0.002` (a value in SI units).
 
     Raises:
         UnknownNameError: no such parameter.
@@ -86,7 +86,7 @@ def parse_setting(text: str) -> Setting:
     if name not in NAMES:
         raise UnknownNameError("what-if parameter", name, NAMES)
     if not sign:
-        raise PerfModelError(f"what-if: {text!r} gives no value; write {name}=2x, {name}=+10% or {name}=0.002")
+        raise PerfModelError(f"what-if: {text!r} has no value; write {name}=2x, {name}=+10% or {name}=0.002")
     relative = raw.endswith(("x", "%"))
     try:
         value = float(raw.rstrip("x%"))
@@ -119,13 +119,13 @@ def _with_unit(name: str, raw: str) -> float:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Settings together."""
+    """A set of settings."""
 
     settings: tuple[Setting, ...] = ()
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Scenario":
-        """Read settings, see `parse_setting`; a parameter is set once."""
+        """Parse settings with `parse_setting`; each parameter may be set once."""
         settings = tuple(map(parse_setting, texts))
         names = [setting.name for setting in settings]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -134,11 +134,11 @@ class Scenario:
         return cls(settings)
 
     def and_also(self, setting: Setting) -> "Scenario":
-        """The scenario with one more setting, in place of an earlier one of the same name."""
+        """Add a setting to the scenario, replacing an earlier one of the same name."""
         return Scenario((*(s for s in self.settings if s.name != setting.name), setting))
 
     def scaled(self, name: str, factor: float) -> "Scenario":
-        """The scenario with a parameter a multiple of what it is there."""
+        """Multiply a parameter of the scenario by a factor."""
         earlier = next((s for s in self.settings if s.name == name), Setting(name, "times", 1.0))
         return self.and_also(replace(earlier, value=earlier.value * factor))
 
@@ -146,7 +146,7 @@ class Scenario:
         return next((s.of(before) for s in self.settings if s.name == name), before)
 
     def device(self, device: Device) -> Device:
-        """The device as the scenario has it."""
+        """The device in this scenario."""
         # One factor for all precisions: peaks differ by dtype, so that there is no single value
         # to set.
         rate = self._factor("compute_rate")
@@ -181,7 +181,7 @@ class Scenario:
         return setting.value if setting else 1.0
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """The cluster as the scenario has it; of its device only the power limit is another, see `device`.
+        """The cluster in this scenario; its device differs only in the power limit, see `device`.
 
         The first network level is inside a node, unless every device is a node of its own.
         """
@@ -200,17 +200,17 @@ class Scenario:
         return replace(cluster, levels=tuple(levels), device=device)
 
     def framework(self, framework: Framework) -> Framework:
-        """Host costs as the scenario has them."""
+        """The framework with the host costs of this scenario."""
         return framework.replace(**{name: self._of(name, framework.value(name)) for name in _FRAMEWORK})
 
     @property
     def delays_s(self) -> dict[str, float]:
-        """Seconds added to every collective of a kind."""
+        """Seconds added to each collective, by kind."""
         by_kind = {kind: self._of(f"{kind}_delay_s", 0.0) for kind in _COLLECTIVES}
         return {kind: delay for kind, delay in by_kind.items() if delay}
 
     def slowed(self, ranks: int) -> tuple[int, float] | None:
-        """The pipeline rank whose passes take longer, and how much longer.
+        """The slow pipeline rank, and its factor.
 
         Raises:
             LayoutError: there is no such rank.
@@ -226,7 +226,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ScaledKernels:
-    """Kernel times moved from one device to a variant of it.
+    """Kernel times scaled from a device to a variant of it.
 
     A measured kernel does not tell what a faster device would make of it; the roofline does: times move by the ratio
     of the analytical bounds before and after.
@@ -249,7 +249,7 @@ class ScaledKernels:
 
 @dataclass(frozen=True)
 class DelayedCollectives:
-    """Collective times with seconds added by kind."""
+    """Collective times with delays added by kind."""
 
     collectives: PricesCollectives
     delays_s: Mapping[str, float]

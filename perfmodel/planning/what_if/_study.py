@@ -1,4 +1,4 @@
-"""Before and after, sensitivities, sweeps, and what of a delay is hidden."""
+"""What-if studies: before and after, sensitivities, sweeps, and hidden delays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +43,7 @@ MOST_POINTS: Final = 10_000
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The step of a layout as it is, and in a scenario."""
+    """The step of a layout on the unchanged machine and in a scenario."""
 
     settings: tuple[str, ...]
     """Settings of the scenario in words."""
@@ -88,7 +88,7 @@ class WhatIf:
         }
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per parameter: its sensitivity, largest effect first."""
+        """One row per parameter with its sensitivity, largest effect first."""
         import pandas as pd
 
         frame = pd.DataFrame(
@@ -148,7 +148,7 @@ def whatif(
     calibration: Path | str | None = None,
     **fields: Unpack[StepKeywords],
 ) -> WhatIf:
-    """`in_scenario` of a problem and a layout, by name or as they are.
+    """Compare the step time before and after a change of the machine; arguments as in `perfmodel.predict`.
 
     Args:
         model, cluster, layout, global_batch, seq_len, dtype, devices, job, framework, calibration, fields: as in
@@ -168,7 +168,7 @@ def whatif(
 
 
 def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
-    """Step time before and after, and how it then depends on every parameter of the machine.
+    """Compute the step time before and after, and the sensitivity to each parameter of the machine.
 
     Sensitivities are central differences of this very step, and not gradients of `perfmodel.step_time_function`: here
     kernels follow the roofline when the machine changes (`ScaledKernels`), there the cost models, for which a measured
@@ -221,7 +221,7 @@ def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s
 
 
 def sweep(problem: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
-    """Step time along values of one parameter, other settings being those of the scenario."""
+    """Compute step times over values of one parameter, with the scenario's other settings."""
     check_layout(problem.model, problem.cluster, problem.job, layout)
     name = settings[0].name
     spans = tuple(step_s(problem, layout, scenario.and_also(setting)) for setting in settings)
@@ -230,7 +230,7 @@ def sweep(problem: StepProblem, layout: Layout, scenario: Scenario, settings: Se
 
 
 def parse_sweep(text: str) -> list[Setting]:
-    """Read `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or `inter_node_bandwidth=0.5x:4x:8`.
+    """Parse `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or `inter_node_bandwidth=0.5x:4x:8`.
 
     Raises:
         UnknownNameError, PerfModelError: as `parse_setting`; or an invalid range.
@@ -243,13 +243,13 @@ def parse_sweep(text: str) -> list[Setting]:
         raise PerfModelError(f"what-if: a sweep has at most {MOST_POINTS:,} points; got {text!r}")
     first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
     if first.how != last.how:
-        raise PerfModelError(f"what-if: both ends of the sweep {text!r} must be values, or both multiples")
+        raise PerfModelError(f"what-if: give both ends of the sweep {text!r} as values, or both as multiples")
     points = np.linspace(first.value, last.value, int(parts[2]))
     return [Setting(first.name, first.how, float(point)) for point in points]
 
 
 def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
-    """Step time of a layout in a scenario."""
+    """Compute the step time of a layout in a scenario."""
     # Everything but a slow rank changes prices. A slow rank changes durations of one rank's
     # classes after pricing.
     model = model_in_scenario(problem, scenario)
@@ -277,7 +277,7 @@ def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " cla
 
 
 def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
-    """The problem on the machine as the scenario has it (but for a slow rank)."""
+    """The step model of the scenario's machine (without a slow rank)."""
     device = scenario.device(problem.cluster.device)
     cluster = scenario.cluster(problem.cluster)
     kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)

@@ -1,4 +1,4 @@
-"""Programs and tables of a layout's step-time function: everything that is done once, in NumPy.
+"""Prepares programs and tables of a step-time function, once, in NumPy.
 
 The public prediction composes one program per micro-batch size. Here those of all sizes are joined end to end, so that
 JAX traces one set of arrays: passes have a lane per size and variant, events between blocks an entry per class.

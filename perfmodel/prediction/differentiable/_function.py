@@ -1,4 +1,4 @@
-"""The step time of a layout as a pure JAX function: programs, tables and parameters put together.
+"""The step time of a layout as a pure JAX function.
 
 Its memory (`rank_memory`) is a function of the same parameters.
 """
@@ -49,7 +49,7 @@ class _MemoryTerms:
     """With all saved activations on the device; and, where the layout offloads them, with none that can wait."""
 
     def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
-        """Peak bytes of every rank at some parameters."""
+        """Peak bytes of each rank at given parameters."""
         counts, full = (blocks.sum(axis=1) for blocks in cuts.held(x.layers, x.recompute))
         totals = []
         for live in self.live:
@@ -87,7 +87,7 @@ class Memory:
         return cls(cuts, np.array(sizes, float), tuple(of_types))
 
     def bytes(self, x: StepParameters) -> Float[Array, " ranks"]:
-        """Peak bytes of every rank at some parameters."""
+        """Peak bytes of each rank at given parameters."""
         of_types = []
         for of_sizes in self.of_types:
             by_size = jnp.stack([terms.bytes(self.cuts, x) for terms in of_sizes])
@@ -136,7 +136,7 @@ def _memory_bytes(memory: Memory, x: StepParameters) -> Float[Array, " ranks"]:
 
 
 class LayerSlopes(NamedTuple):
-    """Derivatives of the step time by the layers of each stage, seconds per layer."""
+    """Derivatives of the step time with respect to the layers of each stage, in seconds per layer."""
 
     below: Float[Array, " stages"]
     """Towards fewer layers: what the stage's last layer takes."""
@@ -146,7 +146,7 @@ class LayerSlopes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFunction:
-    """Seconds of a layout's step as a function of `StepParameters`; pure, and traceable by JAX to any order.
+    """Step time of a layout as a pure function of `StepParameters`, differentiable by JAX to any order.
 
     At `nominal` it is `predict(...).step_time_s`: to 1e-12 of it in double precision (`jax.enable_x64`), to 1e-5 in
     JAX's usual single one. So it is at whole layers that add up to the model's, at shares of recompute that are whole
@@ -185,7 +185,7 @@ class StepTimeFunction:
         return jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
 
     def layer_slopes(self, parameters: StepParameters) -> LayerSlopes:
-        """Both one-sided derivatives by the layers of each stage, each alone and all others as they are."""
+        """Both one-sided derivatives with respect to the layers of each stage."""
         slope = jax.grad(lambda layers: self(parameters._replace(layers=layers)))
         layers = jnp.asarray(parameters.layers)
         # So little below that no other knot is passed, and far more than rounding.
@@ -217,7 +217,7 @@ def step_time_function(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> StepTimeFunction:
-    """The step time of a layout as a function that JAX differentiates, vectorises and compiles.
+    """Make the step time of a layout a function that JAX can differentiate, vectorise and compile.
 
         step_time = step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
         jax.grad(step_time)(step_time.nominal).link_bytes_per_s  # seconds per byte/s, by network level
@@ -250,7 +250,7 @@ def step_time_function_of(
     vary: Literal["all", "layout"] = "all",
     micro_batches: Sequence[int] | None = None,
 ) -> StepTimeFunction:
-    """`step_time_function` of a problem and a layout as they are.
+    """`step_time_function` for a `StepProblem` and a `Layout`.
 
     Args:
         vary: with `layout` the machine and the element type must stay `nominal`, which leaves less to price and to
@@ -321,7 +321,7 @@ def _layers(
 
 
 def possible_micro_batches(problem: StepProblem, layout: Layout, allowed: Container[int] | None = None) -> list[int]:
-    """The layout's micro-batch size, with the next smaller and larger ones that it could have.
+    """The layout's micro-batch size, and the next smaller and larger possible sizes.
 
     Args:
         allowed: sizes that come into question; None: all.
@@ -379,7 +379,7 @@ def _bounds(
 
 
 def nominal_machine(problem: StepProblem) -> dict[str, Any]:
-    """Fields of `StepParameters` that tell of the machine and the host, as they are."""
+    """The machine and host fields of `StepParameters` at their nominal values."""
     device, levels, framework = problem.cluster.device, problem.cluster.levels, problem.framework
     return {
         "compute_flops_per_s": {name: np.float64(rate) for name, rate in machine_rates(device).items()},

@@ -35,7 +35,7 @@ _ROOFLINE: Final = 3.0
 
 
 class StepParameters(NamedTuple):
-    """Parameters of a step, a pytree of real numbers: `jax.grad` gives another of the same shape.
+    """Parameters of a step, as a pytree of real numbers.
 
     SI units throughout. Where a layout cannot vary one, its bounds are equal.
     """
@@ -68,14 +68,14 @@ class StepParameters(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Least and greatest values; of an optimiser that projects: `optax.projections.projection_box(x, *bounds)`."""
+    """Lower and upper bounds, for example for `optax.projections.projection_box(x, *bounds)`."""
 
     low: StepParameters
     high: StepParameters
 
 
 def machine_rates(device: Device) -> dict[str, float]:
-    """Peak rates that a device has, by element type in the order in which JAX flattens a dict."""
+    """A device's peak rates by element type, in JAX's dict order."""
     return {name: rate for name, rate in sorted(vars(device.peak).items()) if rate is not None}
 
 
@@ -118,7 +118,7 @@ def relative_rates(parameters: StepParameters, nominal: StepParameters) -> list[
 
 
 def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
-    """The cluster with one rate after another `factor` times as high (of latencies: as low)."""
+    """Clusters with one rate each multiplied by `factor` (latencies divided by it)."""
     device = cluster.device
     for name, rate in machine_rates(device).items():
         peak = replace(device.peak, **{name: rate * factor})
@@ -171,7 +171,7 @@ class PriceRequest(NamedTuple):
 
 
 def prices(requests: Sequence[PriceRequest], families: Sequence[str], *, elastic: bool = True) -> list[Prices]:
-    """Prices of several lists of events on one machine.
+    """Compute prices of several lists of events on one machine.
 
     Args:
         families: names of the op families that have a factor.

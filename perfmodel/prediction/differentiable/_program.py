@@ -29,7 +29,7 @@ from perfmodel.timeline import makespan
 
 
 class Cuts(NamedTuple):
-    """A model that is cut between its layers: blocks of every stage and segment as a function that JAX traces.
+    """A model divided between layers: blocks of each stage and segment, as a function that JAX can trace.
 
     Whole numbers of layers give what `stage_blocks` assigns; between them blocks are interpolated along the model, so
     that a cut inside a layer gives both stages their part of it.
@@ -52,7 +52,7 @@ class Cuts(NamedTuple):
         return cls(upto, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
 
     def counts(self, layers: Float[Array, " stages"]) -> Float[Array, "stages segments blocks"]:
-        """Blocks of every segment of every stage, which hold so many layers and follow one another."""
+        """Blocks of each segment of each stage, from the layers per stage."""
         starts = jnp.cumsum(layers) - layers
         held = jnp.diff(along(self.upto, starts[:, None] + along(self.bounds, layers)), axis=1)
         # The head goes with the segment that ends with the last layer.
@@ -63,7 +63,7 @@ class Cuts(NamedTuple):
     def held(
         self, layers: Float[Array, " stages"], recompute: Float[Array, " stages"]
     ) -> tuple[Float[Array, "stages segments blocks"], Float[Array, "stages segments blocks"]]:
-        """`counts`, and those of them in the first layers of each stage, a share of it, that recompute all."""
+        """`counts`, and the part of them that is recomputed in full."""
         counts = self.counts(layers)
         of_stage = (counts * self.layers).sum(axis=(1, 2))
         return counts, leading_layers(counts, self.layers > 0, recompute * of_stage)
@@ -80,7 +80,7 @@ class Cuts(NamedTuple):
 def along(
     table: Float[Array, "rows columns"], at: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
 ) -> Float[Array, "*places columns"]:
-    """Rows of a table at real places, linear between knots (by default 0, 1, 2 ...) and on beyond the outer ones.
+    """Interpolate rows of a table linearly between knots (default 0, 1, 2 ...), and extrapolate beyond them.
 
     At inner knots the slope is that from above, towards the next row. The mean of both sides would be the derivative of
     neither: where layers differ, a stage that gets one more gets the next layer, not half of it and half of its last.
@@ -100,7 +100,7 @@ def along(
 
 
 class Tables(NamedTuple):
-    """All numbers of the programs: those that differ in them alone are compiled once."""
+    """All numeric data of the programs; programs that differ only in these share a compilation."""
 
     prices: Prices
     """Prices of all events."""
@@ -134,7 +134,7 @@ class Tables(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of what the programs are composed of."""
+    """Times of the programs' parts."""
 
     phase_s: Float[Any, "lanes types blocks phases"]
     """Seconds of the blocks' phases."""
@@ -144,7 +144,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Programs:
-    """The part of the programs that is compiled: everything but numbers."""
+    """The static part of the programs, which determines the compilation."""
 
     prepared: tuple[Prepared, ...]
     steps: tuple[int, ...]
@@ -200,7 +200,7 @@ class Programs:
         return Times(phase_s, at_knots.reshape(shape))
 
     def durations(self, tables: Tables, x: StepParameters, times: Times) -> Float[Array, " classes"]:
-        """Seconds of every class: what else decides."""
+        """Seconds of each class."""
         kind, stage = self.of_classes("class_kind"), self.of_classes("class_stage")
         segment = self.of_classes("class_segment")
         step_of_class = np.repeat(self.steps, np.diff(self.starts))

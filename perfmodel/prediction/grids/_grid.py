@@ -1,4 +1,4 @@
-"""Layouts by the million: products of a few choices, never written out one by one."""
+"""Grids of layouts: products of a few choices that are never written out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from perfmodel.spec import Layout, PerStage, Recompute
 
 
 class PipelineChoice(NamedTuple):
-    """How micro-batches pass the stages; fields as in `Layout`, as of all choices."""
+    """Pipeline fields of a layout, as in `Layout`."""
 
     schedule: str
     vpp: int
 
 
 class ShardChoice(NamedTuple):
-    """How blocks and ranks lie on devices, beyond the degrees."""
+    """Fields that place blocks and ranks on devices, besides the degrees."""
 
     sequence_parallel: bool
     tp_overlap: bool
@@ -28,7 +28,7 @@ class ShardChoice(NamedTuple):
 
 
 class RecomputeChoice(NamedTuple):
-    """Forward work that backward computes again."""
+    """Recomputation fields of a layout."""
 
     recompute: Recompute
     recompute_full_layers: PerStage = None
@@ -36,7 +36,7 @@ class RecomputeChoice(NamedTuple):
 
 
 class StateChoice(NamedTuple):
-    """How weights, gradients and optimizer states lie and move."""
+    """Fields for sharding and moving weights, gradients and optimizer states."""
 
     zero: int
     overlap_grad_reduce: bool
@@ -46,13 +46,14 @@ class StateChoice(NamedTuple):
 
     @property
     def resident(self) -> "StateChoice":
-        """The same with all activations on the device."""
+        """The choice without activation offloading."""
         return self._replace(offload=False, offload_layers=0)
 
 
 @dataclass(frozen=True, eq=False)
 class LayoutGrid:
-    """All layouts of the same degrees and micro-batch: every pipeline with every shard, recompute and state."""
+    """All layouts with the same degrees and micro-batch: the product of pipeline, shard, recomputation and state
+    choices."""
 
     degrees: Layout
     """Degrees and micro-batch; its other fields do not matter."""
@@ -71,7 +72,10 @@ class LayoutGrid:
             LayoutError: the layout divides its layers, or what it recomputes, stage by stage.
         """
         if layout.partition is not None or len(layout.recompute_full_layers or ()) > 1:
-            raise LayoutError(f"grids have stages alike, not {layout.label}")
+            raise LayoutError(
+                f"layout {layout.label} has uneven stages, which a grid cannot hold; leave partition and "
+                "recompute_full_layers out"
+            )
         return cls.one(layout)
 
     @classmethod

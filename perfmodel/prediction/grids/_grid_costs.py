@@ -1,4 +1,4 @@
-"""Memory of grids of layouts, and a step time that no order of events can beat: priced without any program.
+"""Memory and lower bounds of the step time for grids of layouts, without building programs.
 
 Arrays have an axis for each kind of choice: pipelines, shards, recomputes, states. A grid of a million layouts is a few
 hundred numbers per axis, broadcast against each other.
@@ -27,7 +27,7 @@ from perfmodel.spec import Layout, PerStage
 
 
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
-    """The longest of some paths that every program of a layout contains.
+    """Lower bound of the step time: the longest of some paths that every program contains.
 
     One goes through the passes, with what must come before and after them; the other along a communication stream.
     """
@@ -128,7 +128,7 @@ def _slack_s(
 
 @dataclass(frozen=True, eq=False)
 class GridCosts:
-    """Memory and a lower bound on the step time of a grid's layouts, before any is evaluated."""
+    """Memory and lower bounds of the step time of a grid's layouts."""
 
     grid: LayoutGrid
     """The layouts."""
@@ -162,7 +162,7 @@ class GridCosts:
         return shard_choices[None, :, None, None] * state_choices
 
     def too_large(self, usable_bytes: float) -> Int[np.ndarray, " categories"]:
-        """Layouts that do not fit, by what takes most of their memory."""
+        """Number of layouts that do not fit, by their largest memory category."""
         over = self.grid.valid & (self.peak_bytes > usable_bytes)
         weights = np.broadcast_to(self.multiplicity, over.shape)[over]
         return np.bincount(self.largest[over], weights, len(CATEGORIES)).astype(int)
@@ -198,7 +198,7 @@ def _fits_along(fits: Bool[np.ndarray, "..."], axis: int) -> Bool[np.ndarray, " 
 
 
 def lower_bounds_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """A step time that each layout does not beat, whatever the order of its events.
+    """Lower bound of each layout's step time for any order of events.
 
     Raises:
         LayoutError: layouts of uneven stages.

@@ -1,4 +1,4 @@
-"""Lower bounds on the seconds that weights, gradients and optimizer states add to a step, for many pipelines at once.
+"""Lower bounds on the time that model states add to a step, for many pipelines at once.
 
 Their exchanges overlap with passes as a program orders them. A bound counts only what every order leaves: what comes
 before the first pass, after the last one, between passes that wait for it, and along the communication stream.

@@ -1,4 +1,4 @@
-"""Sites: corrections of the cost models by measured runs, and the statistics of how far runs of a site may differ.
+"""Sites: corrections of the cost models by measured runs, and how much runs of a site vary.
 
 Beside this door are `known_runs` (what measured runs say of others), `constants` (figures fitted to published runs) and
 `teams` (whose runs belong together).

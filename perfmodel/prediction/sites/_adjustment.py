@@ -1,4 +1,4 @@
-"""Adjustment of the cost models to measured runs: named physical parameters, and how they move times."""
+"""Adjustments of the cost models to measured runs: named physical parameters and their effect on times."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES, SKE
 
 
 def factors_of(op: Op) -> tuple[str, str]:
-    """Names of the log factors of an op's latency and of the rest of its time."""
+    """Names of the log factors on an op's latency and on the rest of its time."""
     if not isinstance(op, Collective):
         name = family_with_bmm(op)
         return name, name
@@ -64,7 +64,7 @@ def factors_of(op: Op) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """Parameters of one device, as they are expected given its runs."""
+    """Parameters of one device, fitted to its runs."""
 
     device: str
     """Device whose runs these are of; other devices are left as they were."""
@@ -88,16 +88,16 @@ class Adjustment:
         return tuple(name for name, _ in self.values)
 
     def moved(self, name: str, by: float) -> "Adjustment":
-        """The same with one parameter moved."""
+        """The adjustment with one parameter changed."""
         return replace(self, values=tuple((self.of | {name: self.of[name] + by}).items()))
 
     def at(self, names: Sequence[str], values: Iterable[float]) -> "Adjustment":
-        """The same with other values."""
+        """The adjustment with other values."""
         return replace(self, values=tuple(zip(names, map(float, values), strict=True)))
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the part of log(measured / predicted) that is one run's alone."""
+        """Standard deviation of run-to-run noise in log(measured / predicted)."""
         if self.runs is None:
             return 0.0
         return float(self.runs.known.scales.weight @ self.runs.noise_variance) ** 0.5
@@ -130,7 +130,7 @@ class Adjustment:
         return replace(times.scaled(scale), provenance=tuple(provenance))
 
     def framework(self, framework: Framework) -> Framework:
-        """Host costs and losses after the parameters."""
+        """The framework with host costs and losses adjusted."""
         scaled = {name: framework.value(name) * float(np.exp(self.of[name])) for name in HOST_FACTORS}
         added = {name: framework.value(name) + self.of[name] for name in (*LOSSES, SKEW)}
         return framework.replace(**scaled, **added)
@@ -169,7 +169,7 @@ def save_adjustments(folder: Path, adjustments: Mapping[str, Adjustment]) -> Pat
 
 
 def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
-    """Adjustments by device in a calibration as it was at one moment; none without such a file.
+    """Adjustments by device in a calibration; empty if it has none.
 
     Raises:
         CalibrationError: the file is truncated or of another schema version.
@@ -181,10 +181,14 @@ def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
         written = weights.read(END_TO_END_FILE)
         content = parse_json(written)
         if content["schema"] != SCHEMA:
-            raise CalibrationError(f"{path}: schema {content['schema']!r} is not {SCHEMA!r} of this version; fit again")
+            raise CalibrationError(
+                f"{path}: the file has schema {content['schema']!r}, but this version reads {SCHEMA!r}; fit again"
+            )
         require_intact(written, path)
         return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CalibrationError):
             raise
-        raise CalibrationError(f"{path}: truncated or not parameters of runs ({error}); fit again") from None
+        raise CalibrationError(
+            f"{path}: the file is truncated or does not hold fitted parameters ({error}); fit again"
+        ) from None

@@ -1,4 +1,4 @@
-"""Coverage: widens the interval of a run by how little is known of it.
+"""Widens the interval of a run according to how little is known about it.
 
 The model of sites (`_population`) says how far runs lie from their predictions where frameworks, devices and settings
 are like those of the published record. A run of which less is known errs by more. From the half-width that the model
@@ -37,7 +37,7 @@ NOTHING_UNKNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Coverage:
-    """Makes the half-width of an interval cover 90 % of runs of which as much is known."""
+    """Model of the half-width that covers 90 % of runs, given what is known about them."""
 
     base: float = 0.0
     """Log of the factor of a run of which everything is known."""
@@ -58,13 +58,13 @@ class Coverage:
         return exp(log_factor) * of_model**self.power
 
     def to_dict(self) -> dict[str, Any]:
-        """As `population.json` has it."""
+        """Plain values, as in `population.json`."""
         return {"base": self.base, "power": self.power, "log_per_unit": dict(self.log_per_unit)}
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Frameworks, devices, years and models of the runs that a population was fitted to."""
+    """Frameworks, devices, years and models in the runs that a population was fitted to."""
 
     frameworks: frozenset[str] = frozenset()
     """Names of frameworks."""
@@ -78,7 +78,7 @@ class Seen:
     def unknown(
         self, framework: str, architecture: str, year: int, model_kind: str, *, generic: str
     ) -> dict[str, float]:
-        """How much of each driver a site has, before anything is known of a run's settings.
+        """Value of each uncertainty driver for a site, before a run's settings are known.
 
         Args:
             framework: name of the framework.
@@ -110,7 +110,7 @@ class Seen:
 
 
 def model_kind(model: Model) -> str:
-    """Kind of a model, as far as sites may differ in how well they run it."""
+    """The kind of a model, for statistics of sites."""
     if isinstance(model, ConvNet):
         return "convolutions"
     if isinstance(model, Mlp):

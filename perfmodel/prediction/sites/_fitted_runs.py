@@ -1,4 +1,4 @@
-"""Runs of a site beside the parameters that were fitted to them, and the posterior of its other layouts.
+"""Runs of a site with the parameters fitted to them, and the posterior for its other layouts.
 
 Runs and predictions are related in two ways: by their slopes, the derivatives of log time by the parameters, whose
 prior covariance is that of the factors and the tables; and by their coordinates, as layouts near one another are alike.
@@ -28,7 +28,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRuns:
-    """Runs of one site, then what their traces add, as normal errors about the centre of the parameters' prior."""
+    """Runs of one site, and their traces, as normal errors around the centre of the parameters' prior."""
 
     at: tuple[Coordinates, ...]
     """Coordinates of the runs."""
@@ -80,7 +80,7 @@ class FittedRuns:
 
     @cached_property
     def overall(self) -> float:
-        """Expected log of the factor that moves all runs of the site alike, beside its parameters."""
+        """Expected log of the overall factor on all runs of the site."""
         nodes = self.known.scales
         return float(nodes.weight @ (nodes.overall * self.known.pull.sum(axis=1)))
 

@@ -1,4 +1,4 @@
-"""Prior of a site from the published record, before any of its runs: a hierarchical model of measured over predicted.
+"""Prior of a site before any of its runs, from published runs: a hierarchical model of measured over predicted time.
 
 A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the physics says. The log
 of such a factor is the sum of what all sites have in common, what a framework's have, what a device's have, and what is
@@ -44,7 +44,7 @@ _PRODUCTS: Final = ("gemm", "bmm", "conv", "moe")
 
 
 def class_of(parameter: str) -> str:
-    """Which of `CLASSES` a parameter of runs (`PARAMETERS`) moves."""
+    """The one of `CLASSES` that a parameter (of `PARAMETERS`) affects."""
     if parameter in _PRODUCTS:
         return "products"
     if parameter in HOST_FACTORS:
@@ -57,7 +57,7 @@ def class_of(parameter: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class SitePrior:
-    """Prior of one site and of its runs, before any of them, in log time."""
+    """Prior of one site and its runs, in log time."""
 
     mean: Float[np.ndarray, " classes"]
     """Mean of the logs of the factors of `CLASSES`."""
@@ -120,7 +120,7 @@ class SitePrior:
 
 @dataclass(frozen=True, eq=False)
 class SitePopulation:
-    """Posteriors from the record, or from all of it but a group of sources."""
+    """Posteriors from the published record, optionally without a group of sources."""
 
     common: Mapping[str, Any]
     """Numbers that are the same for every site, by the names of `SitePrior`."""
@@ -212,7 +212,7 @@ def _fitted() -> Mapping[str, Any]:
 
 @lru_cache
 def population(without: str = "") -> SitePopulation:
-    """The population fitted to all published sources but those that share a team with the source `without`."""
+    """The population fitted to all published sources except those that share a team with `without`."""
     numbers = _fitted()[fit_without(without, _fitted())]
     return SitePopulation(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
 
@@ -238,7 +238,7 @@ def fit_without(source: str, fits: Collection[str]) -> str:
     covering = [name for name, teams in teams_left_out.items() if fitted_teams <= teams]
     if not covering:
         raise PerfModelError(
-            f"no constants of sites were fitted without the runs of {' and '.join(sorted(fitted_teams))}; fit them "
-            "with `perfmodel fit --sites`, a source of these teams among the tables"
+            f"there is no fit of site constants that leaves out the runs of {' and '.join(sorted(fitted_teams))}; "
+            "run `perfmodel fit --sites` with a source of these teams among the tables"
         )
     return min(covering, key=lambda name: (len(teams_left_out[name]), name))

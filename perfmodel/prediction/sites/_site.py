@@ -1,4 +1,4 @@
-"""Site of a run: how its place and software change the tables' times, and how far its runs may differ.
+"""The site of a run: how its machines and software change the tables' times, and how much its runs vary.
 
 Clocks under load, spread between devices, generations of fused attention kernels; and the prior of the site's runs.
 """
@@ -30,7 +30,7 @@ COMPILED: Final = Framework(host=HostCosts(execution="compiled"))
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Constants of a place, those of an unknown one by default."""
+    """Constants of a site; the defaults are for an unknown site."""
 
     sustained: Sustained | None = None
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
@@ -54,8 +54,7 @@ class Site:
 
     @classmethod
     def without(cls, source: str) -> "Site":
-        """Constants fitted without the runs of a published source's teams, for reports that hold its own runs against
-        them."""
+        """Constants fitted without the runs of a source's teams, for validation against that source."""
         return cls(
             sustained=sustained(source),
             population=population(source),
@@ -64,25 +63,24 @@ class Site:
         )
 
     def memory_spread(self) -> MemorySpread:
-        """`memory`, with what is read when first needed."""
+        """`memory`, loaded on first use."""
         return memory_spread() if self.memory is None else self.memory
 
     def clock(self, op: Op, device: Device) -> float:
-        """Time of an event in a training step relative to its time under the power limit."""
+        """Slowdown of an event in a training step, relative to its time under the power limit."""
         if not op.uses_matrix_units or op.dtype not in TENSOR_TYPES:
             return 1.0
         slower = sustained() if self.sustained is None else self.sustained
         return exp(dict(slower).get(device.architecture, 0.0))
 
     def kernel_spread(self, device: Device) -> float:
-        """Relative spread of the times that devices of one kind take for the same kernels: none where a chip runs a
-        program at one fixed clock."""
+        """Relative spread of kernel times between devices of one kind; 0 for chips with a fixed clock."""
         if device.vendor not in WITH_CLOCKS_OF_THEIR_OWN:
             return 0.0
         return self.skew
 
     def site_prior(self, framework: Framework, device: Device, model: Model | None = None) -> SitePrior:
-        """Prior of the site's runs, of one model where it is named."""
+        """Prior of the site's runs, optionally for one model."""
         fitted = population() if self.population is None else self.population
         return fitted.site_prior(framework, device, model)
 
@@ -122,7 +120,8 @@ FORWARD_SHARE: Final = 2 / 5
 
 
 def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
-    """The backward whose FLOP rate an attention forward reaches at least; None where tables time training kernels."""
+    """The backward kernel whose FLOP rate bounds an attention forward from below; None if tables have training
+    kernels."""
     if not isinstance(op, Attention) or op.pass_ != "fwd" or device.vendor != "Google" or job.mode != "train":
         return None
     # Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A

@@ -1,5 +1,4 @@
-"""Constants of a site of which nothing is known, from all published sources of measured runs: clocks under load, how
-far peaks of memory lie from predicted ones.
+"""Constants of an unknown site, from all published runs: clocks under load, and the spread of peak memory.
 
 What the sources show differs between sites and frameworks. So a constant is the median over teams, with the
 tables' own 0 among them (of memory, where it is no correction, the spread counts too): one source cannot move it far,
@@ -90,12 +89,12 @@ class MemorySpread:
     """Standard deviation."""
 
     def probability(self, needed: float, capacity: float) -> float:
-        """Probability that a layout which is predicted to need so much fits in so much, in bytes or shares alike."""
+        """Probability that a layout with a predicted need fits into a capacity (both in bytes, or both as shares)."""
         z = (log(capacity / needed) - self.bias) / self.deviation
         return 0.5 * (1 + erf(z / sqrt(2)))
 
     def share_that_fits(self, probability: float) -> float:
-        """The share of a device that a layout may be predicted to need to fit with this probability.
+        """The largest predicted share of device memory at which a layout fits with this probability.
 
         The inverse of `probability` for a capacity of 1: infinite for 0, and 0 for certainty, which nothing gives.
         """
@@ -117,8 +116,7 @@ def source_figures() -> Figures:
 
 @lru_cache
 def memory_spread(without: str = "") -> MemorySpread:
-    """How far measured peaks of a new source lie from predicted ones, fitted on all published sources but those of the
-    teams of `without`."""
+    """Spread of measured over predicted peak memory for a new source, fitted without the teams of `without`."""
     return spread_from(source_figures(), without)
 
 

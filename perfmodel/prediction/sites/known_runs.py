@@ -1,4 +1,4 @@
-"""Posterior of a site given some of its runs: the one update of the model of sites.
+"""Posterior of a site given some of its runs.
 
 Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`). Their covariance is
 that of the site's factors (`_population`) plus two terms by layout (`LayoutKernel`), what layouts near one another
@@ -56,14 +56,14 @@ class LayoutKernel:
     def shared(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
-        """Covariance of what layouts share."""
+        """Covariance shared by layouts."""
         # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts are.
         return self.near**2 * np.exp(-_apart(a, b) / self.length)
 
     def alone(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
-        """Covariance of what is a single layout's (nugget)."""
+        """Covariance specific to a single layout (nugget)."""
         return self.own**2 * (_apart(a, b) == 0)
 
 
@@ -94,7 +94,7 @@ _MOST_STEPS: Final = 100
 
 
 class OverallFactor(NamedTuple):
-    """A kind of sites by how far one factor on all of their runs may take them from the record."""
+    """A class of sites, by the spread of an overall factor on their runs."""
 
     chance: float
     """Probability of a site to be of this kind, before any of its runs."""
@@ -135,7 +135,7 @@ class Scales:
         )
 
     def take(self, nodes: Bool[np.ndarray, " nodes"]) -> "Scales":
-        """Some of the nodes."""
+        """The selected nodes."""
         overall = np.broadcast_to(self.overall, self.weight.shape)
         return Scales(self.within[nodes], self.own[nodes], self.weight[nodes], overall[nodes])
 
@@ -150,7 +150,7 @@ def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " n
 
 
 def scales(scatter: tuple[float, float]) -> Scales:
-    """Nodes of a site of which nothing is known.
+    """Nodes of an unknown site.
 
     Args:
         scatter: standard deviations over sites of the logs of the two scales.
@@ -254,7 +254,7 @@ class KnownRuns:
 def widened(
     half: Float[np.ndarray, "*others"], coverage_factor: float, before: Float[np.ndarray, "*others"]
 ) -> Float[np.ndarray, "*others"]:
-    """Half-widths given runs times a coverage factor, which by itself makes none wider than `before` any run."""
+    """Half-widths given runs, multiplied by a coverage factor but never above `before` because of it."""
     return np.minimum(coverage_factor * half, np.maximum(half, before))
 
 

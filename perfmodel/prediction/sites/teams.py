@@ -1,4 +1,4 @@
-"""Which teams measured a published source: runs that share a team are left out of a fit together."""
+"""The teams behind published sources; runs that share a team are left out of a fit together."""
 
 import tomllib
 from collections.abc import Mapping
@@ -20,19 +20,19 @@ def team_patterns() -> Mapping[str, Teams]:
 
 @lru_cache
 def problem_patterns() -> tuple[str, ...]:
-    """Patterns of the names of sources, in lower case, in which people report that a run is slow or fails."""
+    """Lower-case name patterns of sources that report a slow or failing run."""
     content = tomllib.loads((files("perfmodel.prediction.sites") / TEAMS_FILE).read_text())
     return tuple(pattern.lower() for pattern in content["reports_of_problems"])
 
 
 def reports_a_problem(source: str) -> bool:
-    """Whether a source is a thread about runs that are slow or fail, which tells little of the typical run."""
+    """Whether a source reports slow or failing runs, which are not typical."""
     return any(fnmatchcase(source.lower(), pattern) for pattern in problem_patterns())
 
 
 @lru_cache
 def teams_of(source: str) -> Teams:
-    """Teams that measured a source; a source that nobody listed is its own team."""
+    """Teams that measured a source; an unlisted source is its own team."""
     name = source.lower()
     for pattern, teams in team_patterns().items():
         if fnmatchcase(name, pattern):
@@ -46,7 +46,7 @@ def team_key(source: str) -> str:
 
 
 def keys_share_a_team(key: str, other: str) -> bool:
-    """Whether two results of `team_key` have a team in common; an empty one is nobody's."""
+    """Whether two results of `team_key` have a team in common; empty keys have none."""
     return bool(key and other and set(key.split("+")) & set(other.split("+")))
 
 

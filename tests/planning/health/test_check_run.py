@@ -407,7 +407,7 @@ def test_a_log_of_another_model_is_noticed() -> None:
 
 def test_a_log_that_cannot_be_of_the_script_is_refused() -> None:
     problem, layout = job("megatron 8b")
-    with pytest.raises(PerfModelError, match="is it the log of this script"):
+    with pytest.raises(PerfModelError, match="check that the log belongs to this script"):
         check_run(problem, layout, parse_log(log_of(problem, layout, world_size=63)))
 
 

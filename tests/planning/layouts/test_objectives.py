@@ -155,8 +155,8 @@ def test_intervals_contain_every_value(ends, text):
     ("text", "message"),
     [
         ("memory_byte < 7", "memory_bytes"),
-        ("memory_bytes", "not one comparison"),
-        ("1 < memory_bytes < 7", "not one comparison"),
+        ("memory_bytes", "not a single comparison"),
+        ("1 < memory_bytes < 7", "not a single comparison"),
         ("__import__('os') < 7", "not understood"),
         ("step_time_s.real < 7", "not understood"),
         ("step_time_s ** devices < 7", "not understood"),
@@ -197,7 +197,7 @@ def test_command(capsys):
     [
         ({"top": 0}, "top must be at least 1 layout, got 0"),
         ({"devices": 0}, "devices must be at least 1, got 0"),
-        ({"global_batch": []}, "no global batch to try"),
+        ({"global_batch": []}, "no global batch is given"),
     ],
 )
 def test_a_search_for_nothing_is_refused(wrong, said):

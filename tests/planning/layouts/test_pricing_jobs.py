@@ -231,5 +231,5 @@ def test_a_single_micro_batch_can_be_offloaded(schedule):
 
 
 def test_refusals():
-    with pytest.raises(LayoutError, match="stages alike"):
+    with pytest.raises(LayoutError, match="uneven stages"):
         LayoutGrid.of(Layout(pp=2, partition=(4, 8)))

@@ -83,7 +83,7 @@ def test_a_state_of_another_search_is_refused(case, tmp_path):
     with pytest.raises(PerfModelError, match="another search"):
         search(case.model, case.cluster, devices=8, global_batch=16, job=case.job, resume=state)
     state.write_text("nothing")
-    with pytest.raises(PerfModelError, match="not the state of a search"):
+    with pytest.raises(PerfModelError, match="not the saved state of a search"):
         found(case, resume=state)
 
 

@@ -52,7 +52,7 @@ def test_small_micro_batches_fill_and_drain(problem: StepProblem) -> None:
     )
     assert found.to_dict()["sizes"] == found.sizes
     for text in ("pp=4,micro_batch=32", "pp=4,schedule=pipedream", "pp=4,micro_batch=4,schedule=chimera-doubling"):
-        with pytest.raises(LayoutError, match="several of them"):
+        with pytest.raises(LayoutError, match="only with several micro-batches"):
             size_micro_batches(problem, Layout.parse(text))
 
 
