@@ -119,7 +119,7 @@ def test_a_cluster_may_bring_its_own_device(tmp_path):
     [
         ("device = 'A100'\n", r"levels: missing"),
         (TOML + "nodes = 3\n", r"nodes: unknown key"),
-        (TOML.replace("300", "'300 GB'"), r"levels\.0\.bandwidth_gb_per_s: '300 GB' is no bandwidth"),
+        (TOML.replace("300", "'300 GB'"), r"levels\.0\.bandwidth_gb_per_s: '300 GB' is not a valid bandwidth"),
         (TOML.replace("300", "-300"), r"bandwidth_bytes_per_s must be a finite number above zero"),
         (TOML.replace("bandwidth_gb_per_s", "bandwidth"), r"bandwidth_gb_per_s: missing; .*bandwidth: unknown key"),
         (TOML.replace('"A100"', '"A1000"'), r"unknown device 'A1000'"),

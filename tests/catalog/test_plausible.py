@@ -105,7 +105,7 @@ def test_a_figure_may_carry_its_unit(tmp_path: Path, change: dict[str, Any], pat
 
 @pytest.mark.parametrize("text", ["200 parsecs", "fast", "-5GB/s", "5s", ""])
 def test_text_that_is_no_bandwidth_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(PerfModelError, match="is no bandwidth"):
+    with pytest.raises(PerfModelError, match="is not a valid bandwidth"):
         catalog.cluster(written(tmp_path, {"levels.1.bandwidth_gb_per_s": text}))
 
 

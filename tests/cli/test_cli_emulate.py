@@ -21,14 +21,14 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--delay", "all_reduce=soon", *COMMAND), "'soon' is no time"),
+        (("--delay", "all_reduce=soon", *COMMAND), "'soon' is not a valid time"),
         (("--delay", "all_reduced=1ms", *COMMAND), "did you mean 'all_reduce'"),
         (("--real-ranks", "8", *COMMAND), "different ones of 0 to 7"),
         (("--real-ranks", "a", *COMMAND), "like 0 or 0,8"),
-        (("--delay", "all_reduce=-1ms", *COMMAND), "'-1ms' is no time"),
-        (("--delay", "all_reduce=nan", *COMMAND), "'nan' is no time"),
-        (("--delay", "all_reduce=inf", *COMMAND), "'inf' is no time"),
-        (("--delay", "all_reduce", *COMMAND), "'' is no time"),
+        (("--delay", "all_reduce=-1ms", *COMMAND), "'-1ms' is not a valid time"),
+        (("--delay", "all_reduce=nan", *COMMAND), "'nan' is not a valid time"),
+        (("--delay", "all_reduce=inf", *COMMAND), "'inf' is not a valid time"),
+        (("--delay", "all_reduce", *COMMAND), "'' is not a valid time"),
         (("--delay", "send=1ms", *COMMAND), "did you mean 'send_recv'"),
         (("--delay", "gather=1ms", "--delay", "gather=2ms", *COMMAND), "gather is set twice"),
         (("--delay", "all_reduce=1ms", "--set", "all_reduce_delay_s=0.1", *COMMAND), "all_reduce is set twice"),
@@ -39,8 +39,8 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
             "inter_node_bandwidth does not change --prices",
         ),
         (("--sweep", "recv=0:1ms:3", *COMMAND), "'send_recv'?"),
-        (("--sweep", "all_reduce=nan:1ms:3", *COMMAND), "'nan' is no time"),
-        (("--sweep", "all_reduce=0:-1ms:3", *COMMAND), "'-1ms' is no time"),
+        (("--sweep", "all_reduce=nan:1ms:3", *COMMAND), "'nan' is not a valid time"),
+        (("--sweep", "all_reduce=0:-1ms:3", *COMMAND), "'-1ms' is not a valid time"),
         (
             (
                 "--sweep",
