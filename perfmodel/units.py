@@ -118,7 +118,7 @@ QUANTITY_KINDS: Final[Mapping[str, QuantityKind]] = {
         {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12},
     ),
     "sequence": QuantityKind(
-        "length of a sequence",
+        "sequence length",
         "4096, or 128k for 131,072",
         {"": 1.0, "k": 2.0**10, "K": 2.0**10, "Ki": 2.0**10, "M": 2.0**20, "Mi": 2.0**20},
     ),
@@ -164,7 +164,7 @@ LONGEST_SEQUENCE: Final = 100_000_000
 
 
 def parse_length(text: str) -> int:
-    """Read the length of a sequence, `4096` or `128k` (131,072, because k means 1024 here).
+    """Read a sequence length, `4096` or `128k` (131,072, because k means 1024 here).
 
     Raises:
         PerfModelError: no whole number above 0.
@@ -173,7 +173,7 @@ def parse_length(text: str) -> int:
     value = parse_quantity(text, "sequence")
     if value < 1 or value != int(value) or value > LONGEST_SEQUENCE:
         raise PerfModelError(
-            f"{text!r} is not a sequence length, which is a whole number from 1 to {LONGEST_SEQUENCE:,}; write "
+            f"{text!r} is not a valid sequence length, a whole number from 1 to {LONGEST_SEQUENCE:,}; write "
             f"{QUANTITY_KINDS['sequence'].examples}"
         )
     return int(value)

@@ -1,4 +1,4 @@
-"""Devices, clusters, models and training frameworks by name, each number with its source. No JAX.
+"""The catalog of devices, clusters, models and training frameworks; each figure has its source.
 
 Beside this door are:
 

@@ -89,10 +89,10 @@ class KindEntry(Stated):
             )
             return entry.cluster(self.name, place)
         if self.levels:
-            raise PerfModelError(f"{place}: levels are those of {self.cluster}; leave them out")
+            raise PerfModelError(f"{place}: cluster = {self.cluster} already defines levels; leave them out")
         base = cluster(self.cluster)
         if base.kinds:
-            raise PerfModelError(f"{place}: {self.cluster} has kinds itself; state those here")
+            raise PerfModelError(f"{place}: {self.cluster} has several kinds itself; list these here instead")
         return replace(
             base,
             name=self.name,
@@ -128,13 +128,13 @@ class ClusterEntry(Stated):
             of_one_kind = ("device", "levels", "max_devices", "price_per_device_hour")
             misplaced = [key for key in of_one_kind if getattr(self, key)]
             if misplaced:
-                raise PerfModelError(f"{place}: {', '.join(misplaced)}: a cluster with kinds states this for each kind")
+                raise PerfModelError(f"{place}: {', '.join(misplaced)}: state this in each kind instead")
             kinds = [entry.kind(place) for entry in self.kinds]
             # Nodes of different kinds meet on one network, whose level spans all of them.
             link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
             return Cluster.of_kinds(name, kinds, link, self.source)
         if self.between:
-            raise PerfModelError(f"{place}: between joins kinds of nodes, and this cluster has no kinds; leave it out")
+            raise PerfModelError(f"{place}: between is for clusters with several kinds of nodes; leave it out")
         if self.inter_link is not None and not self.levels and isinstance(self.device, str):
             return self._in_words(name, place)
         link_fields = [key for key in _LINK_WORDS if getattr(self, key)]
@@ -178,7 +178,7 @@ class ClusterEntry(Stated):
         # In a table of published runs words that nobody understands are left; in a user's own file they are mistakes.
         unread = (*network.not_understood, *unread_link_words(self.intra_link))
         if unread:
-            raise PerfModelError(f"{place}: {', '.join(map(repr, unread))} not understood in links; {NETWORK_WORDS}")
+            raise PerfModelError(f"{place}: {', '.join(map(repr, unread))} cannot be read in links; {NETWORK_WORDS}")
         return replace(
             by_words,
             name=name,
@@ -199,7 +199,7 @@ _LINK_WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry(Stated):
-    """Network between nodes that replaces a cluster's own, in words or in figures; figures win."""
+    """Network between nodes that replaces a cluster's own, in words or in figures, which override the words."""
 
     inter_link: str = ""
     """In words, such as 8x 400 Gb/s InfiniBand NDR; b is bits, B bytes."""
@@ -244,7 +244,7 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
             raise PerfModelError(f"{place}: {error}") from None
         if entry.inter_link and network.not_understood:
             unread = ", ".join(map(repr, network.not_understood))
-            raise PerfModelError(f"{place}: {unread} not understood in inter_link; {NETWORK_WORDS}")
+            raise PerfModelError(f"{place}: {unread} cannot be read in inter_link; {NETWORK_WORDS}")
         outer = replace(level, size=outer.size) if len(base.levels) > 1 else level
     # Figures win over words, one by one.
     figures = {
@@ -290,7 +290,7 @@ def cluster(name_or_path: str | Path | Cluster) -> Cluster:
 
 
 def cluster_from_toml(data: dict[str, Any], place: str, name: str) -> Cluster:
-    """A cluster from a parsed TOML table, called `name` unless that says otherwise.
+    """A cluster from a parsed TOML table, with the default name `name`.
 
     Raises:
         PerfModelError: naming `place` and every key that is missing, unknown or malformed.
@@ -301,7 +301,7 @@ def cluster_from_toml(data: dict[str, Any], place: str, name: str) -> Cluster:
 
 
 def reference_system(device_name: str) -> Cluster | None:
-    """Servers as the maker of a device joins them; None for what is no accelerator of the catalog."""
+    """The reference system of a device's maker; None for devices other than accelerators in the catalog."""
     try:
         accelerator = device(device_name)
     except UnknownNameError:
@@ -326,8 +326,8 @@ def _networks_assumed(system: Cluster) -> str:
         for level in system.levels
     ]
     return (
-        f"networks of the reference system of {system.device.name} are assumed: {', then '.join(tiers)}; "
-        "name a cluster (perfmodel catalog clusters) or give a TOML for others"
+        f"the networks of the reference system of {system.device.name} are assumed: {', then '.join(tiers)}; for "
+        "others name a cluster (perfmodel catalog clusters) or give a TOML"
     )
 
 

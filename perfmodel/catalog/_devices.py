@@ -103,8 +103,8 @@ def _limited(base: Device, power_w: float | None) -> Device:
     low, high = _POWER_LIMITS
     if power_w <= 0 or (base.power_w is not None and not low <= power_w / base.power_w <= high):
         raise PerfModelError(
-            f"device {base.name}: a limit of {power_w:g} W does not fit its {base.power_w:g} W; state a limit "
-            f"between {low:g} and {high:g} of that"
+            f"device {base.name}: a power limit of {power_w:g} W is implausible for {base.power_w:g} W; it must "
+            f"be {low:g} to {high:g} times that"
         )
     return replace(base, name=f"{base.name}-{power_w:g}W", power_w=power_w)
 

@@ -53,12 +53,14 @@ def _version_of_year(versions: Versions, year: int | None, asked: str) -> Framew
     latest_known = max(newest, _latest_year())
     if year > latest_known:
         raise PerfModelError(
-            f"framework {asked!r}: no framework is known beyond {latest_known}; the newest version of this one is "
+            f"framework {asked!r}: the catalog ends in {latest_known}; the newest version of this framework is "
             f"{versions[newest].label}"
         )
     by_then = [since for since in versions if since <= year]
     if not by_then:
-        raise PerfModelError(f"framework {asked!r}: the earliest version known is {versions[min(versions)].label}")
+        raise PerfModelError(
+            f"framework {asked!r}: the earliest version in the catalog is {versions[min(versions)].label}"
+        )
     return versions[max(by_then)]
 
 
@@ -146,7 +148,7 @@ def _names() -> MappingProxyType[str, tuple[str, ...]]:
     names = {name: (name,) for name in _files()}
     for alias, candidates in package_table("framework_names.toml")["names"].items():
         if alias in names:
-            raise PerfModelError(f"framework_names.toml: {alias!r} is the name of a framework already")
+            raise PerfModelError(f"framework_names.toml: {alias!r} is already the name of a framework")
         names[alias] = tuple(candidates)
     return MappingProxyType(names)
 

@@ -86,7 +86,7 @@ def recipe(framework: str, model: str, device: str, dtype: str, release: str) ->
 
 
 def plain_fp8(framework: str) -> Fp8Recipe:
-    """Recipe of 8-bit products that a framework's tables mean by plain FP8; empty if it is not known."""
+    """The 8-bit recipe that a framework's tables call FP8; empty if unknown."""
     return next((file["fp8"] for _, file in _files(framework) if "fp8" in file), "")
 
 
@@ -137,7 +137,8 @@ class ExchangeRates:
             falls = all(after <= before for before, after in pairwise(rates))
             if len(rates) != len(self.parties) or not falls or list(self.parties) != sorted(set(self.parties)):
                 raise PerfModelError(
-                    f"exchange rates over {self.link}: give a rate per number of parties; parties rise, rates do not"
+                    f"exchange rates over {self.link}: give one rate per number of parties, with rising "
+                    "parties and rates that do not rise"
                 )
 
 
@@ -154,6 +155,6 @@ class ExchangeLibrary:
 
 @cache
 def exchange_library(dispatcher: str) -> ExchangeLibrary:
-    """The library of a dispatcher of this name; one of which nothing is known where it has none of its own."""
+    """The exchange library of a dispatcher; a default without figures if it is unknown."""
     name = f"{dispatcher}.toml"
     return checked(ExchangeLibrary, package_tables("dispatchers").get(name, {}), name)

@@ -31,12 +31,14 @@ def index(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
     for name, aliases in entries:
         for text in (name, *aliases):
             if names.setdefault(key(text), name) != name:
-                raise PerfModelError(f"catalog: {text!r} names both {names[key(text)]!r} and {name!r}")
+                raise PerfModelError(
+                    f"catalog: {text!r} is a name of both {names[key(text)]!r} and {name!r}; rename one"
+                )
     return names
 
 
 def resolve(kind: str, name: str, names: Mapping[str, str], table: Mapping[str, T]) -> T:
-    """The entry of `table` that `name` stands for.
+    """Look up the entry of `table` with this name or alias.
 
     Raises:
         UnknownNameError: with the nearest known names.

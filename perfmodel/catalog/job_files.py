@@ -1,4 +1,5 @@
-"""Problems by names and words, or from a job file: model, cluster, job, layout, framework and search space in one TOML.
+"""Problems from names and keywords, or from a job file: model, cluster, job, layout, framework and search space in one
+TOML.
 
 At the top of a job file are `model`, `cluster` and `framework`, each a name, the path of a file, or a table as such a
 file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`),
@@ -102,7 +103,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
             under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
-            raise PerfModelError(f"{place}: {under} (launch files are for --from)")
+            raise PerfModelError(f"{place}: {under} (give launch files with --from)")
         if key in ("job", "search", "serving", "network") and not isinstance(value, dict):
             raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
@@ -181,7 +182,7 @@ def _change(data: dict[str, Any], change: str) -> None:
         at = at.setdefault(table, {})
         if not isinstance(at, dict):
             raise PerfModelError(
-                f"--set {change}: {table} is the value {at!r} and not a table; set {table}=... instead"
+                f"--set {change}: {table} is a value ({at!r}) and not a table; set {table}=... instead"
             )
     at[name] = toml_value(raw)
 
@@ -222,12 +223,14 @@ def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
     if kind.strip().lower() != "file" or not colon:
         return layout
     if folder is None:
-        raise PerfModelError(f"{place}: schedule={schedule}: only the command line and job files may name a file")
+        raise PerfModelError(
+            f"{place}: schedule={schedule}: a schedule file can be given only on the command line or in a job file"
+        )
     # Resolved, so that neither `..` nor a link leads out of the folder.
     path = (folder / name.strip()).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise PerfModelError(
-            f"{place}: schedule={schedule} is not below {folder.resolve()}; put it beside the job file, or say "
+            f"{place}: schedule={schedule} is not in {folder.resolve()}; put it beside the job file, or give "
             "--set layout.schedule=file:PATH"
         )
     below = f"file:{path}"
@@ -324,7 +327,7 @@ def problem_and_layout(
     layout_fields = {name: stated.pop(name) for name in list(stated) if name in LAYOUT_WORDS}
     layout_fields = {name: value for name, value in layout_fields.items() if value is not None}
     if layout_fields and layout:
-        raise PerfModelError(f"the layout is given twice: as layout= and as {', '.join(layout_fields)}; leave one out")
+        raise PerfModelError(f"the layout is given twice, as layout= and as {', '.join(layout_fields)}; leave one out")
     # A notation, not a `Layout`: what it leaves out is the framework's to fill in.
     layout = layout_in_words(layout_fields or layout)
     stated = {name: value for name, value in stated.items() if value is not None}
@@ -333,7 +336,7 @@ def problem_and_layout(
         beside = list(stated) if cluster is None else ["cluster", *stated]
         if beside:
             raise PerfModelError(
-                f"a Problem is complete: leave out {', '.join(beside)}, or change it by problem.replace(...)"
+                f"a Problem already states everything: leave out {', '.join(beside)}, or use problem.replace(...)"
             )
         return model, layout
 
@@ -348,13 +351,15 @@ def problem_and_layout(
         layout = layout or file.layout
         stated = of_file | stated
         if named is None:
-            raise PerfModelError(f"{file.place}: it names no model; give model = 'NAME' (perfmodel catalog models)")
+            raise PerfModelError(
+                f"{file.place}: the job file names no model; add model = 'NAME' (perfmodel catalog models)"
+            )
     # Misspelled keywords must not pass as settings that happen to have no effect.
     unknown_name = next((name for name in stated if name not in PROBLEM_WORDS), None)
     if unknown_name:
         raise UnknownNameError("argument", unknown_name, (*PROBLEM_WORDS, *LAYOUT_WORDS))
     if cluster is None:
-        raise PerfModelError("a cluster is needed: catalog name, TOML or Cluster")
+        raise PerfModelError("the cluster is missing; give a catalog name, TOML or Cluster")
     model, cluster = named_model(named), named_cluster(cluster)
     # The framework comes before the job, whose open fields are as it has them.
     framework = named_framework(stated.pop("framework", "generic"))
@@ -364,11 +369,11 @@ def problem_and_layout(
     if isinstance(job, Mapping):
         unknown = set(job) - set(JOB_WORDS)
         if unknown:
-            raise UnknownNameError("word of a job", str(min(unknown)), JOB_WORDS)
+            raise UnknownNameError("keyword of a job", str(min(unknown)), JOB_WORDS)
         stated, job = stated | dict(job), None
     if job is None:
         if "global_batch" not in stated:
-            raise PerfModelError("global_batch is needed: sequences per step over all replicas")
+            raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
         # What was filled in of the cluster is said with what was filled in of the job.
         job = framework.job(model, cluster.device, **stated)
         job = replace(job, assumed=(*job.assumed, *cluster.assumed))

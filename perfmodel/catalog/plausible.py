@@ -1,4 +1,4 @@
-"""Limits of what figures of clusters and devices can be, and the unit that one beyond them was likely meant in.
+"""Plausible limits of cluster and device figures, and the unit that an implausible figure probably has.
 
 A data sheet says 450e9 bytes/s and 2e-6 s, files here ask for GB/s and microseconds: taken as they stand such figures
 would make communication free, or endless, without a word.

@@ -199,7 +199,7 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
     misplaced = [name for name, value in of_priced_messages.items() if value]
     if misplaced:
         raise PerfModelError(
-            f"emulate: {', '.join(misplaced)}: cannot be combined with --wire, where messages take real time; "
+            f"emulate: {', '.join(misplaced)} cannot be combined with --wire, where messages take real time; "
             "leave one out"
         )
     if cluster.name == "localhost":

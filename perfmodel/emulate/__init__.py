@@ -1,4 +1,4 @@
-"""One real node in an emulated cluster: a training script runs unmodified as some ranks of a world it believes in."""
+"""Emulates a cluster around real ranks: an unmodified training script runs as some ranks of a larger world."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Which ranks of a job are alike: of each class one is run (NeuronaBox, section 2.3)."""
+"""Groups equivalent ranks of a job, so that one of each class is run (NeuronaBox, section 2.3)."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _PLACES: Final = ("device", "to")
 
 @dataclass(frozen=True)
 class Classes:
-    """Ranks of a job, grouped by what they do."""
+    """Ranks of a job, grouped by equal behaviour."""
 
     ranks: tuple[tuple[int, ...], ...]
     """Ranks of each class, ascending; classes by their first rank."""
@@ -30,13 +30,13 @@ class Classes:
         return tuple(ranks[0] for ranks in self.ranks)
 
     def turns(self, at_once: int) -> list[tuple[int, ...]]:
-        """Representatives that are real together, where `at_once` can be.
+        """Representatives in turns of `at_once` that are real together.
 
         Raises:
             PerfModelError: none can.
         """
         if at_once < 1:
-            raise PerfModelError(f"emulation: at least 1 rank must be real at once, got {at_once}")
+            raise PerfModelError(f"emulation: at least 1 rank must be real at a time, got {at_once}")
         first = self.representatives
         return [first[start : start + at_once] for start in range(0, len(first), at_once)]
 

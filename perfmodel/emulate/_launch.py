@@ -30,7 +30,7 @@ _INJECTED: Final = Path(__file__).parent / "inject"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """A script, and the world that it is to believe in."""
+    """A script and its emulated world."""
 
     command: tuple[str, ...]
     """Command as from a shell, `("python", "train.py", ...)`."""
@@ -61,20 +61,17 @@ class Emulation:
         wrong = [rank for rank in self.real_ranks if not 0 <= rank < self.world_size]
         if wrong or not self.real_ranks or len(set(self.real_ranks)) < len(self.real_ranks):
             raise PerfModelError(
-                f"emulation: real ranks must be different ones of 0 to {self.world_size - 1}, got {self.real_ranks}"
+                f"emulation: real ranks must be distinct and within 0 to {self.world_size - 1}, got {self.real_ranks}"
             )
         if self.wire is not None and self.prices is not None:
-            raise PerfModelError(
-                "emulation: collectives take what prices say, or what the wire takes; give one of them"
-            )
+            raise PerfModelError("emulation: collective times come either from prices or from the wire; give only one")
         if self.wire is not None and self.hosts and len(set(self.hosts)) > 1:
-            raise PerfModelError("emulation: real ranks on the wire share one host; give them the same emulated one")
+            raise PerfModelError(
+                "emulation: real ranks on the wire must share a host; give them the same emulated host"
+            )
         conditions = self.conditions
         if self.wire is not None and (conditions.get("swept") or conditions.get("apart")):
-            raise PerfModelError(
-                "emulation: on the wire real ranks exchange their data and every run has one delay; leave --sweep and "
-                "--apart out"
-            )
+            raise PerfModelError("emulation: --wire cannot be combined with --sweep or --apart; leave these out")
         if self.prices is not None:
             self.prices.cluster.require(self.world_size, "the emulated world")
         if not self.command:
@@ -235,8 +232,8 @@ def _watch(
             # A rank that tells of no new call or iteration is stuck outside of any collective.
             elif code is None and clock_s - since_s > (emulation.timeout_s if progress else _START_S):
                 raise EmulationError(
-                    f"rank {rank}: silent for {clock_s - since_s:.0f} s after {progress or 'its start'}; "
-                    "raise --timeout if it is at work"
+                    f"rank {rank}: no call for {clock_s - since_s:.0f} s after {progress or 'its start'}; raise "
+                    "--timeout if the rank is still working"
                 )
         if all(code is not None for code in codes.values()):
             return

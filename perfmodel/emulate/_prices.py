@@ -150,7 +150,8 @@ class PriceTable:
         rows = self.curves.get((op.collective, op.num_ranks))
         if rows is None:
             raise PerfModelError(
-                f"{self.path}: no {op.collective} of {op.num_ranks} ranks in it, which was called; add rows for it"
+                f"{self.path}: the script called {op.collective} on {op.num_ranks} ranks, which the table "
+                "lacks; add rows for it"
             )
         # Large messages are bound by bandwidth, so time grows with bytes.
         beyond = op.bytes > rows[-1, 0] > 0
@@ -185,6 +186,9 @@ class Prices:
         op = placed(self.cluster, kind, nbytes, members)
         time_s = float(self.seconds(op))
         if not 0 <= time_s < float("inf"):
-            raise PerfModelError(f"prices: {op.collective} of {op.bytes} bytes cannot take {time_s!r} s")
+            raise PerfModelError(
+                f"prices: the time of {op.collective} of {op.bytes} bytes must be finite and at least 0, got "
+                f"{time_s!r} s"
+            )
         busy_s = 0.0 if self.occupancy is None else min(time_s, self.occupancy.core_s(op))
         return time_s + self.delays_s.get(delayed_as(kind), 0.0), busy_s

@@ -261,7 +261,8 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
     if counts.min() < _LEAST:
         raise EmulationError(
             f"sweep: {len(table)} iterations are too few for {len(delays_s)} delays of {every} iterations each; "
-            f"let the script make at least {max(needed, every * len(delays_s) * (1 + _LEAST // max(1, every - 1)))}"
+            "the script must run at least "
+            f"{max(needed, every * len(delays_s) * (1 + _LEAST // max(1, every - 1)))}"
         )
     # A step lasts until its slowest rank is done.
     worst = steady.assign(point=point).groupby(["iteration", "point"], as_index=False).time_s.max()

@@ -1,4 +1,4 @@
-"""The distributed program: functions of instructions over devices, in static single assignment form.
+"""DistIR programs: functions of instructions over devices, in static single assignment form.
 
 Build one with `Builder` or from `perfmodel.ir.models`, or `parse` its text; distribute it with
 `perfmodel.ir.distribute`; execute and simulate it with `perfmodel.ir.execution`. No JAX here.

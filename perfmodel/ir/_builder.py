@@ -1,4 +1,4 @@
-"""Writing functions instruction by instruction, and models, whose parameters and inputs are noted."""
+"""Builders that write functions and model programs instruction by instruction."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from perfmodel.ir._program import GlobalTensor, Program, Role, global_tensor
 
 
 class Builder:
-    """Collects instructions, types them as they come and makes up names.
+    """Collects instructions, infers their types and generates names.
 
         b = Builder("mlp")
         x = b.parameter("x", Tensor("fp32", (8, 4)))
@@ -57,7 +57,7 @@ class Builder:
     def parameter(self, name: str, tensor: Tensor) -> str:
         """A formal parameter."""
         if name in self.types:
-            raise ProgramError(self.name, 1, name, "is defined already; every value is assigned once")
+            raise ProgramError(self.name, 1, name, "is already defined; assign every value only once")
         self.types[name] = tensor
         self._parameters.append(Parameter(name, tensor))
         return name
@@ -70,7 +70,7 @@ class Builder:
     def emit(
         self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
     ) -> tuple[str, ...]:
-        """Append an instruction; its outputs have the hinted names, numbered where these are taken."""
+        """Append an instruction; its outputs get the hinted names, numbered if already used."""
         # Typing each instruction as it comes puts an error at the line that causes it, and lets gradient rules look
         # at shapes.
         outputs = tuple([self.fresh(hint) for hint in hints])
@@ -95,14 +95,14 @@ class Builder:
                 raise self._error(outputs[0], str(error)) from None
         types = self._memo[key]
         if len(types) != len(outputs):
-            raise self._error(outputs[0], f"{op} has {len(types)} outputs, {len(outputs)} named")
+            raise self._error(outputs[0], f"{op} has {len(types)} outputs, but {len(outputs)} names are given")
         return types
 
     def _error(self, value: str, message: str) -> ProgramError:
         return ProgramError(self.name, line_of(len(self.instructions), None), value, message)
 
     def fresh(self, hint: str) -> str:
-        """A name that is not taken: the hint, or the hint and a number."""
+        """An unused name: the hint, or the hint with a number."""
         if hint not in self.types and hint not in self._count:
             self._count[hint] = 1
             return hint
@@ -135,7 +135,7 @@ class ModelBuilder(Builder):
         return tuple(self._inputs)
 
     def data(self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0) -> str:
-        """An input whose first axis are independent samples (`batch_axis=None`: the same for all)."""
+        """An input whose first axis indexes independent samples (`batch_axis=None`: shared by all samples)."""
         return self._input(name, "data", shape, dtype or self.dtype, batch_axis=batch_axis)
 
     def weight(self, name: str, shape: Shape, tensor_axis: int | None = None, expert_axis: int | None = None) -> str:

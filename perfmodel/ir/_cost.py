@@ -72,7 +72,7 @@ class LiveMemory:
             PerfModelError: there is no such device.
         """
         if not 0 <= device < len(self.peak_bytes):
-            raise PerfModelError(f"device {device} is not one of the program's {len(self.peak_bytes)}")
+            raise PerfModelError(f"device {device} does not exist; the program has {len(self.peak_bytes)} devices")
         on_device = self._device == device
         return self._instruction[on_device], self._in_use_bytes[on_device]
 

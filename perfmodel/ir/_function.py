@@ -1,4 +1,4 @@
-"""Functions in static single assignment form, and the abstract interpreter that types them.
+"""Functions in static single assignment form, and type inference by abstract interpretation.
 
 The interpreter goes line by line over abstract values (DistIR, algorithm 1) and finds dtype, shape, device and known
 contents in one pass. An op whose operands are all known is evaluated, so that chains of `shape`, `take`, `concat` and
@@ -38,7 +38,7 @@ OutputTypes = dict[tuple[str, Attributes, tuple[Tensor, ...]], tuple[Tensor, ...
 
 @dataclass(frozen=True)
 class Function:
-    """Instructions in program order: what one device runs, it runs in this order.
+    """Instructions in program order, in which each device runs its own.
 
     Consecutive instructions on disjoint sets of devices run in parallel (DistIR, section 2.1).
     """
@@ -55,13 +55,13 @@ class Function:
 
     @cached_property
     def n_devices(self) -> int:
-        """Devices 0 to the highest that any value lives on."""
+        """Number of devices, from 0 to the highest that has a value."""
         return max((tensor.device for tensor in self.types.values()), default=0) + 1
 
 
 @dataclass(frozen=True)
 class Module:
-    """Functions that may call those above them; the last is where a program starts."""
+    """Functions that may call earlier ones; the last is the main function."""
 
     functions: tuple[Function, ...]
 
@@ -99,14 +99,16 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
                 made = output_types(instruction, tuple(operand_types))
                 inferred = memo[key] = tuple([shared.setdefault(tensor, tensor) for tensor in made])
             if len(inferred) != len(instruction.outputs):
-                raise RuleError(f"{instruction.op} has {len(inferred)} outputs, {len(instruction.outputs)} named")
+                raise RuleError(
+                    f"{instruction.op} has {len(inferred)} outputs, but {len(instruction.outputs)} names are given"
+                )
         except (KeyError, PerfModelError) as error:
             value, message = _explain(instruction, error, types)
             raise ProgramError(function.name, line_of(index, lines), value, message) from None
         # Static single assignment: a second definition would make every later use ambiguous.
         for name, tensor in zip(instruction.outputs, inferred, strict=True):
             if name in types:
-                message = "is defined already; every value is assigned once"
+                message = "is already defined; assign every value only once"
                 raise ProgramError(function.name, line_of(index, lines), name, message)
             types[name] = tensor
     # The last line is algorithm 1's return, which looks its values up in the final state.
@@ -125,7 +127,7 @@ def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) ->
         UnknownNameError: an op that is not defined.
     """
     if instruction.op == CALL:
-        raise RuleError("calls a function: types need the module; inline it first")
+        raise RuleError("calls a function, so its types depend on the module; inline the function first")
     definition = OPS.get(instruction.op)
     if definition is None:
         raise UnknownNameError("op", instruction.op, OPS)
@@ -139,7 +141,9 @@ def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) ->
                 f"%{name} on device {tensor.device}"
                 for name, tensor in zip(instruction.inputs, operand_types, strict=True)
             )
-            raise RuleError(f"{instruction.op} runs on one device, but has {places}; send what is elsewhere")
+            raise RuleError(
+                f"{instruction.op} runs on one device, but has {places}; send the other operands to its device"
+            )
     # The abstract half gives shapes. The concrete half follows only where every operand's contents are known (DistIR,
     # section 3.3): a single unknown one makes the result unknown.
     outputs = definition.infer(operand_types, attributes)
@@ -168,13 +172,13 @@ def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: 
     if tensor is None:
         raise wrong("has no type; give the parameter one, as in %x: fp32[2, 4] @0")
     if name in types:
-        raise wrong("is defined already; every value is assigned once")
+        raise wrong("is already defined; assign every value only once")
     if tensor.dtype not in ITEM_BYTES:
         raise wrong(str(UnknownNameError("dtype", tensor.dtype, ITEM_BYTES)))
     if tensor.device < 0 or min(tensor.shape, default=1) < 1:
         raise wrong(f"{tensor} must have positive dimensions and a device of at least 0")
     if tensor.value is not None and shape_of_constant(tensor.value) != tensor.shape:
-        raise wrong(f"its known value has shape {shape_of_constant(tensor.value)}, its type {tensor.shape}")
+        raise wrong(f"its known value has shape {shape_of_constant(tensor.value)}, but its type has {tensor.shape}")
     types[name] = tensor
 
 
@@ -191,7 +195,7 @@ def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) 
 
 
 def instruction_devices(function: Function) -> list[tuple[int, ...]]:
-    """Devices that each instruction runs on: those of its operands and results, in order of appearance."""
+    """Devices that each instruction runs on, in the order of its operands and results."""
     types = function.types
     device = {name: tensor.device for name, tensor in types.items()}
     groups = []
@@ -203,7 +207,7 @@ def instruction_devices(function: Function) -> list[tuple[int, ...]]:
 
 
 def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
-    """Project a function to its devices (DistIR, section 3.2): rank r runs what involves device r.
+    """Project a function to its devices (DistIR, section 3.2): rank r runs the instructions of device r.
 
     An instruction of several devices stands in the program of each of them.
     """
@@ -261,11 +265,16 @@ def _expand(
         ("results", instruction.outputs, callee.outputs),
     ):
         if len(stated) != len(wanted):
-            raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, {len(stated)} named")
+            raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, but {len(stated)} are given")
     # Inlining renames: parameters become the call's arguments, results take the call's own names.
     names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
     if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):
-        raise ProgramError(caller, line, value, f"@{name} must return distinct values that it computes, to be called")
+        raise ProgramError(
+            caller,
+            line,
+            value,
+            (f"a function that is called must return distinct computed values, which @{name} does not"),
+        )
     # Values of the callee get names that no other call's have.
     names |= dict(zip(callee.outputs, instruction.outputs, strict=True))
     for inner in callee.instructions:

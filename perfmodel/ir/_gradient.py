@@ -16,7 +16,7 @@ from perfmodel.ir.ops import OPS
 
 
 def extend(function: Function) -> Builder:
-    """A builder that goes on where a function ends."""
+    """A builder that continues a function."""
     builder = Builder(function.name)
     for parameter in function.parameters:
         builder.parameter(parameter.name, function.types[parameter.name])
@@ -26,7 +26,7 @@ def extend(function: Function) -> Builder:
 
 
 def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass of what a builder holds.
+    """Append the backward pass of a builder's instructions.
 
     Instructions of the backward pass have phase `backward` and the layer of those they differentiate. What
     one value's consumers contribute is summed in reverse program order.
@@ -46,7 +46,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
     forward = tuple(builder.instructions)
     last = next((i for i in reversed(forward) if loss in i.outputs), None)
     if last is None or types[loss].shape != ():
-        raise ProgramError(builder.name, len(forward) + 2, loss, "must be a computed scalar to be differentiated")
+        raise ProgramError(builder.name, len(forward) + 2, loss, "only a computed scalar can be differentiated")
 
     # Only what depends on a wanted value has a gradient that matters.
     needed = set(wrt)
@@ -77,7 +77,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
                     gradients[name] = gradient if sofar is None else builder.op("add", sofar, gradient)
         for name in wrt:
             if name not in gradients:
-                raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on it")
+                raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on this value")
     # Rules emit gradients of all operands, also of those that nobody wants (data, labels).
     _drop_dead(builder, len(forward), [gradients[name] for name in wrt])
     names = _named(builder, len(forward), {gradients[name]: name for name in reversed(wrt)})

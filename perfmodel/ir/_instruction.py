@@ -1,4 +1,4 @@
-"""Types of values (tensors of one device, and what is known of their contents), and the instructions that make them."""
+"""Tensor types, with known contents, and instructions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ def shape_of_constant(value: Constant) -> Shape:
     # An empty tuple is one axis of size 0, so the inner shape defaults to none.
     inner = {shape_of_constant(item) for item in value}
     if len(inner) > 1:
-        raise ValueError(f"a constant must not be ragged, got {value}")
+        raise ValueError(f"a constant must be a regular array, got {value}")
     return (len(value), *next(iter(inner), ()))
 
 
@@ -91,7 +91,7 @@ Attributes = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Place of an instruction in the step. Transforms read it; results do not depend on it."""
+    """The place of an instruction in the step, for transforms; it does not affect results."""
 
     phase: Phase = ""
     layer: int = -1
@@ -126,7 +126,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A formal parameter; without a type the function takes whatever its callers pass."""
+    """A formal parameter; without a type it takes the type of the argument."""
 
     name: str
     type: Tensor | None = None
@@ -143,7 +143,7 @@ def frozen(value: Any) -> Any:
 
 
 class ProgramError(PerfModelError):
-    """A program that is malformed: one line that names the function, the line and the value.
+    """A malformed program; the message names function, line and value.
 
     Lines count from 1 in the text that the program was parsed from, otherwise in its printed form.
     """

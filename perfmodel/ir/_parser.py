@@ -1,4 +1,4 @@
-"""Reading the text form: tokens, and recursive descent over them."""
+"""Parser of the text form: tokens and recursive descent."""
 
 import re
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def tokens(text: str) -> list[Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise PerfModelError(f"program text, line {line}: {text[at]!r} means nothing here")
+            raise PerfModelError(f"program text, line {line}: {text[at]!r} is not valid here")
         kind = str(match.lastgroup)
         if kind == "newline":
             line += 1
@@ -100,7 +100,7 @@ class Parser:
             lines.append(self.line)
             self._expect("}")
         if not functions:
-            self.fail("a function is needed: func @name(%x: fp32[2, 4] @0) { ... return %y }")
+            self.fail("the text has no function; write func @name(%x: fp32[2, 4] @0) { ... return %y }")
         return functions, lines
 
     def global_tensors(self, types: Mapping[str, Tensor]) -> tuple[list[GlobalTensor], list[GlobalTensor]]:
@@ -109,7 +109,7 @@ class Parser:
         while self._peek().kind != "end":
             side = self._token().text
             if side not in sides:
-                self.fail(f"input, output or the end is expected, got {side!r}")
+                self.fail(f"expected input, output or the end, got {side!r}")
             sides[side].append(self._global_tensor(types))
         return sides["input"], sides["output"]
 
@@ -117,7 +117,7 @@ class Parser:
         # Names of whole tensors are quoted: those of imported models have characters that a `%value` cannot have.
         name, word = self._take("string").text[1:-1], self._take("word").text
         if word not in ROLES:
-            self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
+            self.fail(f"{name}: expected a role ({', '.join(ROLES)}), got {word!r}")
         tensor, axes = self._type(), dict(self._attributes())
         unknown = axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}
         if unknown:
@@ -141,13 +141,13 @@ class Parser:
         value = self._take("value").text[1:]
         start = self._literal()
         if value not in types:
-            self.fail(f"{name}: %{value} is no value of the function")
+            self.fail(f"{name}: the function has no value %{value}")
         part = types[value]
         inside = len(start) == part.rank == tensor.rank and all(
             a >= 0 and a + n <= size for a, n, size in zip(start, part.shape, tensor.shape, strict=True)
         )
         if not inside or part.dtype != tensor.dtype:
-            self.fail(f"{name}: %{value}, {part}, at {list(start)} is no part of {tensor.dtype}{list(tensor.shape)}")
+            self.fail(f"{name}: %{value}, {part}, at {list(start)} is not a part of {tensor.dtype}{list(tensor.shape)}")
         return Piece(value, start)
 
     def _header(self) -> tuple[str, tuple[Parameter, ...]]:
@@ -207,7 +207,7 @@ class Parser:
         self._expect("=")
         token = self._token()
         if token.kind not in ("word", "function"):
-            self.fail(f"an op or @function is expected, got {token.text!r}")
+            self.fail(f"expected an op or @function, got {token.text!r}")
         self._expect("(")
         inputs = []
         while self._peek().text != ")":
@@ -259,7 +259,7 @@ class Parser:
         if token.text in _WORDS:
             return _WORDS[token.text]
         if token.text != "[":
-            self.fail(f"a number, string, true, false or list is expected, got {token.text!r}")
+            self.fail(f"expected a number, string, true, false or list, got {token.text!r}")
         items = []
         while not self._accept("]"):
             items.append(self._literal())
@@ -294,14 +294,14 @@ class Parser:
         token = self._tokens[self._next]
         # The closing token is never consumed, so that look-ahead at the end of the text stays safe.
         if token.kind == "end":
-            self.fail("the text ends here, in the middle of a function")
+            self.fail("the text ends in the middle of a function")
         self._next += 1
         return token
 
     def _take(self, kind: str) -> Token:
         token = self._token()
         if token.kind != kind:
-            self.fail(f"a {kind} is expected, got {token.text!r}")
+            self.fail(f"expected a {kind}, got {token.text!r}")
         return token
 
     def _accept(self, text: str) -> bool:

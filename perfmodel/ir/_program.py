@@ -16,7 +16,7 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A value that holds part of a whole tensor (the same part on several devices: replicas)."""
+    """A value that holds a part of a whole tensor; several values with the same part are replicas."""
 
     value: str
     start: Shape
@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalTensor:
-    """A tensor of the undistributed program, and the values that hold it or pieces of it."""
+    """A tensor of the undistributed program, and the values that hold pieces of it."""
 
     name: str
     role: Role
@@ -113,7 +113,7 @@ class Program:
                 out[region] = array
                 seen[region] = True
             if not seen.all():
-                raise PerfModelError(f"output {tensor.name}: no value holds some of its elements")
+                raise PerfModelError(f"output {tensor.name}: some of its elements are in no value")
             joined[tensor.name] = out
         return joined
 

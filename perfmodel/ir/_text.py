@@ -1,4 +1,4 @@
-"""The text form, written and read back (tokens and grammar: `_parser`).
+"""Writes and reads the text form of programs (grammar: `_parser`).
 
 func @step(%x: fp32[8, 4] @0, %w: fp32[4, 4] @0) {
   %h: fp32[8, 4] @0 = matmul(%x, %w) | forward layer=0
@@ -124,7 +124,7 @@ def _checked(parser: Parser) -> Module:
     module = Module(tuple(functions))
     # A lone untyped function may be a library to be called; the last of several is where the program starts.
     if any(p.type is None for p in module.main.parameters) and len(functions) > 1:
-        parser.fail(f"the last function, @{module.main.name}, is where the program starts; give its parameters types")
+        parser.fail(f"the last function, @{module.main.name}, is the main function; give its parameters types")
     # Inference runs on the inlined function, so callees are checked with the types of each call.
     flat, source_lines = inline(module, lines)
     if all(p.type is not None for p in flat.parameters):
@@ -154,7 +154,7 @@ def parse_program(text: str) -> Program:
         pieces_read.update(piece.value for piece in tensor.pieces)
     for parameter in function.parameters:
         if parameter.name not in pieces_read:
-            parser.fail(f"no input holds the parameter %{parameter.name}")
+            parser.fail(f"the parameter %{parameter.name} belongs to no input")
     for tensor in outputs:
         for piece in tensor.pieces:
             if piece.value not in function.outputs:

@@ -87,7 +87,7 @@ class TransformerSize:
             raise PerfModelError(f"every size of a transformer must be at least 1, got {self}")
         # Attention slices the hidden size by heads.
         if self.hidden % self.heads:
-            raise PerfModelError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
+            raise PerfModelError(f"hidden size {self.hidden} is not divisible by {self.heads} heads")
         if self.experts and self.parallel_blocks != "none":
             raise PerfModelError(f"parallel_blocks={self.parallel_blocks} works with dense layers only; use experts=0")
 
@@ -253,8 +253,8 @@ def model_program(
     )
     if not isinstance(model, Transformer) or not like_gpt2:
         raise PerfModelError(
-            f"model {model.name}: only MLPs and GPT-2's architecture are written as programs; "
-            "give an ONNX file or FILE.py:FUNCTION instead"
+            f"model {model.name}: only MLPs and GPT-2's architecture can be written as programs; give an ONNX "
+            "file or FILE.py:FUNCTION instead"
         )
     size = TransformerSize(
         layers=model.layers,

@@ -25,19 +25,19 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Every part holds the whole tensor."""
+    """Sharding: every part holds the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Part j holds the j-th of equal slices along an axis (counted from 0)."""
+    """Sharding: part j holds the j-th of equal slices along an axis (counted from 0)."""
 
     axis: int
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The tensor is the sum (or the elementwise maximum, `op="max"`) of what the parts hold."""
+    """Sharding: the tensor is the sum (or, with `op="max"`, the elementwise maximum) of the parts."""
 
     op: str = "sum"
 
@@ -201,7 +201,7 @@ def required(attributes: Values, name: str, kind: type | tuple[type, ...]) -> An
     # In Python `True` is an integer; in an attribute it is a slip.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         names = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
-        raise RuleError(f"attribute {name} of type {names} is needed, got {value!r}")
+        raise RuleError(f"attribute {name} must have type {names}, got {value!r}")
     return value
 
 
@@ -216,14 +216,14 @@ def required_dtype(attributes: Values) -> str:
 def require_gradient_of(out: Tensor, gradient: Tensor) -> None:
     """Raise `RuleError` unless a gradient has the shape of what it is the gradient by."""
     if gradient.shape != out.shape:
-        raise RuleError(f"the gradient must have shape {out.shape}, got {gradient.shape}")
+        raise RuleError(f"the gradient must have the shape {out.shape} of the output, got {gradient.shape}")
 
 
 def axis_of(attributes: Values, name: str, rank: int) -> int:
     """An axis attribute as a number from 0; negative ones count from the end."""
     axis = required(attributes, name, int)
     if not -rank <= axis < rank:
-        raise RuleError(f"{name}={axis} is not an axis of a tensor of {rank} dimensions")
+        raise RuleError(f"{name}={axis} is not an axis of a tensor with {rank} dimensions")
     return axis % rank
 
 

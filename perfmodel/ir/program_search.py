@@ -1,4 +1,4 @@
-"""Search over programs: every D/T/P/K of one program, distributed, simulated and ranked (DistIR, section 5)."""
+"""Searches the D/T/P/K distributions of a program: each is distributed, simulated and ranked (DistIR, section 5)."""
 
 import gc
 from collections import Counter
@@ -119,10 +119,12 @@ def search_programs(
         PerfModelError: a program that is distributed already or has no batch.
     """
     if program.n_devices > 1:
-        raise PerfModelError(f"@{program.function.name} is distributed already; search takes a program on one device")
+        raise PerfModelError(f"@{program.function.name} is already distributed; give a program on one device")
     batch = next((w.shape[w.batch_axis] for w in program.inputs if w.batch_axis is not None), None)
     if batch is None:
-        raise PerfModelError(f"@{program.function.name}: no input has a batch axis, along which it could be shared")
+        raise PerfModelError(
+            f"@{program.function.name}: no input has a batch axis to divide among devices; mark one as data"
+        )
     cluster.require(devices, f"@{program.function.name}")
     memory_bytes = cluster.device.memory_bytes
     # Weights alone rule many layouts out; writing a program of a million instructions to find that out would be
@@ -218,8 +220,8 @@ def _reason(message: str) -> str:
     # Messages name tensors and numbers, which would make every rejection its own reason.
     for word in ("batch", "layers", "schedule"):
         if word in message:
-            return f"{word} does not divide" if word == "batch" else word
-    return "a weight does not divide"
+            return f"{word} is not divisible" if word == "batch" else word
+    return "a weight is not divisible"
 
 
 def _remembered(timer: Timer) -> Timer:

@@ -1,4 +1,4 @@
-"""Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed.
+"""Times kernels and collectives on this machine; JAX is imported only when something is timed.
 
 `_plan` reads what to measure, `estimate` says how long that takes, and `_run` does it. It rests on four rooms:
 

@@ -155,7 +155,7 @@ def read_plan(path: Path | str) -> Plan:
     if unknown:
         raise CalibrationError(f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("device"), str):
-        raise CalibrationError(f"{path}: device is missing; name the device whose table this makes")
+        raise CalibrationError(f"{path}: device is missing; name the measured device")
     try:
         return checked(PlanFile, data, "plan").plan()
     except PerfModelError as error:
@@ -244,12 +244,12 @@ _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:
-    """Write a plan that `read_plan` gives back unchanged if its collectives split evenly over their ranks."""
+    """Write a plan that `read_plan` reads back unchanged, if its collectives divide evenly over their ranks."""
     write_text(path, plan_text(plan))
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as TOML; neighbouring ops of one kind share an entry, the sizes in which they differ a joint key."""
+    """The plan as TOML; consecutive ops that differ only in sizes share an entry."""
     # Plain values come first, as TOML wants it, then tables, then ops; what is as by default is left out.
     plain_values, tables = {}, {}
     for field_info in fields(plan):

@@ -59,7 +59,7 @@ from perfmodel.measure.timing import StoppingRule, wait_until_quiet
 Progress = Callable[[Point], None]
 """Called with each point before it is measured."""
 
-OUTLIERS: Final = "samples above interference_limit are set aside; none is dropped for its value"
+OUTLIERS: Final = "samples above interference_limit are set aside; no sample is dropped because of its value"
 """What the card says of outliers."""
 
 
@@ -141,7 +141,7 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
         PerfModelError: for an op, element type or placement that the backend does not measure.
     """
     if not (plan.kernel_points or plan.collectives):
-        raise PerfModelError("calibrate: the plan asks for nothing; give it [[kernels]] or [[collectives]]")
+        raise PerfModelError("calibrate: the plan has nothing to measure; add [[kernels]] or [[collectives]]")
     if backend == "nccl-tests":
         _nccl_tests_of(plan)
         return
@@ -149,7 +149,7 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
     for point in plan.kernel_points:
         check_op(point.kernel)
     if started and plan.emulated_network:
-        raise CalibrationError("[emulated_network]: a run started on real nodes has its own network; remove it")
+        raise CalibrationError("[emulated_network]: this run was started on real nodes; remove the table")
 
     # Without a launcher or an emulated network all ranks are processes of this machine.
     for op in plan.collectives:
@@ -213,7 +213,8 @@ def _nccl_tests_of(plan: Plan) -> NcclTests:
     tests = plan.nccl_tests
     if plan.kernel_points or not plan.collectives or tests is None:
         raise CalibrationError(
-            "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
+            "backend nccl-tests measures only collectives; give a plan with [[collectives]] and "
+            "[nccl_tests], without [[kernels]]"
         )
 
     # Making a command refuses a launcher that cannot be filled in.

@@ -220,14 +220,14 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
     """
     if not path.exists():
         return []
-    away = "move it away, or choose another folder, to measure anew"
+    away = "move it away, or choose another folder"
     if not card_path(path).exists():
-        raise CalibrationError(f"{path}: is there without its card ({card_path(path).name}); {away}")
+        raise CalibrationError(f"{path}: the table's card ({card_path(path).name}) is missing; {away}")
     card = read_card(path)
     expected = {"device": device, "collector_sha256": collector_sha256(), "software": software(packages)}
     differing = [name for name, value in expected.items() if getattr(card, name) != value]
     if differing:
-        raise CalibrationError(f"{path}: was measured with another {', '.join(differing)}; {away}")
+        raise CalibrationError(f"{path}: the table was measured with another {', '.join(differing)}; {away}")
 
     # Columns that an op lacks are empty cells in the table, and absent in a row; `variant` is always there.
     records = []

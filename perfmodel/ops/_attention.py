@@ -228,7 +228,7 @@ def _as_measured(
 
 def _check(op: Attention) -> None:
     if op.window:
-        raise PerfModelError(f"attention with a sliding window ({op.window}) has no program; use window = 0")
+        raise PerfModelError(f"attention with a sliding window ({op.window}) cannot be measured; use window = 0")
     if op.heads % op.kv_heads:
         raise PerfModelError(f"heads = {op.heads} must be a multiple of kv_heads = {op.kv_heads}")
 

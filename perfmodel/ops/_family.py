@@ -153,5 +153,5 @@ class Family:
             PerfModelError: for a family that no program times.
         """
         if self.measurement is None:
-            raise PerfModelError(f"no program measures {self.name!r}; remove it from the plan")
+            raise PerfModelError(f"{self.name!r} cannot be measured; remove it from the plan")
         return self.measurement

@@ -231,7 +231,9 @@ def _layout_of_pass(kinds: KindColumns, pass_: str) -> dict[str, np.ndarray]:
 
 def _check(op: Gemm) -> None:
     if op.dtype == "fp8" and (op.pass_ == "bwd" or op.accumulate or op.batch * op.groups > 1):
-        raise PerfModelError(f"fp8 products are measured singly, as fwd, dgrad or wgrad without accumulation; got {op}")
+        raise PerfModelError(
+            f"fp8 products can be measured only one at a time, as fwd, dgrad or wgrad without accumulation; got {op}"
+        )
 
 
 def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:

@@ -171,9 +171,9 @@ def _check(op: MemoryBound) -> None:
     n_inputs = MEASURED_MEMORY_OPS[op.op]
     # An addition of one input is rows moved, with themselves added.
     if op.n_inputs != n_inputs and (op.op, op.n_inputs) != ("add", 1):
-        raise PerfModelError(f"{op.op} has n_inputs = {n_inputs}, got {op.n_inputs}")
+        raise PerfModelError(f"{op.op} needs n_inputs = {n_inputs}, got {op.n_inputs}")
     if op.op == "rope" and op.hidden % 2:
-        raise PerfModelError(f"rope turns pairs: hidden must be even, got {op.hidden}")
+        raise PerfModelError(f"rope rotates pairs, so hidden must be even, got {op.hidden}")
 
 
 def _head_size(op: MemoryBound) -> int:

@@ -72,11 +72,11 @@ scale (each in a pass of its own, as frameworks have it)."""
 def _check(op: OptimizerStep) -> None:
     if (op.op, op.dtype) != ("adam", "fp32") or op.bytes_per_param not in MEASURED_ADAM:
         raise PerfModelError(
-            "the optimizer measured is adam with fp32 states, of bytes_per_param = "
+            "only adam with fp32 states can be measured, with bytes_per_param = "
             f"{', '.join(f'{n:g}' for n in MEASURED_ADAM)}; got {op}"
         )
     if op.n_params < op.tensors:
-        raise PerfModelError(f"{op.n_params} parameters cannot be {op.tensors} tensors")
+        raise PerfModelError(f"{op.n_params} parameters cannot be divided into {op.tensors} tensors")
 
 
 def _sizes(op: OptimizerStep) -> list[int]:

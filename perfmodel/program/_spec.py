@@ -88,7 +88,7 @@ class ProgramSpec:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 remedy = ""
                 if name == "prefetch":
-                    remedy = "; for gathers that are not ahead use param_gather='layer_serial'"
+                    remedy = "; for gathers without prefetch use param_gather='layer_serial'"
                 raise LayoutError(f"program: {name} must be a whole number of at least 1, got {value!r}{remedy}")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
@@ -109,12 +109,12 @@ class ProgramSpec:
         """Raise `LayoutError` for communication that inference has no use for."""
         if self.grad_reduce != "none":
             raise LayoutError(
-                f"program: forward only has no gradients; set grad_reduce='none', not {self.grad_reduce!r}"
+                f"program: a forward-only program has no gradients; set grad_reduce='none', not {self.grad_reduce!r}"
             )
         if self.param_gather in ("step", "step_overlap"):
             raise LayoutError(
-                f"program: forward only has no optimizer step to gather weights after; "
-                f"use param_gather='none' or 'layer', not {self.param_gather!r}"
+                "program: a forward-only program has no optimizer step, after which weights are gathered; use "
+                f"param_gather='none' or 'layer', not {self.param_gather!r}"
             )
 
     @cached_property

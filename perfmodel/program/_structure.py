@@ -118,7 +118,7 @@ class Structure:
         rows = np.arange(n)[:, None]
         if (self.pred >= rows).any() or (self.pred < -1).any():
             op = int(np.argmax(((self.pred >= rows) | (self.pred < -1)).any(axis=1)))
-            raise PerfModelError(f"structure: op {op} names predecessors {self.pred[op]} that do not precede it")
+            raise PerfModelError(f"structure: op {op} has predecessors {self.pred[op]} that come after it")
         for name in ("duration", "lag"):
             values = getattr(self, name)
             if values.min() < 0 or values.max() >= self.n_classes:

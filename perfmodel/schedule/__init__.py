@@ -1,4 +1,4 @@
-"""Pipeline schedules: which device runs which pass of which micro-batch, in what order.
+"""Pipeline schedules: the order in which each device runs its passes.
 
 - `_schedule` is the record: each device's instructions in order, and what each of them waits for.
 - `_synchronous`, `_zero_bubble`, `_bidirectional` and `_asynchronous` make the orders of the papers. `_squeeze`

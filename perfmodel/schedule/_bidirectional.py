@@ -36,10 +36,11 @@ def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
     if pipelines % 2 or (devices // 2) % (pipelines // 2):
         good = [2 * k for k in divisors(devices // 2)]
         raise LayoutError(
-            f"{pipelines} pipelines do not fit {devices} stages; use one of {', '.join(map(str, good))} pipelines"
+            f"{pipelines} pipelines are not possible with {devices} stages; use one of "
+            f"{', '.join(map(str, good))} pipelines"
         )
     if 2 < pipelines > micro_batches:
-        raise LayoutError(f"{pipelines} pipelines need as many micro-batches or more, got {micro_batches}")
+        raise LayoutError(f"{pipelines} pipelines need at least {pipelines} micro-batches, got {micro_batches}")
 
 
 @register("chimera", stage_map=bidirectional_stages, chunks=2, number="pipelines", demands=even_pipelines)

@@ -1,4 +1,4 @@
-"""Whether a schedule can run and does all the work exactly once.
+"""Checks that a schedule can run and does all work exactly once.
 
 Also what its instructions wait for, and slots in unit time that respect it.
 """
@@ -30,7 +30,7 @@ class Problem:
 
 
 def check(schedule: Schedule) -> tuple[Problem, ...]:
-    """Everything wrong with a schedule; empty if it does all work once and cannot deadlock.
+    """Find all problems of a schedule; empty if it does all work exactly once and cannot deadlock.
 
     - missing / duplicate: a stage must run each micro-batch forward once and backward once (whole, or
       as input and weight gradient); a schedule without any backward pass is inference and complete.
@@ -78,7 +78,7 @@ def _work(schedule: Schedule) -> list[Problem]:
         is_first &= expected.ravel()[work]
         for repeated in np.unique(index[surplus & ~is_first]).tolist():
             instruction = schedule[repeated]
-            message = f"{instruction} does work that is done elsewhere already"
+            message = f"{instruction} repeats work that another instruction does"
             problems.append(Problem("duplicate", instruction, message))
     return problems
 
@@ -90,13 +90,13 @@ def _placement_and_order(schedule: Schedule) -> list[Problem]:
     device = schedule.device
     place = device * schedule.chunks + schedule.chunk
     for i, j in _pairs(schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]):
-        message = f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere"
+        message = f"{schedule[i]} must run on the same device as {schedule[j]}"
         problems.append(Problem("placement", schedule[i], message))
 
     # A device runs its instructions in order, so that waiting for a later one never ends.
     for need in waits(schedule):
         for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
-            message = f"{schedule[i]} stands before {schedule[j]}, on which it depends"
+            message = f"{schedule[i]} comes before {schedule[j]}, on which it depends"
             problems.append(Problem("order", schedule[i], message))
     return problems
 

@@ -39,7 +39,7 @@ def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
     """
     if items < parts - ENDS:
         raise LayoutError(
-            f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
+            f"{items} layers are too few for {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
         )
     sizes = np.full(parts, items // parts)
     remainder = items % parts
@@ -136,7 +136,9 @@ def from_orders(
         works = [Work(*work) for work in order]
         rows.append(np.array(works, np.int32).reshape(-1, len(Work._fields)))
     if len(rows) != len(stage):
-        raise PerfModelError(f"schedule {name}: {len(rows)} orders for {len(stage)} devices")
+        raise PerfModelError(
+            f"schedule {name}: give one order per device, got {len(rows)} orders for {len(stage)} devices"
+        )
     phase, chunk, micro_batch, span, paired, updates = np.concatenate(rows).T
     schedule = _schedule(
         name,

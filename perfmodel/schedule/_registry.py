@@ -92,7 +92,7 @@ class Scheduler:
         if virtual_stages != 1:
             chunks = "1 chunk" if fixed_chunks == 1 else f"{fixed_chunks} chunks"
             remedy = "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b")
-            message = f"schedule {self.label} has {chunks} per device, got vpp={virtual_stages}; {remedy}"
+            message = f"schedule {self.label} uses {chunks} per device, got vpp={virtual_stages}; {remedy}"
             raise LayoutError(message, Reason.CHUNKS, self.label)
         return fixed_chunks
 
@@ -147,8 +147,8 @@ class Scheduler:
         passes = devices * micro_batches * chunks * steps
         if passes > MOST_PASSES:
             raise LayoutError(
-                f"schedule {self.label}: {micro_batches} micro-batches on {devices} devices are {passes:,} passes of "
-                f"chunks, more than the {MOST_PASSES:,} that are laid out; take a smaller batch or larger micro-batches"
+                f"schedule {self.label}: {micro_batches} micro-batches on {devices} devices have {passes:,} "
+                f"passes, more than the limit of {MOST_PASSES:,}; use a smaller batch or larger micro-batches"
             )
         self.require(devices, micro_batches, chunks)
 
@@ -168,7 +168,7 @@ def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
 
     def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:
-            raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
+            raise PerfModelError(f"schedule {name!r} is already registered; choose another name")
         # A user's function may change between two runs without anything that tells.
         digest = "" if build.__module__.startswith("perfmodel.") else None
         _SCHEDULERS[name] = scheduler = Scheduler(name, build, digest=digest, **traits)

@@ -67,19 +67,21 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
 
     # What the lines say has to agree.
     if stage is None:
-        raise PerfModelError(f"schedule {name}: no line gives the stages, such as 'stages 0 | 1' for two devices")
+        raise PerfModelError(
+            f"schedule {name}: the line with the stages is missing, such as 'stages 0 | 1' for two devices"
+        )
     if len({len(chunks) for chunks in stage}) != 1 or min(map(min, stage)) < 0:
         raise PerfModelError(f"schedule {name}: every device needs the same number of stages, each at least 0")
     if len(orders) != len(stage):
-        raise PerfModelError(f"schedule {name}: {len(orders)} lines of passes for {len(stage)} devices")
+        raise PerfModelError(
+            f"schedule {name}: give one line of passes per device, got {len(orders)} lines for {len(stage)} devices"
+        )
 
     # The text does not say how many micro-batches there are; the highest number does.
     ends = (work.micro_batch + work.span for work in chain.from_iterable(orders))
     micro_batches = max(ends, default=0)
     if micro_batches % slices:
-        raise PerfModelError(
-            f"schedule {name}: {micro_batches} micro-batches are no whole sequences of {slices} slices"
-        )
+        raise PerfModelError(f"schedule {name}: {micro_batches} micro-batches are not a multiple of {slices} slices")
     return from_orders(name, np.array(stage), micro_batches, orders, slices=slices)
 
 
@@ -100,7 +102,7 @@ def _work(word: str, paired: bool) -> Work:
     symbol, first, last, chunk, update = match.groups()
     span = int(last or first) - int(first) + 1
     if span < 1:
-        raise ValueError(f"{word!r} counts micro-batches backwards")
+        raise ValueError(f"{word!r} has its micro-batches in descending order")
     return Work(_PHASES[symbol], int(chunk or 0), int(first), span, paired, bool(update))
 
 

@@ -129,7 +129,9 @@ def _building_block(devices: int, choices: Sequence[Steps]) -> Block:
         block = _slots(devices, steps, Turns(*turn))
         if repeats(block):
             return block
-    raise PerfModelError(f"no building block of {choices} repeats every {_PERIOD} slots on {devices} devices")
+    raise PerfModelError(
+        f"no building block of {choices} has a period of {_PERIOD} slots on {devices} devices; use another schedule"
+    )
 
 
 def repeats(block: Block) -> bool:

@@ -240,7 +240,7 @@ def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *
     passes = in_units.instruction_s(schedule).sum()
     longest_step = float(passes + in_units.transfer_s * schedule.n_instructions)
     if longest_step * _MOST_STEPS > _EXACT_UP_TO:
-        raise PerfModelError(f"schedule {name}: times with so many digits cannot be added exactly; round them")
+        raise PerfModelError(f"schedule {name}: times with this many digits cannot be added exactly; round them")
     return _facts(name, schedule, in_units, micro_batches, chunks, unit)
 
 
@@ -257,7 +257,7 @@ def _facts(
     scheduler, stages = get_schedule(name), schedule.devices
     makespan = _makespan(schedule, times)
     if not makespan > 0:
-        raise PerfModelError(f"schedule {scheduler.label}: a step without time has no bubble; give times above 0")
+        raise PerfModelError(f"schedule {scheduler.label}: a step of zero length has no bubble; give times above 0")
     steps, interval = _steady(scheduler, schedule, times, micro_batches, chunks)
 
     # A bubble is idle time that would be there without transfers, as a share of the step with them.

@@ -1,4 +1,4 @@
-"""The evaluator: structure and durations in; times, memory, gradients out (JAX).
+"""The evaluator: computes times, memory and gradients from structure and durations (JAX).
 
 Every op starts when the later of its two predecessors has ended, so that the makespan is a longest path: a recurrence
 of maxima and sums over the ops in program order, piecewise linear in the durations. Its gradient counts how often each

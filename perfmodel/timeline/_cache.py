@@ -44,7 +44,9 @@ def cache_limit_bytes(kind: str | None = None) -> float:
     except ValueError:
         limit_gb = math.nan
     if not 0 <= limit_gb < math.inf:
-        raise PerfModelError(f"{VARIABLE}={text!r} is not a number of gigabytes; set e.g. 2, or 0 for no cache")
+        raise PerfModelError(
+            f"{VARIABLE}={text!r} is not a number of gigabytes; set it to a number such as 2, or 0 for no cache"
+        )
     return limit_gb * 1e9 * (SHARES[kind] if kind else 1.0)
 
 

@@ -36,16 +36,16 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
     array = durations if isinstance(durations, jax.Array) else np.asarray(durations)
     if array.ndim != ndim or array.shape[-1] != n_classes:
         expected = f"({n_classes},)" if ndim == 1 else f"(lanes, {n_classes})"
-        raise PerfModelError(f"durations: shape {expected} is needed, a value per class; got {tuple(array.shape)}")
+        raise PerfModelError(f"durations: the shape must be {expected} (one value per class), got {tuple(array.shape)}")
 
     # JAX's values may be tracers, which can be converted but not looked at.
     if isinstance(array, jax.Array):
         return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
     if array.dtype.kind not in "fiu":
-        raise PerfModelError(f"durations: numbers in seconds are needed, got dtype {array.dtype}")
+        raise PerfModelError(f"durations: must be numbers in seconds, got dtype {array.dtype}")
     if not np.isfinite(array).all():
         index = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-        raise PerfModelError(f"durations: finite seconds are needed, got {array[index]} at {index}")
+        raise PerfModelError(f"durations: must be finite seconds, got {array[index]} at {index}")
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
 

@@ -69,7 +69,7 @@ def makespan_many(
     batch = programs if isinstance(programs, ProgramBatch) else ProgramBatch(tuple(programs))
     if len(durations) != len(batch.programs):
         raise PerfModelError(
-            f"durations: one array per program is needed, got {len(durations)} for {len(batch.programs)} programs"
+            f"durations: give one array per program, got {len(durations)} for {len(batch.programs)} programs"
         )
     if not batch.programs:
         return []

@@ -110,4 +110,4 @@ def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarr
         )
     homeless = (structure.device < 0) & ((structure.alloc > 0) | (structure.free > 0))
     if homeless.any():
-        raise PerfModelError(f"memory: op {int(np.argmax(homeless))} takes or gives back memory but has no device")
+        raise PerfModelError(f"memory: op {int(np.argmax(homeless))} allocates or frees memory but has no device")

@@ -1,4 +1,4 @@
-"""Predictions held against measurements."""
+"""Compares predictions with measurements."""
 
 from typing import TYPE_CHECKING
 

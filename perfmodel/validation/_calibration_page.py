@@ -81,10 +81,12 @@ def calibration_report(
     """
     folder = None if calibration is None or str(calibration) == "default" else Path(calibration)
     if not tables and folder is None and not layout:
-        raise CalibrationError("nothing to show: give tables of measurements, or the folder of a calibration")
+        raise CalibrationError("there is nothing to show; give tables of measurements, or the folder of a calibration")
     files = calibration_files(folder)
     if not files:
-        raise CalibrationError(f"{folder}: no weights there; 'perfmodel fit TABLE... --out {folder}' writes them")
+        raise CalibrationError(
+            f"{folder}: the folder has no weights; write them with 'perfmodel fit TABLE... --out {folder}'"
+        )
     # Rows that were not measured, or that cannot be predicted, are counted but have no place in the figures.
     rows = all_rows(tables, folder, progress)
     compared = compared_rows(rows)
@@ -111,7 +113,7 @@ def _next_of(proposal: WantedMeasurement, problem: Problem | None, layout: Layou
     if problem is not None and layout:
         layout_label = layout if isinstance(layout, str) else layout.label
         step = f"{problem.model.name} as {layout_label} on {problem.cluster.name}"
-        return f"Events of a step of {step}, by what they leave open."
+        return f"Events of a step of {step}, by their share of the uncertainty."
     return proposal.description
 
 
@@ -166,4 +168,4 @@ def _sample(rows: pd.DataFrame) -> np.ndarray:
 def _skipped(rows: pd.DataFrame) -> Counter[str]:
     """Why the rows that have no prediction or no measurement were not compared."""
     pairs = zip(rows["skipped_reason"].tolist(), rows["measured_s"].isna().tolist(), strict=True)
-    return Counter(why or "the row says no time" for why, unmeasured in pairs if why or unmeasured)
+    return Counter(why or "the row has no time" for why, unmeasured in pairs if why or unmeasured)

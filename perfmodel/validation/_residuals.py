@@ -112,7 +112,7 @@ def explain_case(
     case = predict_run(row, calibration, framework=chosen).case
     measured = row.get("measured_iter_time_s")
     if measured is None:
-        raise PerfModelError(f"{case.case_id}: no step time was measured; nothing to explain")
+        raise PerfModelError(f"{case.case_id}: the run has no measured step time, so there is no error to explain")
 
     # The step is linear in small changes, so each parameter alone makes up the gap at gap / share. One with hardly any
     # share cannot, and a loss cannot make a step shorter.

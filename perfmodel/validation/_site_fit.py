@@ -75,7 +75,7 @@ def fit_sites(
     runs = with_submitters(runs)
     timed = pd.DataFrame(runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()]).reset_index(drop=True)
     if timed.empty:
-        raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
+        raise TableError(f"{files[0]}: no row has status ok and measured_iter_time_s; give tables of measured runs")
 
     # First the slowdown of products under sustained load, which the predictions below already
     # contain.

@@ -131,7 +131,9 @@ def timeline_errors(
         *(("measured", float(b)) for b in measured_batch_s),
     ):
         if not 0 < batch_s < np.inf:
-            raise PerfModelError(f"the {name} step takes {batch_s:g} s: nothing to compare; give a step with events")
+            raise PerfModelError(
+                f"the {name} step takes {batch_s:g} s, so there is nothing to compare; give a step with events"
+            )
     if not np.isfinite(activities.measured_s).all():
         raise PerfModelError("measured time stamps must be finite; leave out what was not measured")
 
@@ -232,7 +234,7 @@ def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timelin
     """
     runs = [measured] if isinstance(measured, Timeline) else list(measured)
     if not runs:
-        raise PerfModelError("compare_timelines: no measured timeline given")
+        raise PerfModelError("compare_timelines: no measured timeline is given; give at least one")
     s = predicted.structure
     for run in runs:
         _require_same(s, run.structure)
@@ -267,7 +269,7 @@ def _require_same(a: Structure, b: Structure) -> None:
     for name in ("devices", "n_ops"):
         if getattr(a, name) != getattr(b, name):
             raise PerfModelError(
-                f"timelines of different structures: {name} is {getattr(a, name)} as predicted and "
+                f"the timelines have different structures: {name} is {getattr(a, name)} as predicted and "
                 f"{getattr(b, name)} as measured; simulate the program that was run"
             )
     for name in ("stream", "micro_batch", "kind", "pred"):
@@ -275,5 +277,5 @@ def _require_same(a: Structure, b: Structure) -> None:
         if different.any():
             op = int(np.argmax(different.reshape(a.n_ops, -1).any(axis=1)))
             raise PerfModelError(
-                f"timelines of different structures: {name} of op {op} differs; simulate the program that was run"
+                f"the timelines have different structures: {name} of op {op} differs; simulate the program that was run"
             )

@@ -83,8 +83,8 @@ def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace,
     trace = timeline_trace(predicted) if isinstance(predicted, Timeline) else predicted
     if replicas < 1 or measured.devices != trace.devices * replicas:
         raise PerfModelError(
-            f"{measured.devices} devices measured, {trace.devices} predicted with {replicas} replicas each; "
-            "say how many measured devices share a predicted one (replicas), or record all ranks"
+            f"{measured.devices} devices measured, {trace.devices} predicted with {replicas} replicas each; set "
+            "replicas to the number of measured devices per predicted one, or record all ranks"
         )
     steps = measured.steps()
     matching = _match(trace, steps, replicas)
@@ -118,7 +118,7 @@ def timeline_trace(timeline: Timeline) -> MeasuredTrace:
     s = timeline.structure
     ops = np.flatnonzero((s.stream >= 0) & (s.kind != Kind.ZERO) & (timeline.end_s > timeline.start_s))
     if not len(ops):
-        raise PerfModelError("the predicted timeline has no op that takes time; nothing to compare")
+        raise PerfModelError("no op of the predicted timeline takes time, so there is nothing to compare")
     ops = ops[np.argsort(timeline.start_s[ops], kind="stable")]
     names, number = np.unique(np.array(PHASES)[s.kind[ops]], return_inverse=True)
     # Streams of copies are neither computation nor communication between devices.

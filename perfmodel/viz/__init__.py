@@ -1,4 +1,4 @@
-"""Pictures and traces of predictions."""
+"""Draws pictures and writes traces of predictions."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.viz._curve import draw_curves, draw_emulated_curve

@@ -33,7 +33,7 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
         PerfModelError: no curve.
     """
     if not curves:
-        raise PerfModelError("what-if picture: no curve to draw; give at least one sweep")
+        raise PerfModelError("what-if picture: there is no curve to draw; give at least one sweep")
 
     # Multiples of different parameters share an axis; absolute values do not.
     multiples = [curve for curve in curves if curve.multiple]
@@ -67,8 +67,8 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
         values = [scale * v for v in curve.values]
         axis.plot(values, steps, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)])
     if first.multiple:
-        one_parameter = f"{_words(first.name)}, as a multiple"
-        axis.set_xlabel(one_parameter if len(curves) == 1 else "multiple of what it is")
+        one_parameter = f"{_words(first.name)}, relative to today"
+        axis.set_xlabel(one_parameter if len(curves) == 1 else "factor, relative to today")
 
         # A factor of four or more is read better on a logarithmic axis.
         if min(first.values) > 0 and max(first.values) / min(first.values) >= 4:

@@ -35,7 +35,7 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
         PerfModelError: no prediction.
     """
     if not predictions:
-        raise PerfModelError("breakdown picture: no layout to draw; give at least one prediction")
+        raise PerfModelError("breakdown picture: there is no layout to draw; give at least one prediction")
     rows = _rows(predictions)
     per_s, unit = time_unit(max(p.step_time_s for p in predictions))
     x, bottom = np.arange(len(predictions)), np.zeros(len(predictions))
@@ -160,7 +160,7 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     if missing:
         raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(wanted)}")
     if layouts.empty:
-        raise PerfModelError("Pareto picture: the table has no layout; widen the search")
+        raise PerfModelError("Pareto picture: the table has no layouts; widen the search")
     per_s, unit = time_unit(float(np.median(layouts["step_time_s"])))
     time = layouts["step_time_s"].to_numpy() * per_s
     sides = [(layouts["peak_bytes"].to_numpy() / GIB, "peak memory in GiB")]
@@ -243,7 +243,7 @@ def _panel(
             label="Pareto front of time, memory and cost",
         )
     axis.step(time[edge], values[edge], where="post", color=VERMILLION, linewidth=0.9)
-    name = "Pareto front" if efficient.sum() == len(edge) else "Pareto front of a panel's two"
+    name = "Pareto front" if efficient.sum() == len(edge) else "Pareto front of this panel"
     axis.plot(time[edge], values[edge], "o", color=VERMILLION, markersize=3, label=name)
     axis.set_xscale("log")
 

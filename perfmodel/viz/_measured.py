@@ -54,7 +54,7 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
     """
     rows = rows.loc[(rows[["measured_s", "predicted_s", "lo_s", "hi_s"]] > 0).all(axis=1)]
     if rows.empty:
-        raise PerfModelError("parity picture: no row was both measured and predicted")
+        raise PerfModelError("parity picture: no row was both measured and predicted; give other tables")
     groups = [(str(name), members) for name, members in rows.groupby("group", sort=True)]
 
     # Square panels, two beside each other in a column and four on a page.
@@ -151,7 +151,9 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
 
     kernels = kernels.loc[(kernels["flops"] > 0) & (kernels["bytes"] > 0) & (kernels["time_s"] > 0)]
     if kernels.empty:
-        raise PerfModelError(f"roofline: no measured kernel of {device.name} in the tables; give its tables")
+        raise PerfModelError(
+            f"roofline: the tables have no measured kernel of {device.name}; give tables of this device"
+        )
     figure = new_figure(width, 2.8)
     axis = figure.subplots()
     intensity = kernels["flops"].to_numpy() / kernels["bytes"].to_numpy()

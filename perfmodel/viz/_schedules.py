@@ -51,7 +51,9 @@ def draw_schedules(
     from matplotlib.patches import Patch
 
     if not schedules:
-        raise PerfModelError("schedules picture: no schedule can run with these stages and micro-batches; change them")
+        raise PerfModelError(
+            "schedules picture: no schedule supports these numbers of stages and micro-batches; change them"
+        )
 
     # All panels share a scale of time and a height of rows, so that schedules can be compared.
     most_devices = max(schedule.devices for schedule, *_ in schedules)
@@ -61,7 +63,7 @@ def draw_schedules(
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
     ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times, *_ in schedules]
     if not min(ends_s) > 0:
-        raise PerfModelError("schedules picture: passes that take no time cannot be drawn; give times above 0")
+        raise PerfModelError("schedules picture: passes of zero length cannot be drawn; give times above 0")
     for axis, (schedule, times, *facts) in zip(axes, schedules, strict=True):
         _panel(axis, schedule, times, max(ends_s), row_in)
         axis.set_title(_facts_title(facts[0]) if facts else _title(schedule, times), pad=2)
@@ -160,7 +162,9 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
         PerfModelError: no facts.
     """
     if not facts:
-        raise PerfModelError("bubble picture: no schedule can run with these stages and micro-batches; change them")
+        raise PerfModelError(
+            "bubble picture: no schedule supports these numbers of stages and micro-batches; change them"
+        )
 
     # Schedules of equal bubbles would hide each other: they share a line and a label. Rounding
     # joins those equal but for it.

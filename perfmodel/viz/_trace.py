@@ -92,8 +92,8 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
     firsts = [rank for rank in range(layout.devices) if rank // stride % layout.pp == 0]
     if len(events) * len(firsts) > _MOST_EVENTS:
         raise PerfModelError(
-            f"timeline: {len(events) * len(firsts):,} events of {layout.devices} ranks are too many to look at; leave "
-            "out --every-pass or --every-rank, or take a smaller global batch"
+            f"timeline: {len(events) * len(firsts):,} events of {layout.devices} ranks are too many for a trace; "
+            "leave out --every-pass or --every-rank, or use a smaller global batch"
         )
     all_events = []
     for pipeline, first in enumerate(firsts):

@@ -142,7 +142,7 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     used = [(name, streams) for name, streams in _LINKS if np.isin(drawn.stream, streams).any()]
     if not used:
         raise PerfModelError(
-            f"link utilisation: {prediction.layout_notation} sends nothing between ranks; give another layout"
+            f"link utilisation: {prediction.layout_notation} has no communication between ranks; give another layout"
         )
 
     # One panel per kind of link that is used.

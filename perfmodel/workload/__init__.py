@@ -1,4 +1,4 @@
-"""What a model computes: kernels, collectives, parameters and bytes per block and device. No JAX.
+"""The work of a model: kernels, collectives, parameters and bytes per block and device.
 
 - `_block` is the result: a layer, an embedding or a head as one device runs it. `_piece` puts it together of
   sub-layers, each with its forward and backward kernels, its collectives and what it keeps.

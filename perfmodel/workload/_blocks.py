@@ -47,13 +47,13 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
     divide(model, Reason.HIDDEN, f"hidden={hidden} is", hidden, "tp", tp)
     if tp > 1 and model.layers % 2:
         raise LayoutError(
-            f"{model.name}: tp={tp} splits layers in pairs, but {model.layers} is odd; use tp=1",
+            f"{model.name}: tp={tp} needs an even number of layers, but the model has {model.layers}; use tp=1",
             Reason.PAIRED_LAYERS,
         )
     if shard.cp > 1 or shard.ep > 1 or shard.expert_tp != tp:
         raise LayoutError(
-            f"{model.name}: cp={shard.cp} and ep={shard.ep} must be 1 and etp={shard.expert_tp} left "
-            "out, it has no sequence or experts to split",
+            f"{model.name}: cp={shard.cp} and ep={shard.ep} must be 1 and etp={shard.expert_tp} left out, because "
+            "the model has no sequence or experts to split",
             Reason.UNSPLIT,
             "cp or ep",
         )

@@ -151,8 +151,8 @@ def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
     shared = local.job.mode == "inference" and not local.sequence_parallel and etp == 1 and ep == tp > 1
     if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel and not shared:
         raise LayoutError(
-            f"{model.name}: experts over ep={ep} and etp={etp} with tp={tp} need sequence_parallel=true, or every "
-            "tensor-parallel rank would send the same tokens",
+            f"{model.name}: experts over ep={ep} and etp={etp} with tp={tp} need sequence_parallel=true, because "
+            "otherwise every tensor-parallel rank would send the same tokens",
             Reason.EXPERT_SEQUENCE,
         )
 

@@ -273,7 +273,7 @@ def require_whole_sequence(model: Model, local: ShardSizes, what: str) -> None:
     """Raise `LayoutError` under context parallelism, whose ranks would have to pass the state of `what` on."""
     if local.shard.cp > 1:
         raise LayoutError(
-            f"{model.name}: {what} are not split along the sequence; use cp=1",
+            f"{model.name}: {what} cannot be split along the sequence; use cp=1",
             Reason.UNSPLIT,
             "cp",
         )

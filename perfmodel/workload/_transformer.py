@@ -207,7 +207,9 @@ def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
 def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Encoder, then decoder with cross-attention; the final encoder norm rides with the decoder's input."""
     if job.varied_lengths:
-        raise LayoutError(f"{model.name}: lengths of encoder and decoder do not vary here; leave mean_tokens out")
+        raise LayoutError(
+            f"{model.name}: varied lengths are not supported for encoder-decoder models; leave mean_tokens out"
+        )
     encoder = local_sizes(model, job, shard, job.seq_len)
     decoder = local_sizes(model, job, shard, model.decoder_seq_len or job.seq_len)
 

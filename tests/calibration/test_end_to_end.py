@@ -350,7 +350,7 @@ def test_all_columns_that_are_missing_are_named(column: str) -> None:
         ({"layuot": "x"}, "did you mean .*'layout'"), ({"layout": "tp=3,dp=8"}, "not divisible"),
         ({"cluster": "dgx-a1000"}, "dgx-a100"), ({"global_batch": 7}, "divisible"),
         ({"step_time_s": "fast"}, "seconds"),
-        ({"seq_len": "long"}, "length of a sequence"), ({"optimizer": "adm"}, "optimizer"),
+        ({"seq_len": "long"}, "sequence length"), ({"optimizer": "adm"}, "optimizer"),
         ({"step_time_s": None}, "no step"),
     ],
 )  # fmt: skip

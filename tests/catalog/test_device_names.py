@@ -69,7 +69,7 @@ def test_a_power_limit_is_said_in_the_name():
     assert device(limited.name) == limited
     assert (limited.peak, limited.memory_bytes, limited.die) == (whole.peak, whole.memory_bytes, whole.die)
     assert device("H100-SXM5-80GB-700W") is whole
-    with pytest.raises(PerfModelError, match=r"a limit of 5000 W does not fit its 700 W"):
+    with pytest.raises(PerfModelError, match=r"a power limit of 5000 W is implausible for 700 W"):
         device("H100 5000W")
 
 

@@ -93,7 +93,10 @@ def test_a_year_that_is_not_known_yet_is_refused_with_the_newest_version(name: s
     latest = max(framework.since for framework in EVERY)
     assert catalog.framework(f"{name}@{latest}") == newest
     for year in (latest + 1, 2030, 9999):
-        with pytest.raises(PerfModelError, match=f"beyond {latest}; the newest version of this one is {newest.label}"):
+        with pytest.raises(
+            PerfModelError,
+            match=(f"the catalog ends in {latest}; the newest version of this framework is {newest.label}"),
+        ):
             catalog.framework(f"{name}@{year}")
 
 
@@ -118,8 +121,8 @@ def test_versions_keep_what_they_do_not_change() -> None:
     [
         ("megatorn-lm", "did you mean"),
         ("megatron-lm@19", "must be a year"),
-        ("nanotron@2019", "earliest version known is nanotron@2024"),
-        ("megatron@2019", "earliest version known is megatron-lm@2021"),
+        ("nanotron@2019", "earliest version in the catalog is nanotron@2024"),
+        ("megatron@2019", "earliest version in the catalog is megatron-lm@2021"),
         ("@2024", "unknown framework"),
     ],
 )
@@ -200,9 +203,7 @@ def test_what_means_nothing_for_a_model_is_not_said_of_it() -> None:
 def test_what_a_framework_cannot_run_is_named() -> None:
     core = catalog.framework("megatron-core@2025")
     assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=1, vpp=2)) == ()
-    assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=2)) == (
-        "megatron-core@2025 does not run zero=2 in a pipeline",
-    )
+    assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=2)) == ("megatron-core@2025 cannot run zero=2 in a pipeline",)
     assert core.cannot_run(Layout(dp=4, zero=2)) == ()
     assert "schedule=zb-h1" in core.cannot_run(Layout(pp=4, schedule="zb-h1"))[0]
     assert "vpp=2" in catalog.framework("nanotron").cannot_run(Layout(pp=4, vpp=2))[-1]

@@ -32,8 +32,8 @@ def test_a_framework_is_taken_by_name():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"model": "gpt3-1.3b", "global_batch": 16}, "a cluster is needed"),
-        ({"model": "gpt3-1.3b", "cluster": "dgx-a100"}, "global_batch is needed"),
+        ({"model": "gpt3-1.3b", "global_batch": 16}, "the cluster is missing"),
+        ({"model": "gpt3-1.3b", "cluster": "dgx-a100"}, "global_batch is missing"),
         ({"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "devices": 0}, "devices must be at least 1"),
         (
             {"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 16, "cached_tokens": 8},
@@ -78,7 +78,7 @@ def test_a_job_file_names_no_schedule_outside_its_folder(as_table: bool, name: s
     layout = f'[layout]\nschedule = "{schedule}"\n' if as_table else f'layout = "pp=2,schedule={schedule}"\n'
     file = folder / "job.toml"
     file.write_text(layout)
-    with pytest.raises(PerfModelError, match="is not below"):
+    with pytest.raises(PerfModelError, match="is not in"):
         read_job(file)
 
 
@@ -95,5 +95,5 @@ def test_a_schedule_below_a_job_file_is_read_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_row_of_a_table_names_no_schedule_in_a_file() -> None:
-    with pytest.raises(PerfModelError, match="only the command line and job files may name a file"):
+    with pytest.raises(PerfModelError, match="a schedule file can be given only on the command line"):
         job_from_toml({"layout": {"schedule": "file:order.txt"}}, "row 0")

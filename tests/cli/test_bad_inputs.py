@@ -94,7 +94,9 @@ def judged(status: int, out: str, err: str) -> str:
         return "it shows its inside"
     if status == 2:
         lines = [
-            line for line in err.splitlines() if not re.match(r"perfmodel: (\S+: )?(assumed|not understood)", line)
+            line
+            for line in err.splitlines()
+            if not re.match(r"perfmodel: (\S+: )?(assumed|these settings were not read)", line)
         ]
         if len(lines) != 1 or not lines[0].startswith("perfmodel") or len(lines[0]) > 1600:
             return f"not one line: {err[:400]!r}"

@@ -115,18 +115,22 @@ WRONG = {
         "multiples of 16",
     ),
     "element type": ('[[kernels]]\nfamily = "gemm"\ndtype = "int4"\nm = 16\nn = 24\nk = 16', "torch", "int4"),
-    "bytes": ('[[collectives]]\ncollective = "all_reduce"\nbytes = 4\nnum_ranks = 2', "jax", "0 bytes does not split"),
+    "bytes": (
+        '[[collectives]]\ncollective = "all_reduce"\nbytes = 4\nnum_ranks = 2',
+        "jax",
+        "0 bytes is not divisible",
+    ),
     "ranks": ('[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 65', "jax", "2 to 64 ranks"),
     "unnamed network": (
         '[[collectives]]\ncollective = "all_reduce"\nbytes = 4096\nnum_ranks = 4\nranks_per_node = 2',
         "jax",
         "name the network in the plan",
     ),
-    "nothing": ("", "jax", "asks for nothing"),
+    "nothing": ("", "jax", "has nothing to measure"),
     "kernels of nccl-tests": (
         '[[kernels]]\nfamily = "gemm"\ndtype = "bf16"\nm = 16\nn = 24\nk = 16',
         "nccl-tests",
-        "collectives only",
+        "only collectives",
     ),
 }
 
@@ -151,7 +155,7 @@ def test_a_dry_run_looks_at_the_folder(capsys, tiny: Path):
     out.mkdir()
     (out / "kernels.csv").write_text("device,op_family\nbox,gemm\n")
     status, _, err = run(capsys, "calibrate", "--plan", tiny, "--out", out, "--dry-run")
-    assert (status, "is there without its card" in err) == (2, True)
+    assert (status, "the table's card" in err) == (2, True)
 
 
 def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
@@ -268,7 +272,7 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
         (["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"], "--model needs --layouts, --global-batch"),
         (["--plan", "{tiny}", "--out", "x", "--backend", "tensorflow"], "invalid choice"),
         (["--plan", "{tiny}", "--out", "{tiny}"], "plan.toml"),
-        (["--plan", "{tiny}", "--out", "x", "--backend", "nccl-tests"], "collectives only"),
+        (["--plan", "{tiny}", "--out", "x", "--backend", "nccl-tests"], "only collectives"),
         (["diff", "absent.csv", "absent.csv"], "absent.csv: no such"),
         (["diff", "absent.csv"], "required: B"),
     ],

@@ -55,7 +55,7 @@ def test_no_importer_guesses_links(format: str, tmp_path: Path, capsys: pytest.C
     table = tmp_path / "table.csv"
     call = ["import", name, path, "--kind", "collective", "--out", table, *device, *ranks]
     assert "--cluster NAME or --interconnect" in refused(capsys, *call)
-    assert "'string' names no known link" in refused(capsys, *call, "--interconnect", "string")
+    assert "'string' does not name a known link" in refused(capsys, *call, "--interconnect", "string")
     assert "not both" in refused(capsys, *call, "--interconnect", "PCIe4", "--cluster", "dgx-a100")
     assert not table.exists()
     cluster = "dgx-h100" if format == "nccl-json" else "dgx-a100"
@@ -99,7 +99,7 @@ def test_rows_that_fit_would_set_aside_are_told(tmp_path: Path, capsys: pytest.C
     assert (count, "below 20%" in reason) == (42, True)
     assert main(["import", "nccl-tests", str(log), "--cluster", "dgx-a100", "--out", str(table)]) == 0
     assert "fit will set aside 42: A100-SXM4-80GB all_reduce: below 20%" in capsys.readouterr().out
-    assert "no usable collective row" in refused(capsys, "fit", table, "--out", out)
+    assert "no collective row can be used" in refused(capsys, "fit", table, "--out", out)
 
 
 def test_fit_says_what_it_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def test_names_of_exported_files_tell_the_framework(files: Path, capsys) -> None
         status, out, err = run(capsys, "search", *job, *narrow, "--export", str(files / name))
         if framework == "nanotron":
             assert status == 2
-            assert "nanotron@2024 does not run zero=3" in err
+            assert "nanotron@2024 cannot run zero=3" in err
         else:
             assert status == 0, err
             assert f"wrote {files / name}" in out

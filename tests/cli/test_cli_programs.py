@@ -56,7 +56,7 @@ def test_search_ranks_every_distribution_as_simulate_times_it(source, capsys) ->
         capsys, "search", source, "--cluster", "dgx-a100", "--devices", "4", "--micro-batches", "2,32", "--top", "99"
     )
     assert found["evaluated"] == len(list(dtpk_grid(4, (2, 32)))) == 9
-    assert found["rejected"] == {"batch does not divide": 3}
+    assert found["rejected"] == {"batch is not divisible": 3}
     times_s = [layout["step_time_s"] for layout in found["layouts"]]
     assert times_s == sorted(times_s)
     best = next(layout for layout in found["layouts"] if layout["dtpk"].startswith("1/2/2"))
@@ -106,11 +106,14 @@ def test_one_rank_of_a_module_is_written_for_all(tmp_path, capsys) -> None:
         (["distribute", "SOURCE", "--ranks", "0", "--out", "x.ir"], "--ranks must be at least 1"),
         (["distribute", "SOURCE", "--sharded", "w=0", "--out", "x.ir"], "say how many ranks there are (--ranks)"),
         (["distribute", "SOURCE", "--ranks", "2", "--sharded", "w", "--out", "x.ir"], "'w' is not NAME=AXIS"),
-        (["distribute", "SOURCE", "--layout", "dp=3", "--out", "x.ir"], "16 does not divide"),
+        (["distribute", "SOURCE", "--layout", "dp=3", "--out", "x.ir"], "16 is not divisible"),
         (["distribute", "SOURCE", "--layout", "ddp=2", "--out", "x.ir"], "'ddp=2' is not NAME=VALUE; names: dp, tp"),
-        (["distribute", "SOURCE", "--layout", "dp=two", "--out", "x.ir"], "'dp=two'; dp is by default 1"),
+        (
+            ["distribute", "SOURCE", "--layout", "dp=two", "--out", "x.ir"],
+            ("'dp=two'; write a value such as the default, dp=1"),
+        ),
         (["distribute", "no.ir", "--out", "x.ir"], "no.ir: No such file"),
-        (["simulate", "mlp-1b", "--cluster", "dgx-a100"], "mlp-1b: a catalog model has no batch"),
+        (["simulate", "mlp-1b", "--cluster", "dgx-a100"], "mlp-1b: a catalog model does not state a batch"),
         (["simulate", "SOURCE", "--cluster", "nowhere"], "nowhere"),
         (
             ["search", "SOURCE", "--cluster", "dgx-a100", "--devices", "4", "--global-batch", "2,4"],

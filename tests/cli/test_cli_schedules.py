@@ -98,7 +98,7 @@ def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> No
         (["file:nowhere.txt"], "cannot be read"),
         (["gpipe", "--forward-s", "-1"], "not negative"),
         (["gpipe", "--micro-batches", "0"], "at least 1"),
-        (["gpipe", "--forward-s", "0", "--backward-s", "0"], "gpipe: a step without time"),
+        (["gpipe", "--forward-s", "0", "--backward-s", "0"], "gpipe: a step of zero length"),
         (["--optimise", "4", "--stages", "0", "--out", "unwritten.txt"], "one entry per stage"),
         (["gpipe", "--times", "1,2"], "--times must be three numbers"),
         (["gpipe", "--times", "1,x,2"], "--times must be three numbers"),

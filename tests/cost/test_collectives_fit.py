@@ -148,7 +148,7 @@ def test_nothing_to_fit_is_an_error(tables, tmp_path):
 
 
 def test_missing_calibration(tmp_path):
-    with pytest.raises(CalibrationError, match="no such calibration"):
+    with pytest.raises(CalibrationError, match="this calibration does not exist"):
         CollectiveModel.load(tmp_path / "nowhere")
     with pytest.raises(CalibrationError, match="perfmodel fit"):
         CollectiveModel.load(tmp_path)

@@ -194,7 +194,7 @@ def test_unknown_rows_are_skipped_with_a_reason(model):
     )  # fmt: skip
     times = model.table_times(table)
     assert np.isfinite(times.time_s).tolist() == [True, False, False, False, False, True]
-    assert times.provenance[1] == "skipped: no model of collective 'gather'"
+    assert times.provenance[1] == "skipped: collective 'gather' is not modelled"
     assert times.provenance[2] == "skipped: no num_ranks"
     assert times.provenance[3] == "skipped: no bytes"
     assert times.provenance[4] == "skipped: no tokens"

@@ -94,7 +94,7 @@ def test_prices_are_of_the_group_and_asked_once(environment: Environment) -> Non
     assert rank.price("pair", CALL) == (8.0, 2.0)
     environment.close()
     assert rank.price("pair", CALL) == (8.0, 2.0)
-    with pytest.raises(EmulationError, match="of ranks"):
+    with pytest.raises(EmulationError, match="has ranks"):
         rank.ask("group", "pair", (0, 3))
 
 

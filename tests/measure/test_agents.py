@@ -227,7 +227,7 @@ def test_the_secret_is_for_the_user_alone_or_comes_from_the_environment(
     refused, _ = come(tmp_path, [], 0.5)
     watch.join()
     assert seen == [0o600]
-    assert re.search("process 1 of 2 did not come to 127.0.0.1 within 0.5 s", refused)
+    assert re.search("process 1 of 2 did not connect to 127.0.0.1 within 0.5 s", refused)
     monkeypatch.setenv(KEY, "short")
     with pytest.raises(CalibrationError, match="at least 16"):
         serve_agent(launch(1), tmp_path, 1.0)
@@ -262,7 +262,9 @@ def test_other_counts_and_versions_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_without_process_0_or_with_another_secret_an_agent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(CalibrationError, match=r"process 1 on node-1 found no process 0 .* do all nodes share it"):
+    with pytest.raises(
+        CalibrationError, match=r("process 1 on node-1 could not connect to process 0 .* all nodes share")
+    ):
         serve_agent(launch(1), tmp_path, 0.3)
     found = {"host": "127.0.0.1", "port": 9, "key": "k" * 20}
     (tmp_path / NAME).write_text(json.dumps(found))
@@ -281,7 +283,7 @@ def test_without_process_0_or_with_another_secret_an_agent_says_so(tmp_path: Pat
     thread.start()
     refused, _ = come(tmp_path / "b", [], 1.5)
     thread.join()
-    assert re.search("did not come .* connections knew another secret", refused)
+    assert re.search("did not connect .* connections used another secret", refused)
 
 
 def agents(*nodes: str) -> list[Agent]:
@@ -346,9 +348,9 @@ def test_arguments_go_before_the_environment():
     [
         ({"RANK": "4", "WORLD_SIZE": "4"}, {}, "process 4 of 4"),
         ({"RANK": "x", "WORLD_SIZE": "4"}, {}, "RANK='x'"),
-        ({}, {"process": 1}, "go together"),
-        ({}, {"process": 0, "processes": 2, "coordinator": "node-a"}, "not HOST:PORT"),
-        ({}, {"process": 0, "processes": 2, "coordinator": "a:99999"}, "not HOST:PORT"),
+        ({}, {"process": 1}, "give both"),
+        ({}, {"process": 0, "processes": 2, "coordinator": "node-a"}, "must be HOST:PORT"),
+        ({}, {"process": 0, "processes": 2, "coordinator": "a:99999"}, "must be HOST:PORT"),
     ],
 )
 def test_impossible_places_are_refused(environ: dict[str, str], given: dict[str, object], message: str):
@@ -408,7 +410,7 @@ def test_connections_without_the_secret_are_bounded(tmp_path: Path, monkeypatch:
         strangers = [socket.create_connection(server._socket.getsockname()) for _ in range(3)]
         for stranger in strangers:
             stranger.close()
-        with pytest.raises(CalibrationError, match=r"3 connections to .* did not know"):
+        with pytest.raises(CalibrationError, match=r"3 connections to .* used a wrong secret"):
             server.accept([1], launch(0), 5.0)
 
 

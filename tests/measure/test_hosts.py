@@ -68,7 +68,7 @@ def test_hosts_need_rights_and_tools(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_must_divide_over_hosts():
-    with pytest.raises(PerfModelError, match="do not divide"):
+    with pytest.raises(PerfModelError, match="are not divisible"):
         RankGroup(3, hosts=EmulatedHosts(2, 1e8).hosts)
 
 

@@ -66,9 +66,9 @@ def test_a_program_that_fails_is_named_and_what_was_measured_kept(tmp_path: Path
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("{{num_ranks}}", "{{ranks}}", "cannot be filled in"),
+        ("{{num_ranks}}", "{{ranks}}", "is not a valid template"),
         ("{python}", "no-such-launcher", "no such program; set launcher and folder"),
-        ("[nccl_tests]", "[[kernels]]\nfamily = 'gemm'\nm = 1\nn = 1\nk = 1\n[nccl_tests]", "collectives only"),
+        ("[nccl_tests]", "[[kernels]]\nfamily = 'gemm'\nm = 1\nn = 1\nk = 1\n[nccl_tests]", "only collectives"),
         ('launcher = "', 'luncher = "', "luncher"),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_size_that_was_not_printed_is_an_error():
 def test_programs_end_in_time():
     tests = NcclTests(launcher=f"{sys.executable} -c 'import time; time.sleep(60)'", timeout_s=0.2)
     point = Point(Collective(collective="all_reduce", bytes=1024, num_ranks=2, ranks_per_node=2))
-    with pytest.raises(CalibrationError, match=r"no end after 0\.2 s"):
+    with pytest.raises(CalibrationError, match=r"not finished after 0\.2 s"):
         next(nccl_tests_rows([point], tests, "x", "nvlink", lambda point: None))
 
 

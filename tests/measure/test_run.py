@@ -109,7 +109,7 @@ def test_a_table_measured_otherwise_is_not_overwritten(copied: Path):
     with pytest.raises(CalibrationError, match="another software"):
         finished_rows(path, "box", ("torch",))
     card_path(path).unlink()
-    with pytest.raises(CalibrationError, match="without its card"):
+    with pytest.raises(CalibrationError, match="the table's card"):
         finished_rows(path, "box", PACKAGES)
     assert path.read_bytes() == before
     assert finished_rows(copied / "none.csv", "box", PACKAGES) == []
@@ -120,7 +120,7 @@ def test_a_card_does_not_fit_another_table(folder: Path, tmp_path: Path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     path = tmp_path / "kernels.csv"
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(TableError, match="not the table"):
+    with pytest.raises(TableError, match="does not match its card"):
         read_card(path)
 
 

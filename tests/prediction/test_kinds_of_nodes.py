@@ -229,10 +229,10 @@ A8, B8, BAD, NESTED = (
         (f"kinds = [{A8}, {A8}]", "at least two kinds of nodes with different names"),
         (f"kinds = [{{ name = 'a', devices = 8 }}, {B8}]", "give either"),
         (f"kinds = [{BAD}, {B8}]", "lower-case"),
-        (f"device = 'A40'\nkinds = [{A8}, {B8}]", "states this for each kind"),
+        (f"device = 'A40'\nkinds = [{A8}, {B8}]", "state this in each kind"),
         ("device = 'A40'\nlevels = []", "levels: missing"),
-        ("between = { name = 'Ethernet', bandwidth_gb_per_s = 1, latency_us = 1 }", "joins kinds"),
-        (f"kinds = [{NESTED}, {B8}]", "has kinds itself"),
+        ("between = { name = 'Ethernet', bandwidth_gb_per_s = 1, latency_us = 1 }", "between is for clusters"),
+        (f"kinds = [{NESTED}, {B8}]", "has several kinds itself"),
     ],
 )  # fmt: skip
 def test_broken_clusters_of_kinds_are_refused(tmp_path, text: str, words: str) -> None:

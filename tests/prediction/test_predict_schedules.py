@@ -82,7 +82,7 @@ def test_offload_needs_a_host_link() -> None:
         ("pp=3,dp=1,tp=1,schedule=chimera", "even number"),
         ("pp=4,schedule=1f1b:2", "takes no number"),
         ("pp=4,schedule=chimera,vpp=3", "leave vpp out"),
-        ("pp=4,schedule=seq1f1b:3", "not divisible into 3 slices"),
+        ("pp=4,schedule=seq1f1b:3", "not divisible by 3 slices"),
         ("pp=4,schedule=dualpipe,micro_batch=16", "even number of at least 4"),
         ("pp=32,schedule=zb-v", "pipeline stages; use a smaller pp"),
     ],

@@ -27,15 +27,15 @@ def test_comments_and_empty_lines_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("F0 B0\n", "no line gives the stages"),
-        ("stages 0 | 1\nF0 B0\n", "1 lines of passes for 2 devices"),
+        ("F0 B0\n", "the line with the stages is missing"),
+        ("stages 0 | 1\nF0 B0\n", "got 1 lines for 2 devices"),
         ("stages 0 | 1\nF0 X0\nF0 B0\n", "line 2: 'X0' is not a pass"),
         ("stages 0 | 1\nF0 B\nF0 B0\n", "line 2: 'B' is not a pass"),
         ("stages 0 | x\nF0\nF0\n", "line 1"),
         ("stages 0 | 1\nF3-1\nF0\n", "backwards"),
         ("stages 0 | 1\nF0+F1+B0\nF0\n", "more than two"),
         ("stages 0 | 1 2\nF0\nF0\n", "same number of stages"),
-        ("stages 0 | 1\nslices 2\nF0\nF0\n", "no whole sequences of 2 slices"),
+        ("stages 0 | 1\nslices 2\nF0\nF0\n", "not a multiple of 2 slices"),
     ],
 )
 def test_what_cannot_be_read_is_named(text: str, message: str) -> None:

@@ -111,7 +111,7 @@ def test_the_contract_s_notation_works_for_all_values_that_mean_something(vpp, t
         ("vpp=2", LayoutError, "pp > 1"),
         ("tp=8,tp=4", LayoutError, "tp is given twice"),
         ("8M1P1D,pp=2", LayoutError, "pp is given twice"),
-        (" ", LayoutError, "it is empty"),
+        (" ", LayoutError, "text is empty"),
         ("fsdp=8", LayoutError, "dp=8,zero=3"),
         ("tp=8,Tensor-Parallel=4", LayoutError, "tp is given twice"),
         ("pp=2,partition=6,x", LayoutError, "'x' is neither key=value"),

@@ -132,7 +132,7 @@ def test_lengths_of_sequences_count_in_1024(text: str, length: int) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0.3", "1e14", "1.5", "2T", "96M", "100000001"])
 def test_what_is_no_length_of_a_sequence_is_refused(text: str) -> None:
-    with pytest.raises(PerfModelError, match="is not a sequence length"):
+    with pytest.raises(PerfModelError, match="is not a valid sequence length"):
         parse_length(text)
 
 

@@ -259,9 +259,9 @@ def test_what_does_not_go_with_open_is_refused(more, reason, capsys):
 
 
 def test_a_described_job_names_what_is_wrong():
-    with pytest.raises(PerfModelError, match="global_batch is needed"):
+    with pytest.raises(PerfModelError, match="global_batch is missing"):
         described_job("llama3-8b", "dgx-h100")
-    with pytest.raises(PerfModelError, match="unknown word of a job 'batch'"):
+    with pytest.raises(PerfModelError, match="unknown keyword of a job 'batch'"):
         described_job("llama3-8b", catalog.cluster("dgx-h100"), global_batch=8, batch=1)
 
 

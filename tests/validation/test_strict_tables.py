@@ -180,7 +180,7 @@ def test_every_key_of_a_job_file_may_be_a_column(column, value, part, name, read
         ({"model.florp": 1}, "florp"),
         ({"job.recompute_modules": "florp"}, "recompute_modules"),
         ({"cluster": "florp"}, "unknown cluster"),
-        ({"network.inter_link": "8x 400 GB/s"}, "Gb/s are bits"),
+        ({"network.inter_link": "8x 400 GB/s"}, "check bits"),
     ],
 )
 def test_keys_and_values_that_there_are_not_are_refused(cells, said):

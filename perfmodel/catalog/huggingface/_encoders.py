@@ -79,7 +79,7 @@ class Albert(Bert):
     def fields(self) -> Fields:
         if self.inner_group_num > 1:
             raise PerfModelError(
-                "inner_group_num must be 1: layers of several kinds of weights in a group are not read"
+                "inner_group_num must be 1, because groups of layers with different weights are not supported"
             )
         return super().fields() | {
             "pooler": False,

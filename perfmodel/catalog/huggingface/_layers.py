@@ -41,7 +41,7 @@ def letters_of(kinds: Sequence[str], known: Mapping[str, str], key: str, layers:
         PerfModelError: the list has another length than there are layers, or a word that is not known.
     """
     if len(kinds) != layers:
-        raise PerfModelError(f"{key} has {len(kinds)} entries for {layers} layers")
+        raise PerfModelError(f"{key} must have an entry for each of {layers} layers, got {len(kinds)}")
     unknown = sorted(set(kinds) - set(known))
     if unknown:
         raise PerfModelError(f"{key} has {', '.join(map(repr, unknown))}; known: {', '.join(known)}")

@@ -66,7 +66,7 @@ def activation(name: str) -> str:
     for known in ("gelu", "silu", "relu"):
         if known in name or (known == "silu" and name == "swish"):
             return known
-    raise PerfModelError(f"activation {name!r} is not known; known: gelu, silu, relu, relu2")
+    raise PerfModelError(f"activation {name!r} is not supported; use gelu, silu, relu or relu2")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ def _tower(key: str, part: Mapping[str, Any]) -> str:
     what = key.removesuffix("_config").replace("_", " ")
     parameters = encoder_parameters(part)
     size = f"of about {parameters / 1e9:.2f} B parameters " if parameters else ""
-    return f"only the language model is counted; the {what} tower {size}is left out"
+    return f"the {what} tower {size}is left out; only the language model is counted"
 
 
 def encoder_parameters(part: Mapping[str, Any]) -> int:

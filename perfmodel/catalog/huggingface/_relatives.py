@@ -29,9 +29,9 @@ _NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
 _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
 _LEARNED: Final = {"positions": "learned"}
-_RELATIVE_TERMS: Final = "scores between tokens and distances (disentangled attention) are left out"
+_RELATIVE_TERMS: Final = "the position scores of disentangled attention are left out"
 _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
-_INDEXER: Final = "the indexer that chooses which keys a query sees is left out; attention is counted over all keys"
+_INDEXER: Final = "the indexer that selects keys for each query is left out; attention is counted over all keys"
 
 RELATIVES: Final[Mapping[str, Relative]] = {
     # --- LLaMA in all but name: what differs are scalars, or which layers rotate ---

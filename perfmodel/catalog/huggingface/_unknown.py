@@ -48,7 +48,7 @@ ASK: Final = "?"
 
 def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> UnknownNameError:
     """The error for a `model_type` that no reader knows; its note is the model as TOML, to complete."""
-    remedy = "or describe the model in a TOML file, which is begun below, and give --model mine.toml"
+    remedy = "or complete the TOML below, save it and give --model mine.toml"
     error = UnknownNameError("Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)")
     error.add_note(toml_from_config(config))
     return error

@@ -269,11 +269,12 @@ def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: 
     # Only boards with a Grace or Vera CPU are built into racks of NVLink.
     if rack > LARGEST_NVLINK_NODE and not accelerator.name.startswith(("GB", "VR")):
         raise PerfModelError(
-            f"NVL{rack}: {accelerator.name} is not joined to racks of {rack} by NVLink; name GB200 or GB300, or leave "
-            "the rack out"
+            f"NVL{rack}: {accelerator.name} has no NVLink racks of {rack}; name GB200 or GB300, or leave the rack out"
         )
     if rack and devices_per_node and devices_per_node > rack:
-        raise PerfModelError(f"devices_per_node={devices_per_node} are more than NVL{rack} joins; correct one of them")
+        raise PerfModelError(
+            f"devices_per_node={devices_per_node} exceed the devices of NVL{rack}; correct one of them"
+        )
 
 
 def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, rack: int) -> NetworkLevel:
@@ -378,8 +379,8 @@ def _check_adapters(accelerator: Device, network: Network, gbit: float) -> None:
     if host is None or has_own_ports or gbit * 1e9 / 8 <= host * _MOST_ADAPTERS_PER_HOST_LINK:
         return
     raise PerfModelError(
-        f"network {network.words!r}: {gbit / 8:g} GB/s per device do not pass the {host / 1e9:g} GB/s between "
-        f"{accelerator.name} and its host; Gb/s are bits and GB/s bytes: {NETWORK_WORDS}"
+        f"network {network.words!r}: {gbit / 8:g} GB/s per device exceed the {host / 1e9:g} GB/s between "
+        f"{accelerator.name} and its host; check bits (Gb/s) against bytes (GB/s): {NETWORK_WORDS}"
     )
 
 

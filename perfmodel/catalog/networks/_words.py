@@ -198,5 +198,5 @@ def _rate_of_each(fabric: AdapterSet, count: int, rate: float, text: str) -> flo
     if abs(rate / count - link) <= 0.01 * link:
         return float(link)
     raise PerfModelError(
-        f"network {text!r}: {rate:g} Gb/s is more than one of its adapters carries ({link:g} Gb/s); {NETWORK_WORDS}"
+        f"network {text!r}: {rate:g} Gb/s exceeds the {link:g} Gb/s of one of its adapters; {NETWORK_WORDS}"
     )

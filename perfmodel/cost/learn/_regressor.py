@@ -249,7 +249,9 @@ class Regressor:
         known = stand_in(kind, self.kinds)
         plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
         if plan is None:
-            raise CalibrationError(f"the weights of {self.family} know {known} and have no stack that measured it")
+            raise CalibrationError(
+                f"the weights of {self.family} list {known} but have no measurements of it; fit them again"
+            )
         return on_behalf_of(plan, known, kind)
 
     def _evaluate(

@@ -116,7 +116,7 @@ def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
         raise CalibrationError(f"{path}: not a kernel weights file (format {metadata.get('format')!r})")
     if metadata.get("schema_version") != str(SCHEMA_VERSION):
         raise CalibrationError(
-            f"{path}: weights have schema version {metadata.get('schema_version')}, this release reads "
+            f"{path}: the weights have schema version {metadata.get('schema_version')}, but this release reads "
             f"{SCHEMA_VERSION}; fit them again with `perfmodel fit`"
         )
     try:
@@ -261,7 +261,7 @@ def _read_all(folder: Path) -> WeightFiles:
             pass
         time.sleep(0.01)
     else:
-        raise CalibrationError(f"{folder}: its weights keep changing; wait until `perfmodel fit` has ended")
+        raise CalibrationError(f"{folder}: the weights are being changed; wait until `perfmodel fit` has ended")
     digest = hashlib.sha256()
     for name, data in sorted(content.items()):
         digest.update(f"{name} {len(data)} ".encode() + data)
@@ -283,9 +283,11 @@ def weights_folder(calibration: Path | str | None) -> Path:
         return shipped_folder()
     folder = Path(calibration)
     if not folder.is_dir():
-        raise CalibrationError(f"{folder}: no such calibration; make one with `perfmodel fit TABLE --out {folder}`")
+        raise CalibrationError(
+            f"{folder}: this calibration does not exist; make one with `perfmodel fit TABLE --out {folder}`"
+        )
     if not any(folder.glob("*.safetensors")) and not (folder / END_TO_END_FILE).is_file():
-        raise CalibrationError(f"{folder}: holds no weights (*.safetensors); make them with `perfmodel fit`")
+        raise CalibrationError(f"{folder}: the folder has no weights (*.safetensors); make them with `perfmodel fit`")
     return folder.resolve()
 
 

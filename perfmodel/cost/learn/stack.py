@@ -127,7 +127,7 @@ def figures_named(name: str) -> Figures:
     try:
         return in_catalog(name) or Figures.of(device(name))
     except UnknownNameError as error:
-        raise TableError(f"the table names a device that is not in the catalog: {error}") from None
+        raise TableError(f"the table's device is not in the catalog: {error}") from None
 
 
 _GENERATION: Final = {

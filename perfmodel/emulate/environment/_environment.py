@@ -73,7 +73,7 @@ class Environment:
                 reasons = []
                 for missing in absent:
                     state = "has ended" if missing in ended else "has not come"
-                    reasons.append(f"rank {missing} {state}, its last call was {self._last.get(missing, 'none')}")
+                    reasons.append(f"rank {missing} {state}, and its last call was {self._last.get(missing, 'none')}")
                 operation = f"{call}, {_place_text(channel, meeting.sequence)}"
                 return f"deadlock: rank {rank} waits in {operation}; {'; '.join(reasons)}"
         return ""
@@ -107,7 +107,7 @@ class Environment:
             if self._groups.setdefault(group, members) != members:
                 known_members = self._groups[group]
                 raise ValueError(
-                    f"rank {rank}: group {group} is of ranks {members}, for other ranks of {known_members}"
+                    f"rank {rank}: group {group} has ranks {members}, but other ranks created it with {known_members}"
                 )
 
     def _on_price(self, rank: int, group: str, kind: str, nbytes: int) -> tuple[float, float]:
@@ -168,7 +168,9 @@ class EnvironmentClient:
             connection.send((self._rank, *request))
             verdict, value = connection.recv()
         except (OSError, EOFError) as error:
-            raise EmulationError(f"rank {self._rank}: the emulated environment is gone ({error})") from None
+            raise EmulationError(
+                f"rank {self._rank}: the connection to the emulated environment was lost ({error})"
+            ) from None
         if verdict == "error":
             raise EmulationError(value)
         return value

@@ -78,8 +78,8 @@ class Orders:
             check_delay(kind, delay_s)
         if self.swept and (not self.sweep_s or self.sweep_every < 1):
             raise PerfModelError(
-                f"emulation: a sweep of {self.swept} takes one delay or more, each for 1 iteration or more; "
-                f"got {len(self.sweep_s)}, each for {self.sweep_every}"
+                f"emulation: a sweep of {self.swept} needs at least one delay, each for at least 1 iteration; got "
+                f"{len(self.sweep_s)}, each for {self.sweep_every}"
             )
         if not (math.isfinite(self.straggler) and self.straggler > 0):
             raise PerfModelError(f"emulation: the straggler's factor must be positive and finite, got {self.straggler}")
@@ -201,4 +201,4 @@ class Conditions:
         # Calls are counted on the world group, which all ranks share, so `fail_call` means the same everywhere.
         self._calls += len(members) == orders.world_size
         if self._calls >= orders.fail_call and orders.fail_rank in members:
-            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} has failed, as requested")
+            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} failed, as requested by --fail")

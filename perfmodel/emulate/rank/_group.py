@@ -184,16 +184,16 @@ class EmulatedGroup(_ProcessGroup):
         return self._submit(Call("barrier", 1, "uint8"), [], self._effects.barrier, opts)
 
     def recv_anysource(self, *_: Any) -> Any:
-        self._refuse("recv from any source: name the sender")
+        self._refuse("recv from any source; name the sender")
 
     def allgather_coalesced(self, *_: Any) -> Any:
         self._refuse("allgather_coalesced")
 
     def monitored_barrier(self, *_: Any, **__: Any) -> Any:
-        self._refuse("monitored_barrier: use barrier, the watchdog names the ranks that do not come")
+        self._refuse("monitored_barrier; use barrier, because the watchdog names missing ranks anyway")
 
     def split_group(self, *_: Any, **__: Any) -> Any:
-        self._refuse("split_group: use new_group")
+        self._refuse("split_group; use new_group")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:
         self._refuse("merge_remote_group")

@@ -105,9 +105,9 @@ class _Installed:
             orders = self._orders
             if source is not None and source not in orders.exchanging:
                 why = (
-                    "told to exchange nothing; leave --apart out"
+                    "excluded from data exchange by --apart; leave that out"
                     if source in orders.real_ranks
-                    else f"emulated and has no objects; make it real: --real-ranks {source},{orders.rank}"
+                    else f"emulated and has no objects; make it real with --real-ranks {source},{orders.rank}"
                 )
                 error = EmulationError(f"rank {orders.rank}: {name} from rank {source}, which is {why}")
                 if orders.address:

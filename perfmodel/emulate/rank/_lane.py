@@ -66,7 +66,7 @@ class EmulatedWork(dist.Work):
             seconds = timeout.total_seconds() if timeout else 0.0
             # Taken and given back: several threads may wait for the same work.
             if not self._done.acquire(timeout=seconds if 0 < seconds < _FOREVER else -1):
-                raise EmulationError(f"{self.call}: not done after {seconds:g} s")
+                raise EmulationError(f"{self.call}: not finished after {seconds:g} s")
             self._done.release()
             noted.wait_end_s = time.perf_counter()
             self._waited(noted.wait_end_s)

@@ -128,7 +128,9 @@ class EmulatedRun:
         """Time of every iteration after the first `_WARM_UP`, on the slowest rank of each."""
         table = _steady(self.iterations())
         if not len(table):
-            raise EmulationError("the script made fewer than two optimizer steps: no iteration to time")
+            raise EmulationError(
+                "the script made fewer than two optimizer steps, so no iteration can be timed; run more steps"
+            )
         return _slowest_s(table)
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def read_run(folder: Path) -> EmulatedRun:
         data["parameters"] = tuple(map(tuple, data["parameters"]))
         ranks.append(RankRun(**data))
     if not ranks:
-        raise EmulationError("the script ended without joining a process group: nothing was emulated")
+        raise EmulationError("the script ended without initialising torch.distributed, so nothing was emulated")
     ranks.sort(key=lambda rank: rank.rank)
     if not (folder / PEER).exists():
         return EmulatedRun(tuple(ranks))

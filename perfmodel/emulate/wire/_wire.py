@@ -85,8 +85,8 @@ def check_first_ranks(dist: Any, orders: Orders) -> None:
         first = dist.get_process_group_ranks(group)[0]
         if first not in orders.real_ranks:
             raise EmulationError(
-                f"rank {orders.rank}: DistributedDataParallel goes by rank {first}, the first of its group, which is "
-                f"on the wire only and has no model; make it real: --real-ranks {first}"
+                f"rank {orders.rank}: DistributedDataParallel takes its parameters from rank {first}, the first "
+                f"of its group, which is emulated and has no model; make it real with --real-ranks {first}"
             )
         check(group, *rest)
 
@@ -123,13 +123,14 @@ def join(orders: Orders, members: tuple[int, ...]) -> Joined:
                 line.flush()
                 data_port, base = json.loads(line.readline())
     except (OSError, ValueError) as error:
-        raise EmulationError(f"rank {orders.rank}: the emulated ranks are gone ({error})") from None
+        raise EmulationError(f"rank {orders.rank}: the connection to the emulated ranks was lost ({error})") from None
     if is_loopback(peer_host):
         host = ABOVE_LOOPBACK
     if not connects_to(host, peer_host):
         raise EmulationError(
-            f"rank {orders.rank}: gloo connects to the lower of two addresses, and the emulated ranks' {peer_host} is "
-            f"above this host's {host}; start the run on the other host, or give that one a second, lower address"
+            f"rank {orders.rank}: the emulated ranks' address {peer_host} must be lower than this host's {host}, "
+            "because gloo connects to the lower one; start the run on the other host, or give that host a "
+            "second, lower address"
         )
     return Joined(host, peer_host, data_port, base)
 
@@ -212,7 +213,7 @@ class PeerProcess:
         try:
             return json.loads(text)["failure"]
         except (ValueError, KeyError):
-            return "their process ended"
+            return "the process of the emulated ranks ended"
 
 
 def clock_ahead_s(orders: Orders) -> float:
@@ -238,8 +239,8 @@ def clock_ahead_s(orders: Orders) -> float:
                 back_s = time.perf_counter()
         except (OSError, ValueError) as error:
             raise EmulationError(
-                f"emulation: the emulated ranks started, but {orders.wire} cannot be reached ({error}); is a firewall "
-                "between the hosts?"
+                f"emulation: the emulated ranks started, but {orders.wire} cannot be reached ({error}); check for "
+                "a firewall between the hosts"
             ) from None
         # The clock was read somewhere between sending and the answer: in the middle, with an error of at most half
         # the round.
@@ -268,7 +269,7 @@ def _started(place: PeerPlace) -> "subprocess.Popen[str]":
 def _reply(process: "subprocess.Popen[str]", line: str) -> str:
     """Send the process a line; return the one that it answers, empty if it has ended."""
     if process.stdin is None or process.stdout is None:
-        raise EmulationError("emulation: no pipes to the process of the emulated ranks; start it by `peers`")
+        raise EmulationError("emulation: the process of the emulated ranks has no pipes; start it with `peers`")
     # A process that has ended already shows by its empty answer.
     with suppress(BrokenPipeError):
         process.stdin.write(line + "\n")
@@ -296,8 +297,9 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerPr
         if ready != "ready":
             at_host = f" on {place.name}" if place.name else ""
             raise EmulationError(
-                f"emulation: the process of the emulated ranks did not start{at_host}; its last words are on standard "
-                "error. Another host takes ssh without a password, and perfmodel where its python3 finds it"
+                f"emulation: the process of the emulated ranks did not start{at_host}; see its messages on "
+                "standard error. Another host needs ssh without a password and perfmodel installed for its "
+                "python3"
             )
         orders = replace(orders, wire=f"{place.address}:{int(port)}")
         yield PeerProcess(process, orders, clock_ahead_s(orders) if place.other_clock else 0.0)

@@ -1,4 +1,4 @@
-"""Distribution as transforms from programs to programs: each may follow the others."""
+"""Transforms that distribute programs; they can be combined."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ir.distribute._all_ranks import all_ranks

@@ -8,7 +8,7 @@ from perfmodel.ir import Function, Instruction, Program
 
 
 def checkpoint(program: Program, layers: Collection[int] | None = None) -> Program:
-    """Keep only what layers hand to one another; the rest is recomputed before its first backward use.
+    """Save only the values passed between layers; the rest is recomputed before its first use in the backward pass.
 
     Args:
         program: a training step whose instructions are tagged with phase and layer.
@@ -58,7 +58,7 @@ class _Recomputation:
         return _key(self._maker[name])
 
     def before(self, instruction: Instruction) -> list[Instruction]:
-        """Instructions that recompute what an instruction of another phase uses and nobody has recomputed."""
+        """Instructions that recompute the operands of an instruction, unless already recomputed."""
         copies: list[Instruction] = []
         for name in instruction.inputs:
             copies += self._copies(name, instruction)
@@ -80,7 +80,7 @@ class _Recomputation:
         return [*copies, replace(self.renamed(maker), outputs=outputs, tag=tag)]
 
     def renamed(self, instruction: Instruction) -> Instruction:
-        """The instruction with recomputed operands in place of the original ones."""
+        """The instruction with recomputed operands."""
         if not any(name in self._names for name in instruction.inputs):
             return instruction
         return replace(instruction, inputs=tuple(self._names.get(name, name) for name in instruction.inputs))

@@ -77,17 +77,20 @@ class Degrees:
         # `spread` gives a device one coordinate per dimension, so experts cannot have a tensor degree of their own.
         if layout.expert_tp != layout.tp:
             raise LayoutError(
-                f"layout {layout.label}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
+                f"layout {layout.label}: programs shard experts over tp={layout.tp} ranks like all other "
+                "weights; leave etp out"
             )
         if layout.cp > 1 or layout.offload or layout.offload_layers:
             raise LayoutError(
-                f"layout {layout.label}: programs have no context parallelism and no offloading; use cp=1"
+                f"layout {layout.label}: programs support neither context parallelism nor offloading; use "
+                "cp=1 and leave offloading out"
             )
         # A layout gives samples per micro-batch, a program the number of micro-batches.
         micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
         if rest or not micro_batches:
             raise LayoutError(
-                f"layout {layout.label}: a batch of {global_batch} does not divide into its micro-batches"
+                f"layout {layout.label}: a batch of {global_batch} is not divisible into its micro-batches; "
+                "change either"
             )
         return cls(
             # `Layout.dp` counts the expert ranks, which share the batch; here the two are separate factors.
@@ -124,13 +127,15 @@ class Degrees:
             values[field] = _WORDS.get(value.lower(), int(value) if value.isdecimal() else value)
             # The default's type is the field's type; `bool` is no `int` here, so that `zero=true` is refused.
             if type(values[field]) is not type(getattr(cls, field)):
-                raise LayoutError(f"--layout: {word!r}; {name} is by default {str(getattr(cls, field)).lower()}")
+                raise LayoutError(
+                    f"--layout: {word!r}; write a value such as the default, {name}={str(getattr(cls, field)).lower()}"
+                )
         if values.get("send_stream", "send") not in STREAMS:
             raise LayoutError(f"--layout: send_stream is one of {', '.join(STREAMS)}")
         return cls(**values)
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads; degrees at their default are left out, but for D, T, P and K."""
+        """Return the text that `parse` reads, without default degrees except D, T, P and K."""
         return ",".join(
             f"{name}={str(getattr(self, field)).lower()}"
             for name, field in _FIELDS.items()
@@ -178,7 +183,7 @@ def staged(program: Program, degrees: Degrees) -> Program:
     if degrees.pipeline * degrees.chunks * scheduler.slices == 1:
         return micro_batches(program, degrees.micro_batches)
     if degrees.steps > 1 and not scheduler.asynchronous:
-        raise LayoutError(f"schedule {name} flushes: one step is one program; use steps=1")
+        raise LayoutError(f"schedule {name} is synchronous, so a program has one step; use steps=1")
     schedule = scheduler(degrees.pipeline, degrees.micro_batches, degrees.chunks, degrees.steps)
     return pipeline(program, schedule, send_stream=degrees.send_stream, weights=scheduler.weights)
 
@@ -200,7 +205,7 @@ def spread_stages(program: Program, degrees: Degrees, *, representative: bool = 
 
 
 def on_one_stream(program: Program) -> Program:
-    """The program with every instruction on the compute stream: what ranks do that run one instruction at a time."""
+    """The program with every instruction on the compute stream, for ranks that run one instruction at a time."""
     alone = tuple(
         i if i.tag.stream == "compute" else replace(i, tag=replace(i.tag, stream="compute"))
         for i in program.function.instructions

@@ -118,7 +118,7 @@ def _batch(program: Program, parts: int) -> dict[str, Sharding]:
         if tensor.batch_axis is not None:
             shardings |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
     if parts > 1 and not shardings:
-        raise LayoutError("no input has a batch axis, along which replicas could share it")
+        raise LayoutError("no input has a batch axis to divide among replicas; mark one as data")
     return shardings
 
 
@@ -188,7 +188,7 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
         LayoutError: a constant has the vocabulary's size, or the program is distributed.
     """
     if program.n_devices > 1:
-        raise LayoutError("vocabularies are padded before a program is distributed")
+        raise LayoutError("pad the vocabulary before distributing the program")
     function, types = program.function, program.types
     weights = program.values_of("parameter", "state")
     # Programs do not say which axis is a vocabulary; any axis of a table's size is taken for one, in shapes of
@@ -204,7 +204,10 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
         shape = i.attribute("shape")
         # Its contents for the added entries would have to be invented.
         if i.op == "constant" and padded(types[i.outputs[0]].shape) != types[i.outputs[0]].shape:
-            raise LayoutError(f"%{i.outputs[0]} is a constant of the vocabulary's size, which cannot be padded")
+            raise LayoutError(
+                f"the constant %{i.outputs[0]} has the size of the vocabulary and cannot be padded; leave "
+                "--pad-vocab out"
+            )
         changed = attributes(**dict(i.attributes) | {"shape": padded(shape)}) if shape else i.attributes
         instructions.append(replace(i, attributes=changed))
     parameters = tuple(

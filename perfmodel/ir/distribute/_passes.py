@@ -32,7 +32,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         if tensor.batch_axis is not None and parts > 1:
             batch = tensor.shape[tensor.batch_axis]
             if batch % parts:
-                raise LayoutError(f"{tensor.name}: a batch of {batch} does not divide into {parts} micro-batches")
+                raise LayoutError(f"{tensor.name}: a batch of {batch} is not divisible into {parts} micro-batches")
             sharding |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
     changed: list[Instruction] = []
     for instruction in function.instructions:
@@ -55,7 +55,10 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             # Between devices a collective would convert. Between micro-batches, which run one after another, nothing
             # can.
             elif sharding[name] != want:
-                raise LayoutError(f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}")
+                raise LayoutError(
+                    f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}, so the "
+                    "batch cannot be divided into micro-batches"
+                )
             else:
                 inputs.append(name)
         sharding.update(zip(instruction.outputs, decision.outputs, strict=True))
@@ -65,7 +68,10 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         for piece in tensor.pieces:
             # Only sums are accumulated from micro-batch to micro-batch.
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
-                raise LayoutError(f"%{piece.value}: a maximum over the batch is not accumulated")
+                raise LayoutError(
+                    f"%{piece.value}: this is a maximum over the batch, and micro-batches can only accumulate "
+                    "sums; use one micro-batch"
+                )
     return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
 
 
@@ -141,7 +147,7 @@ def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
         LayoutError: fewer layers than stages.
     """
     if layers < n_stages:
-        raise LayoutError(f"{layers} layers do not fill {n_stages} pipeline stages; use fewer stages")
+        raise LayoutError(f"{layers} layers are too few for {n_stages} pipeline stages; use fewer stages")
     return tuple(np.repeat(np.arange(n_stages), even_split(layers, n_stages)).tolist())
 
 

@@ -71,12 +71,12 @@ def pipeline(
 def _check(program: Program, schedule: Schedule) -> None:
     require_valid(schedule)
     if program.n_devices > 1:
-        raise LayoutError("pipeline parallelism comes first: it needs a program on one device")
+        raise LayoutError("apply pipeline parallelism before other dimensions, to a program on one device")
     slices = max((i.tag.micro_batch for i in program.function.instructions), default=0) + 1
     if max(slices, 1) != schedule.slices:
         raise LayoutError(
-            f"schedule {schedule.name} is of {schedule.slices} slices of a sequence, the program of {max(slices, 1)}; "
-            "cut it with sequence_slices first"
+            f"schedule {schedule.name} has {schedule.slices} slices of a sequence, the program has "
+            f"{max(slices, 1)}; apply sequence_slices first"
         )
     if program.trains and schedule.forward_only:
         raise LayoutError(f"schedule {schedule.name} has no backward passes, which this program needs")

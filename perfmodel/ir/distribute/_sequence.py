@@ -30,7 +30,7 @@ def sequence_slices(program: Program, count: int) -> Program:
             causal attention mixes positions.
     """
     if program.n_devices > 1 or any(i.tag.micro_batch >= 0 for i in program.function.instructions):
-        raise LayoutError("sequences are sliced first: this needs a program on one device, without micro-batches")
+        raise LayoutError("slice sequences before other transforms, in a program on one device without micro-batches")
     return _Slicing(program, count).run() if count > 1 else program
 
 
@@ -95,7 +95,9 @@ class _Slicing:
             self._define((name,), (REPLICATED,), written=False)
             return [Parameter(name, tensor)]
         if tensor.rank < 2 or tensor.shape[1] % self._count:
-            raise LayoutError(f"{name}: {tensor} does not divide into {self._count} slices along its sequence (axis 1)")
+            raise LayoutError(
+                f"{name}: {tensor} is not divisible into {self._count} slices along its sequence (axis 1)"
+            )
         self._define((name,), (_SEQUENCE,))
         part = tensor.with_size(1, tensor.shape[1] // self._count)
         return [Parameter(new, part) for new in self._names[name]]

@@ -142,8 +142,8 @@ class _Spreading:
         n, parts = self._types[name].shape[axis], self._plan.parts
         if n % parts:
             raise LayoutError(
-                f"%{name}: its axis {axis} of {n} does not divide over {parts} devices; use a divisor, or "
-                "pad the vocabulary (--pad-vocab) if that is what it is"
+                f"%{name}: its axis {axis} of {n} is not divisible by {parts} devices; use a divisor, or pad it "
+                "with --pad-vocab if it is the vocabulary"
             )
 
     def _define(self, name: str, sharding: Sharding) -> Names:
@@ -306,4 +306,4 @@ def conversion(
             return [
                 Instruction("slice", (parts[j],), (names[j],), cuts[j], compute_tag) for j in range(len(parts))
             ], names
-    raise ValueError(f"no conversion from {current} to {target}")
+    raise ValueError(f"the sharding {current} cannot be converted to {target}")

@@ -43,7 +43,9 @@ class Versions:
         for name in () if self._versions_of else self._names:
             holders = values[name, -1]
             if len(holders) != 1:
-                raise LayoutError(f"%{name} is used on {len(holders)} stages, whose updates would differ; untie it")
+                raise LayoutError(
+                    f"%{name} is used on {len(holders)} stages, which would update it differently; untie it"
+                )
             ((self._device_of[name], value),) = holders.items()
             self._versions_of[name] = [value]
         self._index = index

@@ -1,4 +1,4 @@
-"""Execution of programs: what they compute (reference), when (simulated), and both for real (processes)."""
+"""Executes programs in one process, simulates their timing, and runs them on real processes."""
 
 from typing import TYPE_CHECKING
 

@@ -298,7 +298,9 @@ def jax_dtype(tensor: Tensor) -> str:
         PerfModelError: a dtype that programs cannot be executed in.
     """
     if tensor.dtype not in JAX_DTYPES:
-        raise PerfModelError(f"programs of dtype {tensor.dtype} can be simulated, not executed")
+        raise PerfModelError(
+            f"programs with dtype {tensor.dtype} can only be simulated; use another dtype to execute them"
+        )
     return JAX_DTYPES[tensor.dtype]
 
 

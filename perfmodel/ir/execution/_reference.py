@@ -1,4 +1,4 @@
-"""The reference executor: a whole distributed program, in one process, instruction by instruction.
+"""The reference executor: runs a distributed program in one process, instruction by instruction.
 
 It says what a program computes (DistIR, section 3.1): collectives are plain functions of all their
 operands. A program is right if this gives what the undistributed one gives.
@@ -107,7 +107,7 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs that differ from these by less than a unit in the last place: what they change is what rounding may.
+    """Inputs perturbed by less than a unit in the last place, to estimate rounding errors.
 
     Rounding inside a deep program grows on its way to the outputs as that of its inputs does.
     """

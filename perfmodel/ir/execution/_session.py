@@ -1,4 +1,4 @@
-"""One rank of a real run: executes its own program, instruction by instruction, and notes when.
+"""One rank of a real run: executes its program and records times.
 
 Collectives are compiled for the group of devices that takes part in them. One process holds one device; only the
 processes of a group call its collectives. On CPUs the data travels by gloo, on GPUs by NCCL, as JAX is configured.

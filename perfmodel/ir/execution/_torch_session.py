@@ -82,7 +82,7 @@ class TorchProgramSession(ProgramSession):
         _dist().barrier()
 
     def leave(self) -> None:
-        """Leave the group; nothing can be asked after this."""
+        """Leave the group; the session cannot be used afterwards."""
         _dist().destroy_process_group()
 
 

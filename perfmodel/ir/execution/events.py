@@ -112,7 +112,7 @@ class EventSession(ProgramSession):
         return wall_s
 
     def time_empty_call(self) -> float:
-        """Seconds of a collective's call that has nobody to send to."""
+        """Seconds of a collective's call without peers."""
         operand = Tensor("fp32", (1,))
         call = self.communicator(Instruction("all_reduce", ("x",), ("y",)), (self.rank,), operand)
         value = self.place("x", operand, {"x": np.zeros(1)})

@@ -183,7 +183,7 @@ def measure_pair(
     transfers = [e for e in events if isinstance(e, Transfer)]
     across = any(e.across_hosts for e in transfers)
     if across and len(hosts) < PAIR:
-        raise PerfModelError("transfers between hosts are measured on two of them; give hosts=")
+        raise PerfModelError("transfers between hosts need measurements on two hosts; give hosts=")
     session = session_class(backend, events=True)
     curves: dict[Link, Curve] = {}
     kernels_s: dict[Kernel, float] = {}

@@ -1,4 +1,4 @@
-"""Programs that somebody else wrote: JAX functions, compiled sharded modules, ONNX graphs and PyTorch modules.
+"""Importers of JAX functions, compiled sharded modules, ONNX graphs and PyTorch modules.
 
 `trace`, `read_sharded` and `read_onnx` give tables of kernels and collectives with exact FLOPs and bytes, which
 predict a time; `trace_program`, `onnx_program` and `torch_program` give programs of the IR, which can be distributed

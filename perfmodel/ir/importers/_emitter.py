@@ -18,12 +18,12 @@ _MOVING: Final = ("concat", "pad", "reshape", "transpose", "slice")
 
 
 class CannotMapError(Exception):
-    """No op of the IR does what an equation does; says why."""
+    """Raised, with the reason, if no op of the IR can express an equation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A value that does not depend on the inputs."""
+    """A constant value, independent of the inputs."""
 
     array: np.ndarray
 
@@ -48,7 +48,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """A boolean that guards indices or maxima against what does not occur: `negative` never holds, `valid` always."""
+    """A boolean check of indices or maxima with a known result: `negative` is always false, `valid` always true."""
 
     kind: Literal["negative", "valid"]
 
@@ -60,7 +60,7 @@ class Shifted:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Depends on an equation that could not be mapped."""
+    """A value that depends on an unmapped equation."""
 
 
 Item = Known | Ref | IndexCheck | Shifted | Missing
@@ -94,7 +94,9 @@ class Emitter:
         if have == dtype or (have in INTEGER_DTYPES and dtype in INTEGER_DTYPES):
             return ref
         if dtype in INTEGER_DTYPES:
-            raise CannotMapError("the IR makes no integers of floats; give the value of the input that they come from")
+            raise CannotMapError(
+                "the IR cannot convert floats to integers; give the value of the input that they come from"
+            )
         return self.op("cast", ref, dtype=dtype)
 
     def op(self, op: str, /, *refs: Ref, **attributes: Any) -> Ref:
@@ -146,7 +148,9 @@ class Emitter:
     def literal(self, array: np.ndarray, dtype: str) -> Ref:
         """A known value in its own shape."""
         if array.size > _LARGEST_CONSTANT:
-            raise CannotMapError(f"a constant of {array.size} elements is too large to write out; pass it as data")
+            raise CannotMapError(
+                f"a constant of {array.size} elements is too large for the program text; pass it as data"
+            )
         return self.op("constant", dtype=dtype, value=_nested(array.tolist()), device=0)
 
     def known_elements(self, ref: Ref) -> np.ma.MaskedArray:
@@ -214,7 +218,7 @@ class Emitter:
         if self.shape(ref) == array.shape:
             return ref
         if array.n_elements > _LARGEST_CONSTANT:
-            raise CannotMapError(f"a broadcast to shape {array.shape} would have to be stored")
+            raise CannotMapError(f"a broadcast to shape {array.shape} would need memory of its own")
         return self.op("mul", ref, self.literal(np.ones(array.shape), array.dtype))
 
 

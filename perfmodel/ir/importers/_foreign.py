@@ -115,7 +115,7 @@ class Graph:
         before = len(self.builder.instructions)
         try:
             if op not in FOREIGN_OPS:
-                raise CannotMapError("no op of the IR stands for it")
+                raise CannotMapError("the IR has no such op")
             outputs = FOREIGN_OPS[op](Call(self.emitter, tuple(args), attributes))
         except (CannotMapError, PerfModelError) as reason:
             known = self.missing.get(op, (str(reason), node_name, 0))
@@ -151,13 +151,13 @@ class Graph:
                 f"{op} ({n}x, first at {node_name}): {why}" for op, (why, node_name, n) in self.missing.items()
             )
             raise PerfModelError(
-                f"{self.name}: not in the IR: {listed}; give values that shapes or masks depend on (--input-value), "
-                "rewrite the model without these ops, or read its costs with import-model"
+                f"{self.name}: the IR cannot express {listed}; give the values that shapes or masks depend on "
+                "(--input-value), rewrite the model without these ops, or get its costs with import-model"
             )
         # Results that are known beforehand are no outputs of a program.
         refs = [item for item in outputs if isinstance(item, Ref)]
         if not refs:
-            raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer values beforehand")
+            raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer input values")
         # Models of Hugging Face return the loss beside what it was computed from, which training has no use for.
         scalars = {ref.name for ref in refs if self.emitter.shape(ref) == ()}
         names = list(dict.fromkeys(ref.name for ref in refs if len(scalars) != 1 or ref.name in scalars))
@@ -178,7 +178,7 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
         array = np.full(tuple(n for n in shape if n is not None), array)
     fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
     if not fits:
-        raise PerfModelError(f"input {name}: the given value has shape {array.shape}, the graph's is {tuple(shape)}")
+        raise PerfModelError(f"input {name}: the given value has shape {array.shape}, but the graph has {tuple(shape)}")
     return Known(array)
 
 

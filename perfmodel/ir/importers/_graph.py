@@ -123,7 +123,7 @@ def unknown(
 ) -> Node:
     """An operation that no kernel family stands for, with its FLOPs where they are known; `acts`: whether it happens
     also where nothing uses what it gives."""
-    reason = "no kernel family stands for it" + ("" if flops else "; FLOPs at least one per output element")
+    reason = "it has no kernel family" + ("" if flops else "; at least one FLOP per output element is assumed")
     least = sum(value.array.n_elements for value in outputs)
     work = Unmapped(name, reason, float(flops or least))
     return Node(name, "effect" if acts else "unmapped", inputs, outputs, work=work)

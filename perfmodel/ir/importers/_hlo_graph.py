@@ -62,7 +62,7 @@ def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None
     compiled = lowered.compile() if hasattr(lowered, "compile") else lowered
     if not hasattr(compiled, "as_text"):
         raise PerfModelError(
-            f"{type(program).__name__} is no sharded program; pass a jitted function, its lowered or compiled form, "
+            f"{type(program).__name__} is not a sharded program; pass a jitted function, its lowered or compiled form, "
             "or the text of the compiled module"
         )
     # Donated arguments share memory with outputs, which the aliased size takes off.
@@ -134,7 +134,7 @@ class _Walk:
         if count is not None:
             self.nodes.append(Node("while", "loop", inputs, outputs, work=body))
             return out
-        reason = "its trip count is not known (FLOPs of one iteration); pass trip_count"
+        reason = "its trip count is not known, so one iteration is counted; pass trip_count"
         self._unmapped("while", reason, [body], inputs, outputs)
         return out
 
@@ -148,7 +148,7 @@ class _Walk:
         for name, operand in zip(names, operands[1:], strict=True):
             branches.append(self._region(self.module.computations[name], [operand]))
         out = _values_of_type(i.type)
-        reason = "which branch is taken depends on data (FLOPs of the largest branch)"
+        reason = "the branch depends on data, so the largest branch is counted"
         self._unmapped(i.opcode, reason, branches, tuple(_values(tuple(operands))), tuple(_values(out)))
         return out
 

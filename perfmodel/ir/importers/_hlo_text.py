@@ -71,7 +71,9 @@ def parse_module(text: str) -> HloModule:
     header = next((line for line in lines if line.startswith("HloModule ")), None)
     match = None if header is None else _HEADER.match(header)
     if header is None or match is None:
-        raise PerfModelError("not an HLO module: no line `HloModule name`; pass what `compiled.as_text()` returns")
+        raise PerfModelError(
+            "not an HLO module, because it has no line `HloModule name`; pass the result of `compiled.as_text()`"
+        )
     computations: dict[str, Computation] = {}
     entry = current = ""
     body: list[Instruction] = []
@@ -90,7 +92,7 @@ def parse_module(text: str) -> HloModule:
                 raise PerfModelError(f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})") from None
             root = match_instruction.group(2) if match_instruction.group(1) else root
     if entry not in computations:
-        raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; the text is cut off")
+        raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; pass the complete text")
     # Absent counts mean 1.
     counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
     return HloModule(match.group(1), computations, entry, prod(map(int, counts)))

@@ -63,7 +63,7 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
     for var in closed.jaxpr.invars:
         shape = getattr(var.aval, "shape", ())
         if not all(isinstance(n, int) for n in shape):
-            raise PerfModelError(f"argument of shape {shape} is of unknown size; give every dimension as a number")
+            raise PerfModelError(f"argument of shape {shape} has an unknown size; give every dimension as a number")
     return table_of(closed, trip_count, name or getattr(fn, "__name__", type(fn).__name__))
 
 
@@ -172,7 +172,7 @@ class _Walk:
             body = self.region(parameters["body_jaxpr"].jaxpr, mesh, float(self.trip_count))
             return Node("while", "loop", inputs, outputs, work=body)
         flops = rows_of(self.region(parameters["body_jaxpr"].jaxpr, mesh)).flops
-        reason = "its trip count is not known (FLOPs of one iteration); pass trip_count, or write it as a scan"
+        reason = "its trip count is not known, so one iteration is counted; pass trip_count, or write it as a scan"
         return Node("while", "unmapped", inputs, outputs, work=Unmapped("while", reason, flops))
 
     def _cond(self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]) -> Node:
@@ -181,7 +181,7 @@ class _Walk:
         if len(branches) == 1:
             return Node("cond", "loop", inputs, outputs, work=self.region(branches[0].jaxpr, mesh))
         flops = max(rows_of(self.region(branch.jaxpr, mesh)).flops for branch in branches)
-        reason = "which branch is taken depends on data (FLOPs of the largest branch)"
+        reason = "the branch depends on data, so the largest branch is counted"
         return Node("cond", "unmapped", inputs, outputs, work=Unmapped("cond", reason, flops))
 
 
@@ -243,5 +243,5 @@ def _pallas(parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: t
     # Pallas lets authors state the cost, since the compiler cannot see into the kernel.
     stated = parameters.get("cost_estimate")
     flops = float(getattr(stated, "flops", 0)) or float(sum(o.array.n_elements for o in outputs))
-    reason = "a hand-written kernel (FLOPs as its cost_estimate states, or one per output element)"
+    reason = "a hand-written kernel, counted by its cost_estimate or one FLOP per output element"
     return Node("pallas_call", "unmapped", inputs, outputs, work=Unmapped("pallas_call", reason, flops))

@@ -181,15 +181,15 @@ class _Reader:
             unknown = ["all"]
         if unknown:
             raise PerfModelError(
-                f"tensor {tensor.name}: dimension {unknown[0]!r} depends on data or was not given; add it to dims"
+                f"tensor {tensor.name}: dimension {unknown[0]!r} depends on data or is not given; add it to dims"
             )
         return Array.of(element_type(self.onnx, kind.elem_type), tuple(d.dim_value for d in kind.shape.dim))
 
     def _value(self, name: str, node: Any) -> Value:
         if name not in self.values:
             raise PerfModelError(
-                f"ONNX node {node.name or node.op_type}: the shape of {name!r} is not known (operator {node.op_type} "
-                "of a domain without shape inference, or data-dependent)"
+                f"ONNX node {node.name or node.op_type}: the shape of {name!r} is not known (operator "
+                f"{node.op_type} has no shape inference, or the shape depends on data)"
             )
         return self.values[name]
 

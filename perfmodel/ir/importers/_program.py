@@ -75,11 +75,11 @@ def trace_program(
         # All unmapped primitives at once, with what they matter: users decide whether to rewrite them.
         total = table_of(closed, None, title).flops or 1.0
         names = ", ".join(f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items())
-        raise PerfModelError(f"{title}: not in the IR: {names}; use trace for a table of its costs")
+        raise PerfModelError(f"{title}: the IR cannot express {names}; use trace for a table of its costs")
     results = []
     for item, var in zip(items, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
-            raise PerfModelError(f"{title}: an output does not depend on weights or data; return what does")
+            raise PerfModelError(f"{title}: an output does not depend on weights or data; return only outputs that do")
         results.append((emitter.materialised(item, array_of(var)).name, "loss" if differentiable else "output"))
     emitter.settle_layers()
     return model.program(results)
@@ -166,7 +166,7 @@ class _Walk:
         x, array = items[0], array_of(eqn.invars[0])
         last = len(array.shape) - 1
         if not isinstance(x, Ref) or eqn.params.get("axis", last) not in (-1, last):
-            raise CannotMapError("the largest entries along another axis than the last")
+            raise CannotMapError("the largest entries along an axis other than the last")
         return list(self.emitter.ops("top_k", (self.emitter.materialised(x, array),), 2, k=int(eqn.params["k"])))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
@@ -193,7 +193,7 @@ class _Walk:
         if isinstance(item, Known):
             return [Known(part) for part in item.array]
         if not isinstance(item, Ref):
-            raise CannotMapError("the IR computes no integers")
+            raise CannotMapError("the IR cannot compute integers")
         x = self.emitter.materialised(item, array_of(atom))
         # Weights stacked along the scanned axis are those of one layer each.
         parts = self.emitter.parts(x, 0, n)

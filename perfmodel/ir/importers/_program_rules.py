@@ -63,7 +63,7 @@ def mapped(
         # Index plus axis size: the wrapped index of a guard, which is never chosen.
         if name == "add":
             return Shifted()
-        raise CannotMapError("the IR computes no integers")
+        raise CannotMapError("the IR cannot compute integers")
     if name in _BINARY:
         return _BINARY[name](d, items[0], items[1], out)
     x = _first(items)
@@ -82,7 +82,7 @@ def _ref(d: Emitter, item: Item, out: Array) -> Ref:
         return item
     if isinstance(item, Known):
         return d.constant(item.array, out.dtype)
-    raise CannotMapError("the IR computes no integers")
+    raise CannotMapError("the IR cannot compute integers")
 
 
 def _scalar(item: Item) -> float | None:
@@ -143,7 +143,7 @@ def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
     # A softmax's maximum may be kept out of the gradient, because it cancels. For anything else stopping it changes
     # the derivative, which the IR could not express.
     if d.differentiable and not x.unstopped:
-        raise CannotMapError("only maxima can be kept out of the gradient")
+        raise CannotMapError("stop_gradient is supported only for maxima")
     return replace(x, unstopped=False)
 
 
@@ -175,7 +175,7 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
     if isinstance(which, IndexCheck):
         return cases[0] if which.kind == "negative" else cases[1]
     if not isinstance(which, Known) or len(cases) != 2:
-        raise CannotMapError("a choice by data")
+        raise CannotMapError("a selection that depends on data")
     # Infinity times zero is no number, so masked-out elements of constants are set to zero instead.
     mask = which.array.astype(float)
     terms = []
@@ -233,7 +233,7 @@ def _reduce_sum(d: Emitter, eqn: Equation) -> Ref:
 def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
     x = _first(eqn.items)
     if tuple(eqn.parameters["axes"]) != (len(eqn.arrays[0].shape) - 1,):
-        raise CannotMapError("a maximum along another axis than the last")
+        raise CannotMapError("a maximum along an axis other than the last")
     top = d.op("row_max", d.materialised(x, eqn.arrays[0]))
     return replace(d.reshape(top, eqn.out.shape), unstopped=True)
 
@@ -295,7 +295,7 @@ def _gather(d: Emitter, eqn: Equation) -> Ref:
     batched = tuple(getattr(numbers, "operand_batching_dims", ()))
     if prod(sizes) == 1 and batched == tuple(range(rank - 1)) and tuple(numbers.start_index_map) == (rank - 1,):
         return d.reshape(d.op("pick", d.materialised(x, eqn.arrays[0]), d.reshape(ids, shape[:-1])), eqn.out.shape)
-    raise CannotMapError("a gather of neither whole rows nor one element per row")
+    raise CannotMapError("a gather that takes neither whole rows nor one element per row")
 
 
 def _concatenate(d: Emitter, eqn: Equation) -> Ref:

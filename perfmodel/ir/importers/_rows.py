@@ -163,7 +163,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
         for group in _mesh_groups(sizes, match.group(4)):
             groups.append(tuple(device[position] for position in group))
         return tuple(groups)
-    raise PerfModelError(f"replica groups {text!r} are in a notation that is not known")
+    raise PerfModelError(f"replica groups {text!r} have an unknown notation")
 
 
 def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[int]:

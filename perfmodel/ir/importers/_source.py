@@ -1,4 +1,4 @@
-"""A program from whatever says it: its text, a catalog model, an ONNX file, a PyTorch or JAX model in a Python file."""
+"""Reads a program from its text, a catalog model, an ONNX file, or a PyTorch or JAX model in a Python file."""
 
 import importlib.util
 import sys
@@ -71,7 +71,7 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
         except PerfModelError:
             raise
         except ValueError as error:
-            raise PerfModelError(f"{path}: not the text of a program ({error})") from None
+            raise PerfModelError(f"{path}: not a program in text form ({error})") from None
     elif suffix == ".onnx":
         program = onnx_program(path, dims=settings.dims, values=settings.values)
     elif suffix == ".pt2":
@@ -94,7 +94,7 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
     except UnknownNameError as error:
         raise PerfModelError(f"{name}: not {SOURCES} ({error})") from None
     if settings.batch is None:
-        raise PerfModelError(f"{name}: a catalog model has no batch of its own; give --global-batch")
+        raise PerfModelError(f"{name}: a catalog model does not state a batch; give --global-batch")
     mode = settings.mode or "train"
     return model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
 
@@ -151,7 +151,7 @@ def _in_mode(program: Program, mode: Mode | None) -> Program:
     if program.trains or mode == "inference" or (mode is None and not loss):
         return program
     if not loss:
-        raise PerfModelError(f"@{program.function.name} returns no loss to train on; let the model return a scalar")
+        raise PerfModelError(f"@{program.function.name} returns no loss to train on; make the model return a scalar")
     return training_step(program)
 
 

@@ -235,7 +235,7 @@ class OpTable:
             place.require(self.n_devices, "the program")
         elif self.collectives:
             raise PerfModelError(
-                f"the program communicates between {self.n_devices} devices; name a cluster, not the device "
+                f"the program communicates between {self.n_devices} devices; name a cluster instead of the device "
                 f"{device.name}"
             )
         rows = [*self.kernels, *self.collectives]

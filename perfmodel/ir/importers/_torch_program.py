@@ -175,7 +175,7 @@ class _Reader:
             else:
                 self.graph.values[node.name] = self._call(node)
         if self.values:
-            raise PerfModelError(f"{self.graph.name}: no argument is named {', '.join(self.values)}")
+            raise PerfModelError(f"{self.graph.name}: the module has no argument named {', '.join(self.values)}")
         return self.graph.program(outputs)
 
     def _weight(self, node: Any, label: str) -> None:
@@ -210,7 +210,7 @@ class _Reader:
             return source[node.args[1]] if isinstance(source, list) and len(source) > 1 else _listed(source)[0]
         schema = getattr(node.target, "_schema", None)
         if schema is None:
-            raise PerfModelError(f"{self.graph.name}: {node.target} is no op of ATen; rewrite the model without it")
+            raise PerfModelError(f"{self.graph.name}: {node.target} is not an ATen op; rewrite the model without it")
         # Assertions return nothing.
         if not schema.returns:
             return None

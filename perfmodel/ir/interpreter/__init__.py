@@ -1,4 +1,4 @@
-"""Runs pipeline schedules on small JAX models: what they compute, not how long they take."""
+"""Runs pipeline schedules on small JAX models, to check their results rather than their times."""
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ir.interpreter._accuracy import (

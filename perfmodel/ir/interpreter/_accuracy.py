@@ -45,7 +45,7 @@ def land_or_sea(seed: int) -> Places:
         from matplotlib import cbook
     except ImportError:
         raise PerfModelError(
-            "training on real data needs the map that matplotlib ships: pip install matplotlib"
+            "training on real data needs a map that comes with matplotlib; run pip install matplotlib"
         ) from None
     with np.load(str(cbook.get_sample_data("topobathy.npz", asfileobj=False))) as data:
         height, east, north = (np.asarray(data[name], float) for name in ("topo", "longitude", "latitude"))
@@ -99,7 +99,7 @@ def digits_task(seed: int, stages: int) -> Task:
         from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise PerfModelError(
-            "training on handwritten digits needs those that scikit-learn ships: pip install scikit-learn"
+            "training on handwritten digits needs data that comes with scikit-learn; run pip install scikit-learn"
         ) from None
     pixels, labels = load_digits(return_X_y=True)
     images = np.asarray(pixels, float).reshape(-1, DIGIT_SIZE, DIGIT_SIZE, 1) / _DARKEST
@@ -158,7 +158,7 @@ def accuracy_curve(
     """
     # Examples are laid out as [micro-batch of all epochs, example], the form that schedules index.
     if mini_batch % micro_batches:
-        raise PerfModelError(f"mini-batch {mini_batch} does not divide into {micro_batches} micro-batches")
+        raise PerfModelError(f"mini-batch {mini_batch} is not divisible into {micro_batches} micro-batches")
     # All schedules see the same examples in the same order, so curves differ by weight versions and time alone.
     stages, rng = len(passes.forward_s), np.random.default_rng(seed)
     learned = task(seed, stages)

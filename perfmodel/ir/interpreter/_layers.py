@@ -60,7 +60,7 @@ class LayeredModel:
             PerfModelError: fewer layers than stages.
         """
         if n > len(self.layers):
-            raise PerfModelError(f"{len(self.layers)} layers cannot fill {n} stages; use a deeper model")
+            raise PerfModelError(f"{len(self.layers)} layers are too few for {n} stages; use a deeper model")
         # Rounding down spreads the remainder over the stages.
         bounds = [len(self.layers) * i // n for i in range(n + 1)]
         return [range(a, b) for a, b in pairwise(bounds)]

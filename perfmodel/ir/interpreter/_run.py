@@ -1,4 +1,4 @@
-"""The reference interpreter: devices that hold only their own weights and what they were sent."""
+"""The reference interpreter: devices with only their own weights and received messages."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -136,7 +136,7 @@ def training_curve(
 def _whole_steps(micro_batches: int, per_step: int) -> int:
     if not 0 < per_step <= micro_batches:
         raise PerfModelError(
-            f"training needs micro-batches for at least one step of {per_step}, got {micro_batches}: give more inputs"
+            f"training needs at least {per_step} micro-batches (one step), got {micro_batches}; give more inputs"
         )
     return micro_batches // per_step
 

@@ -36,7 +36,7 @@ def _group(inputs: Tensors, attributes: Values) -> int:
         expect(1, inputs)
         return int(attributes["replicas"][0])
     if len(inputs) < 2:
-        raise RuleError(f"operands on at least 2 devices are needed, got {len(inputs)}")
+        raise RuleError(f"a collective needs operands on at least 2 devices, got {len(inputs)}")
     devices = [tensor.device for tensor in inputs]
     if len(set(devices)) < len(devices):
         raise RuleError(f"operands must be on different devices, got devices {devices}")
@@ -51,7 +51,7 @@ def _group(inputs: Tensors, attributes: Values) -> int:
 # Gathering multiplies an axis by the size of the group, scattering divides it, an all-to-all does one of each.
 def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
     if tensor.shape[axis] * factor % over:
-        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} do not split over {over} devices")
+        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} are not divisible by {over} devices")
     return tensor.with_size(axis, tensor.shape[axis] * factor // over)
 
 
@@ -107,7 +107,7 @@ def _send(inputs: Tensors, attributes: Values) -> Tensors:
     expect(1, inputs)
     receiver = required(attributes, "to", int)
     if receiver < 0 or receiver == inputs[0].device:
-        raise RuleError(f"to={receiver} must be another device than {inputs[0].device}, where the value is")
+        raise RuleError(f"to={receiver} must differ from device {inputs[0].device}, which has the value")
     return (inputs[0].on(receiver),)
 
 

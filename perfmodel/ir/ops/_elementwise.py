@@ -37,7 +37,7 @@ def broadcast(shapes: list[Shape]) -> Shape:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        raise RuleError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
+        raise RuleError(f"shapes {' and '.join(map(str, shapes))} cannot be broadcast") from None
 
 
 def same_dtype(inputs: Tensors) -> None:
@@ -222,7 +222,7 @@ def _broadcast_like(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     x, template = inputs
     if broadcast([x.shape, template.shape]) != template.shape:
-        raise RuleError(f"shape {x.shape} does not broadcast to {template.shape}")
+        raise RuleError(f"shape {x.shape} cannot be broadcast to {template.shape}")
     return (x.with_shape(template.shape),)
 
 

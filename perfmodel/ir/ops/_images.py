@@ -54,7 +54,7 @@ def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
     x, w = inputs
     groups = required(attributes, "groups", int)
     if x.rank != 4 or w.rank != 4 or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-        raise RuleError(f"image {x.shape} and kernel {w.shape} do not fit in {groups} groups")
+        raise RuleError(f"image {x.shape} and kernel {w.shape} do not match with {groups} groups")
     return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
 
 

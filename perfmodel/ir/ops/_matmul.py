@@ -47,7 +47,7 @@ def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
     size = dict(zip(labels_a, a.shape, strict=True))
     for label, n in zip(labels_b, b.shape, strict=True):
         if size.setdefault(label, n) != n:
-            raise RuleError(f"shapes {a.shape} and {b.shape} do not multiply: {size[label]} against {n}")
+            raise RuleError(f"shapes {a.shape} and {b.shape} cannot be multiplied: {size[label]} differs from {n}")
     return (a.with_shape([size[label] for label in out]),)
 
 
@@ -63,7 +63,7 @@ def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     # flattened rows, hence an op of its own.
     if b.types[w].rank == 2 and b.types[x].rank > 2:
         if transpose_a:
-            raise RuleError("the gradient of a transposed batched operand times a matrix has no op")
+            raise RuleError("the gradient of a transposed batched operand times a matrix is not supported")
         dw = b.op("matmul_weight_grad", *((dy, x) if transpose_b else (x, dy)))
     elif transpose_b:
         dw = b.op("matmul", dy, x, transpose_a=True, transpose_b=transpose_a)

@@ -55,7 +55,7 @@ def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
     if len(inputs) == 2:
         wanted = inputs[1].value
         if wanted is None:
-            raise RuleError("the shape to reshape to is not known; give the values that it is made of")
+            raise RuleError("the target shape is not known; give the values that it depends on")
     else:
         operands(1, inputs)
         wanted = required(attributes, "shape", tuple)
@@ -101,7 +101,7 @@ def _transpose(inputs: Tensors, attributes: Values) -> Tensors:
     (x,) = inputs
     order = required(attributes, "permutation", tuple)
     if sorted(order) != list(range(x.rank)):
-        raise RuleError(f"permutation={order} does not permute {x.rank} axes")
+        raise RuleError(f"permutation={order} is not a permutation of {x.rank} axes")
     return (x.with_shape([x.shape[i] for i in order]),)
 
 
@@ -122,7 +122,7 @@ def _split(inputs: Tensors, attributes: Values) -> Tensors:
     (x,) = inputs
     axis, parts = axis_of(attributes, "axis", x.rank), required(attributes, "parts", int)
     if parts < 1 or x.shape[axis] % parts:
-        raise RuleError(f"{x.shape[axis]} elements of axis {axis} do not split into {parts} equal parts")
+        raise RuleError(f"{x.shape[axis]} elements of axis {axis} are not divisible into {parts} equal parts")
     return (x.with_size(axis, x.shape[axis] // parts),) * parts
 
 
@@ -142,7 +142,7 @@ def _concat(inputs: Tensors, attributes: Values) -> Tensors:
     axis = axis_of(attributes, "axis", x.rank)
     other_sizes = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
     if len(other_sizes) > 1:
-        raise RuleError(f"shapes {', '.join(str(t.shape) for t in inputs)} differ beside axis {axis}")
+        raise RuleError(f"shapes {', '.join(str(t.shape) for t in inputs)} differ in axes other than {axis}")
     size = sum(t.shape[axis] for t in inputs)
     return (x.with_size(axis, size),)
 
@@ -184,7 +184,7 @@ def _pad(inputs: Tensors, attributes: Values) -> Tensors:
     axis = axis_of(attributes, "axis", x.rank)
     before, after = required(attributes, "before", int), required(attributes, "after", int)
     if before < 0 or after < 0:
-        raise RuleError(f"before={before} and after={after} must not be negative; a slice cuts")
+        raise RuleError(f"before={before} and after={after} must not be negative; use a slice to cut")
     if not isinstance(attributes.get("value", 0), (int, float)):
         raise RuleError(f"value must be a number, got {attributes['value']!r}")
     return (x.with_size(axis, before + x.shape[axis] + after),)

@@ -231,7 +231,7 @@ def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
     if not tokens:
         return query.replicated()
     if capacity % query.parts:
-        raise RuleError(f"capacity {capacity} does not divide over {query.parts} parts")
+        raise RuleError(f"capacity {capacity} is not divisible by {query.parts} parts")
     spread = Sharded(tokens[0])
     return ShardingDecision((spread, spread), (Sharded(1),), (("capacity", capacity // query.parts),))
 

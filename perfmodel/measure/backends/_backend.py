@@ -186,12 +186,12 @@ class Transport:
         devices = torch_module().cuda.device_count()
         if num_ranks > devices:
             raise CalibrationError(
-                f"NCCL takes one GPU per rank: {num_ranks} ranks, this machine has {devices}; "
-                "take fewer in the plan, or start processes on several nodes (--launched)"
+                f"NCCL needs one GPU per rank: the plan has {num_ranks} ranks, this machine {devices} GPUs; use "
+                "fewer ranks, or start processes on several nodes (--launched)"
             )
 
     def meter(self) -> Meter:
-        """Others disturb gloo's threads, not NCCL's kernels."""
+        """The meter for interference, which affects gloo's threads but not NCCL's kernels."""
         return NoMeter() if self.name == "nccl" else machine_meter()
 
 
@@ -263,8 +263,8 @@ def check_device(planned: str, accelerator: str | None) -> None:
     else:
         device_found = accelerator
     raise CalibrationError(
-        f"the plan's device is {planned}, found {device_found}; run it there, or name the device found "
-        "(any_device = true in the plan measures whatever is found)"
+        f"the plan's device is {planned}, but this machine has {device_found}; run on the planned device, or name "
+        "this one in the plan (any_device = true accepts any device)"
     )
 
 

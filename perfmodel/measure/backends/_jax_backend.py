@@ -59,8 +59,8 @@ class JaxBackend:
         check_capability(op, self.capability, self.accelerator)
         if cold and self.accelerator:
             raise PerfModelError(
-                "JAX cannot time a single call on an accelerator apart from its launch; "
-                'use --backend torch for cache = "cold"'
+                "JAX cannot separate a single call on an accelerator from its launch; use --backend torch for "
+                'cache = "cold"'
             )
 
     def variant(self, op: KernelOp) -> str:

@@ -73,8 +73,8 @@ class NcclTests:
             )
         except (KeyError, IndexError, ValueError) as error:
             raise CalibrationError(
-                f"nccl_tests: launcher {self.launcher!r} cannot be filled in ({error!r}); "
-                "it may use {num_ranks}, {num_nodes} and {ranks_per_node}"
+                f"nccl_tests: launcher {self.launcher!r} is not a valid template ({error!r}); it may use "
+                f"{num_ranks}, {num_nodes} and {ranks_per_node}"
             ) from None
         program = str(Path(self.folder) / PROGRAMS[op.collective])
         return [*shlex.split(launcher), program, *shlex.split(sizes), *shlex.split(self.arguments)]
@@ -87,7 +87,9 @@ def check_nccl_tests(op: Collective) -> None:
     if op.dtype not in DTYPES:
         raise UnknownNameError("dtype to measure", op.dtype, DTYPES)
     if op.concurrent > 1:
-        raise PerfModelError(f"{op.collective}: nccl-tests runs one group; leave concurrent out, or measure by torch")
+        raise PerfModelError(
+            f"{op.collective}: nccl-tests runs a single group; leave concurrent out, or measure with torch"
+        )
     if op.bytes < 1 or op.bytes % (ALIGNMENT * op.num_ranks):
         raise PerfModelError(
             f"nccl-tests measures multiples of {ALIGNMENT} bytes per rank; {op.collective} of {op.bytes:g} bytes "
@@ -146,7 +148,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
     try:
         done = run_supervised(command, timeout_s)
     except subprocess.TimeoutExpired:
-        raise CalibrationError(f"no end after {timeout_s:g} s: {shown}") from None
+        raise CalibrationError(f"not finished after {timeout_s:g} s: {shown}") from None
     if done.returncode:
         last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise CalibrationError(f"exit status {done.returncode} ({last_line}) from: {shown}")
@@ -161,7 +163,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
                 for accelerator in {*table["device"]} - {""}:
                     check_device(device, accelerator)
         except PerfModelError as error:
-            raise CalibrationError(f"{error}; this was: {shown}") from None
+            raise CalibrationError(f"{error}; the command was: {shown}") from None
     return table
 
 

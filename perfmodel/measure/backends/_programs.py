@@ -55,8 +55,8 @@ def check_capability(op: KernelOp, capability: tuple[int, int], accelerator: str
     needed = _CAPABILITIES.get(op.dtype, (0, 0))
     if capability < needed:
         raise PerfModelError(
-            f"{op.dtype} products need an NVIDIA GPU of compute capability {needed[0]}.{needed[1]} or newer; "
-            f"this is {accelerator or 'a CPU'}: remove them from the plan"
+            f"{op.dtype} products need an NVIDIA GPU of compute capability {needed[0]}.{needed[1]} or newer, but "
+            f"this is {accelerator or 'a CPU'}; remove them from the plan"
         )
 
 

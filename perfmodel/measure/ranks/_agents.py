@@ -49,7 +49,7 @@ class Hello:
 class Agent:
     """Process 0's end of the connection to an agent; between `start` and `end` it stands for the agent's rank."""
 
-    gone = "is gone; its last words are on standard error there"
+    gone = "ended unexpectedly; see its messages on standard error there"
 
     def __init__(self, connection: Connection, hello: Hello) -> None:
         self._connection, self.hello = connection, hello
@@ -67,7 +67,7 @@ class Agent:
                 return self._connection.recv()[1]
         except (EOFError, OSError):
             pass
-        raise CalibrationError(f"{self.hello} does not answer; is it gone?")
+        raise CalibrationError(f"{self.hello} does not answer; check that it still runs")
 
     def start(self, place: Place, session: type[RankSession]) -> None:
         """Start a rank there."""
@@ -152,7 +152,7 @@ def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
         connection.send(_hello(launch, address))
         why = serve_orders(connection)
     except (EOFError, OSError):
-        why = "process 0 is gone; its last words are on standard error there"
+        why = "process 0 ended unexpectedly; see its messages on standard error there"
     if why is not None:
         raise CalibrationError(f"process {launch.index} on {launch.node}: {why}")
 
@@ -242,7 +242,10 @@ def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
     # Rows of one table are measured alike: by the same software and code on every node.
     first = agents[0].hello
     if new.count != first.count:
-        raise CalibrationError(f"{new} was started as one of {new.count}, process 0 as one of {first.count}")
+        raise CalibrationError(
+            f"{new} was started as one of {new.count} processes, but process 0 as one of {first.count}; start all "
+            "with the same number"
+        )
     if new.index in agents:
         raise CalibrationError(
             f"two processes have number {new.index}, on {agents[new.index].hello.node} and {new.node}"
@@ -251,5 +254,6 @@ def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
         theirs, ours = new.versions.get(name, "none"), first.versions.get(name, "none")
         if theirs != ours:
             raise CalibrationError(
-                f"{new} has {name} {theirs[:20]}, process 0 on {first.node} {ours[:20]}: install the same"
+                f"{new} has {name} {theirs[:20]}, but process 0 on {first.node} has {ours[:20]}; install the "
+                "same version"
             )

@@ -58,7 +58,7 @@ class RankGroup:
         nodes = [agent.hello.node for agent in agents]
         self._num_nodes = max(1, len(hosts), len(set(nodes)))
         if num_ranks % self._num_nodes:
-            raise PerfModelError(f"{num_ranks} ranks do not divide over {self._num_nodes} hosts")
+            raise PerfModelError(f"{num_ranks} ranks are not divisible by {self._num_nodes} hosts")
         self.num_ranks = num_ranks
         self.ranks_per_node = num_ranks // self._num_nodes
         self._session, self._hosts, self._agents = session, tuple(hosts), tuple(agents)
@@ -108,7 +108,7 @@ class RankGroup:
         check_collective(op, self._num_nodes)
         n_asked = op.num_ranks * op.concurrent
         if n_asked != self.num_ranks:
-            raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {n_asked}")
+            raise PerfModelError(f"the group has {self.num_ranks} ranks, but {op.collective} needs {n_asked}")
         self.ask("load", op)
         self._of_two_sides = op.collective == "send_recv" and n_asked == TWO_SIDES
 
@@ -175,7 +175,7 @@ class RankGroup:
     def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of every rank's session, rank r with `arguments[r]`; returns one answer per rank."""
         if not self._members:
-            raise CalibrationError("the group of ranks is not running; enter it anew")
+            raise CalibrationError("the group of ranks is not running; enter its context again")
         for rank, member in enumerate(self._members):
             try:
                 member.send((name, *arguments[rank]))
@@ -201,7 +201,7 @@ class RankGroup:
             if not ready:
                 rank = min(waiting.values())
                 raise CalibrationError(
-                    f"{_name(rank, self._members[rank])} does not answer; is the machine overloaded?"
+                    f"{_name(rank, self._members[rank])} does not answer; check whether the machine is overloaded"
                 )
             # A rank that fails or dies ends the measurement at once, whatever the others are waiting for.
             for handle, rank in waiting.items():
@@ -238,15 +238,16 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
         raise UnknownNameError("dtype to measure", op.dtype, JAX_DTYPES)
     if op.num_nodes != hosts:
         raise PerfModelError(
-            f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = {op.num_ranks // hosts}, "
-            f"not {op.ranks_per_node}; ranks of several hosts are started by a launcher (--launched)"
+            f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = "
+            f"{op.num_ranks // hosts}, not {op.ranks_per_node}; to use several hosts, start perfmodel with a "
+            "launcher and --launched"
         )
     # Every rank has a part of whole elements.
     unit = dtype_bytes(op.dtype) * op.num_ranks
     if op.bytes < unit or op.bytes % unit:
         raise PerfModelError(
-            f"{op.collective} of {op.bytes:g} bytes does not split into {op.dtype} over {op.num_ranks} ranks; "
-            f"use a multiple of {unit}"
+            f"{op.collective} of {op.bytes:g} bytes is not divisible into {op.dtype} elements over {op.num_ranks} "
+            f"ranks; use a multiple of {unit}"
         )
 
 
@@ -286,5 +287,5 @@ def transfer_time_s(
         )
     call_s = np.stack([send_s[:, 1] - send_s[:, 0], receive_s[:, 1] - receive_s[:, 0]])
     if not (call_s >= 0).all():
-        raise CalibrationError("a send or receive call ends before it starts; its start and end are of two clocks")
+        raise CalibrationError("a send or receive call ends before it starts; use one clock for both ends")
     return call_s.min(axis=0)

@@ -108,7 +108,7 @@ class EmulatedHosts:
 
     def __init__(self, count: int, bandwidth_bytes_per_s: float, latency_s: float = 0.0) -> None:
         if not 2 <= count <= _MAX_HOSTS:
-            raise PerfModelError(f"emulated hosts: 2 to {_MAX_HOSTS} of them, got {count}")
+            raise PerfModelError(f"emulated hosts: give 2 to {_MAX_HOSTS} hosts, got {count}")
         network = EmulatedNetwork(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
         self._bandwidth_bytes_per_s, self._latency_s = network.bandwidth_bytes_per_s, network.latency_s
         self._prefix = f"pm{os.getpid() % 10**6}x{next(_numbers)}"
@@ -190,7 +190,7 @@ class EmulatedHosts:
 def unavailable() -> str:
     """What this system lacks to emulate hosts; empty where it can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return "it takes root's rights"
+        return "it needs root"
     tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     return f"{' and '.join(tools)} not found (package iproute2)" if tools else ""
 

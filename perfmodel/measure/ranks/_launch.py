@@ -71,7 +71,7 @@ def find_launch(
     # What the command line says counts before what a launcher says.
     host, port = _host_and_port(coordinator)
     if (process is None) != (processes is None):
-        raise CalibrationError("calibrate: --process I and --processes N go together")
+        raise CalibrationError("calibrate: give both --process I and --processes N")
     if process is not None and processes is not None:
         launcher, index, count = "--process", process, processes
     else:
@@ -84,8 +84,8 @@ def find_launch(
             index, count = int(environ[number]), int(environ[total])
         except ValueError:
             raise CalibrationError(
-                f"{number}={environ[number]!r} and {total}={environ[total]!r}: a process's number and how many there "
-                "are; start by torchrun, mpirun or srun, or give --process I --processes N"
+                f"{number}={environ[number]!r} and {total}={environ[total]!r}: these must be the number of a "
+                "process and their count; start with torchrun, mpirun or srun, or give --process I --processes N"
             ) from None
 
         # Torchrun tells where the first node is; mpirun and srun do not.
@@ -110,7 +110,7 @@ def _host_and_port(coordinator: str | None) -> tuple[str | None, int | None]:
         return None, None
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise CalibrationError(f"--coordinator {coordinator}: not HOST:PORT, as node-a:29600")
+        raise CalibrationError(f"--coordinator {coordinator}: must be HOST:PORT, such as node-a:29600")
     return host, int(port)
 
 
@@ -177,10 +177,10 @@ class Server:
                 self._socket.settimeout(max(left_s, 1e-3))
                 peer, _ = self._socket.accept()
             except TimeoutError:
-                turned = f"; {self._turned_away} connections knew another secret" if self._turned_away else ""
+                turned = f"; {self._turned_away} connections used another secret" if self._turned_away else ""
                 raise CalibrationError(
-                    f"{_named(missing)} of {launch.count} did not come to {self._meeting.host} within "
-                    f"{timeout_s:g} s{turned}; were all started, with this --out, and may they reach this node?"
+                    f"{_named(missing)} of {launch.count} did not connect to {self._meeting.host} within "
+                    f"{timeout_s:g} s{turned}; check that all were started with this --out and can reach this node"
                 ) from None
             connection = _authenticated(peer, self._meeting.key, first=True)
             if connection is not None:
@@ -190,8 +190,8 @@ class Server:
             self._turned_away += 1
             if self._turned_away >= MOST_TURNED_AWAY:
                 raise CalibrationError(
-                    f"{self._turned_away} connections to {self._meeting.host} did not know the launch's secret; is "
-                    f"{KEY} the same on all nodes, and may only these reach the port?"
+                    f"{self._turned_away} connections to {self._meeting.host} used a wrong secret; check that "
+                    f"{KEY} is the same on all nodes and that only these can reach the port"
                 )
 
 
@@ -223,15 +223,19 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
             connection = _authenticated(peer, meeting.key, first=False)
             if connection is not None:
                 return connection, address
-            trouble = f"{address_tried} has another secret; is {KEY} the same on all nodes?"
+            trouble = f"{address_tried} has another secret; check that {KEY} is the same on all nodes"
         # Process 0 has not come yet.
         except FileNotFoundError:
-            trouble = f"no {NAME} in {folder}; do all nodes share it? else give --coordinator HOST:PORT and {KEY}"
+            trouble = (
+                f"{folder} has no {NAME}; check that all nodes share this folder, or give --coordinator HOST:PORT "
+                f"and {KEY}"
+            )
         except OSError as error:
             trouble = f"{address_tried}: {error.strerror or error}"
         if time.monotonic() > deadline_s:
             raise CalibrationError(
-                f"process {launch.index} on {launch.node} found no process 0 within {timeout_s:g} s: {trouble}"
+                f"process {launch.index} on {launch.node} could not connect to process 0 within {timeout_s:g} "
+                f"s: {trouble}"
             )
         time.sleep(0.2)
 

@@ -203,7 +203,7 @@ def _operation(op: Collective) -> Any:
 class RankProcess:
     """A rank's process, started at once; `send` and `recv` carry the requests and answers of `serve`."""
 
-    gone = "died; its last words are on standard error"
+    gone = "ended unexpectedly; see its messages on standard error"
 
     def __init__(self, place: Place, session: type[RankSession]) -> None:
         # A fresh interpreter per rank: JAX's threads do not survive a fork.

@@ -99,7 +99,9 @@ class NcclSession(GlooSession):
     def take_device(self, index: int) -> None:
         torch = torch_module()
         if index >= torch.cuda.device_count():
-            raise RuntimeError(f"NCCL takes one GPU per rank, this node has {torch.cuda.device_count()}")
+            raise RuntimeError(
+                f"NCCL needs one GPU per rank, and this node has {torch.cuda.device_count()}; use fewer ranks"
+            )
         torch.cuda.set_device(index)
 
     def run(self, calls: int) -> list[Span]:

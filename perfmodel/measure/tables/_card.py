@@ -130,7 +130,7 @@ def write_card(
     # A card says on which device every row was measured.
     devices = table["device"].unique() if len(table) else []
     if len(devices) != 1:
-        raise TableError(f"{path}: a card describes rows of exactly one device, got {len(devices)}")
+        raise TableError(f"{path}: a card must have rows of exactly one device, got {len(devices)}")
     card = Card(
         table=path.name,
         table_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -170,5 +170,7 @@ def read_card(path: Path) -> Card:
 
     # A table that was edited, or copied over another one, has lost its provenance.
     if card.table != path.name or card.table_sha256 != hashlib.sha256(path.read_bytes()).hexdigest():
-        raise TableError(f"{path}: not the table that {json_path.name} describes; measure again or restore it")
+        raise TableError(
+            f"{path}: the table does not match its card {json_path.name}; measure again, or restore the table"
+        )
     return card

@@ -1,4 +1,4 @@
-"""Two calibrations held against each other, row by row."""
+"""Compares two calibrations row by row."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -81,7 +81,7 @@ def _tables(path: Path) -> list[Path]:
         return [path]
     paths = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
     if not paths:
-        raise TableError(f"{path}: holds no table with a card; name a table or a folder made by perfmodel calibrate")
+        raise TableError(f"{path}: there is no table with a card; give a table or folder made by perfmodel calibrate")
     return paths
 
 

@@ -71,7 +71,7 @@ class Point:
             PerfModelError: the row is a collective's.
         """
         if isinstance(self.op, Collective):
-            raise PerfModelError(f"{self.op.collective} is a collective, not a kernel; take `collective`")
+            raise PerfModelError(f"{self.op.collective} is a collective, not a kernel; use `collective`")
         return self.op
 
     @property
@@ -82,7 +82,7 @@ class Point:
             PerfModelError: the row is a kernel's.
         """
         if not isinstance(self.op, Collective):
-            raise PerfModelError(f"{self.op.family} is a kernel, not a collective; take `kernel`")
+            raise PerfModelError(f"{self.op.family} is a kernel, not a collective; use `kernel`")
         return self.op
 
 

@@ -69,13 +69,13 @@ class PartialFile:
             header, *entries = [json.loads(line) for line in complete_lines]
             records = [Record(**entry) for entry in entries]
         except (ValueError, TypeError) as error:
-            raise CalibrationError(f"{self.path}: not a partial table ({error}); remove it to start anew") from None
+            raise CalibrationError(f"{self.path}: not a partial table ({error}); remove it to start again") from None
         if not any_header and header != dict(self.header):
             names = {*header, *self.header}
             differing = sorted(name for name in names if header.get(name) != self.header.get(name))
             raise CalibrationError(
-                f"{self.path}: rows of an interrupted sweep were measured with another {', '.join(differing)}; "
-                "move it away to measure anew"
+                f"{self.path}: the rows of an interrupted sweep were measured with another "
+                f"{', '.join(differing)}; move the file away to start again"
             )
         return records
 
@@ -167,7 +167,9 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise CalibrationError(f"{folder}: another calibration is writing there; wait for it or stop it") from None
+            raise CalibrationError(
+                f"{folder}: another calibration is writing to this folder; wait until it ends, or stop it"
+            ) from None
 
         # Its last holder may have removed the file in between: then this handle locks nothing, and it is tried again.
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):

@@ -1,4 +1,4 @@
-"""How much of the processor others took while something was timed."""
+"""Meters of interference: CPU time taken by other work during a timing."""
 
 import os
 import time

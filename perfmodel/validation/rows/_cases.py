@@ -476,7 +476,7 @@ def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, i
             skipped[str(reason)] += 1
     if not runs:
         reason, _ = skipped.most_common(1)[0] if skipped else ("it is empty", 0)
-        raise TableError(f"{name}: no row can be used; mostly because: {reason}")
+        raise TableError(f"{name}: no row can be used; the most frequent reason is: {reason}")
     return runs, dict(skipped.most_common())
 
 

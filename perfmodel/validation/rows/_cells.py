@@ -45,7 +45,9 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
         else:
             tables.append(table)
     if not tables:
-        raise TableError(f"{files[0]}: {next(iter(ignored.values()))}" if files else "no file given")
+        raise TableError(
+            f"{files[0]}: {next(iter(ignored.values()))}" if files else ("no file is given; give at least one")
+        )
     return pd.concat(tables, ignore_index=True), ignored
 
 

@@ -95,7 +95,7 @@ def key_tables(row: Row) -> dict[str, dict[str, Any]]:
         for part in inner:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise Unusable(f"{column}: {part} is a value already, and no table")
+                raise Unusable(f"{column}: {part} is already a value, not a table")
         place[name] = _typed(table, name, cell_value(cell))
     return tables
 

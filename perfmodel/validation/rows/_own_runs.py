@@ -45,7 +45,7 @@ def require_words(table: "pd.DataFrame", name: str) -> None:
     if missing:
         columns = "columns" if len(missing) > 1 else "column"
         raise TableError(
-            f"{name}: no {columns} {', '.join(missing)}; a run is a row of {', '.join(_NEEDED)} and {STEP_COLUMNS[0]}"
+            f"{name}: {columns} {', '.join(missing)} missing; a run needs {', '.join(_NEEDED)} and {STEP_COLUMNS[0]}"
         )
     known = (*_NEEDED, *STEP_COLUMNS, *_OPTIONAL, *_REMARKS)
     unknown = next((str(column) for column in table if column not in known), None)

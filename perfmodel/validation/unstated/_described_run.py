@@ -142,13 +142,13 @@ class JobRun(DescribedRun):
         # before anything is filled in.
         unknown = set(self.job) - set(JOB_WORDS)
         if unknown:
-            raise UnknownNameError("word of a job", min(unknown), JOB_WORDS)
+            raise UnknownNameError("keyword of a job", min(unknown), JOB_WORDS)
         if self.job.get("global_batch") is None:
-            raise PerfModelError("global_batch is needed: sequences per step over all replicas")
+            raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
         if self.cluster.kinds:
             raise PerfModelError(
-                f"cluster {self.cluster.name} has several kinds of nodes, on which every setting must be stated; "
-                "leave --open out"
+                f"cluster {self.cluster.name} has several kinds of nodes, which --open does not support; leave "
+                "--open out"
             )
 
     @property

@@ -371,6 +371,6 @@ def _memory_contradiction(weighed: list[_Weighed]) -> str:
     capacity = case.cluster.device.memory_bytes
     shown = fullness(best.problem, case.layout, memory) * capacity
     return (
-        f"memory: predicted to need {needed / GIB:.0f} GiB ({shown / GIB:.0f} with what the allocator loses) of "
-        f"{capacity / GIB:.0f} GiB although the run fitted"
+        f"memory: predicted to need {needed / GIB:.0f} GiB ({shown / GIB:.0f} including allocator losses) of "
+        f"{capacity / GIB:.0f} GiB, although the run fitted"
     )

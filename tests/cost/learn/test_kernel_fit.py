@@ -217,9 +217,9 @@ def test_times_without_a_unit_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_calibration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="no such calibration"):
+    with pytest.raises(CalibrationError, match="this calibration does not exist"):
         KernelModel.load(tmp_path / "nowhere")
-    with pytest.raises(CalibrationError, match="holds no weights"):
+    with pytest.raises(CalibrationError, match="has no weights"):
         KernelModel.load(tmp_path)
 
 

@@ -26,7 +26,7 @@ def test_experts_are_shared_out_among_data_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "says"),
-    [(Layout(cp=2), "no context"), (Layout(dp=3), "16 does not divide"), (Layout(tp=2, etp=1), "leave etp out")],
+    [(Layout(cp=2), "neither context"), (Layout(dp=3), "16 is not divisible"), (Layout(tp=2, etp=1), "leave etp out")],
 )
 def test_what_no_transform_does_is_named(layout: Layout, says: str) -> None:
     with pytest.raises(LayoutError, match=says):

@@ -172,10 +172,10 @@ def test_work_does_not_depend_on_the_distribution() -> None:
 @pytest.mark.parametrize(
     ("degrees", "says"),
     [
-        (Degrees(data=32), "does not divide over 32 devices"),
-        (Degrees(tensor=3), "does not divide over 3 devices"),
-        (Degrees(micro_batches=3), "does not divide into 3 micro-batches"),
-        (Degrees(pipeline=8, micro_batches=2), "4 layers do not fill 8 pipeline stages"),
+        (Degrees(data=32), "is not divisible by 32 devices"),
+        (Degrees(tensor=3), "is not divisible by 3 devices"),
+        (Degrees(micro_batches=3), "is not divisible into 3 micro-batches"),
+        (Degrees(pipeline=8, micro_batches=2), "4 layers are too few for 8 pipeline stages"),
         (Degrees(data=2, zero=4), "zero must be 0, 1, 2 or 3"),
         (Degrees(pipeline=2, micro_batches=2, schedule="nonesuch"), "unknown schedule"),
     ],

@@ -85,10 +85,10 @@ def unmasked() -> Program:
 @pytest.mark.parametrize(
     ("model", "count", "message"),
     [
-        (program("transformer"), 3, "tokens: .* does not divide into 3 slices"),
+        (program("transformer"), 3, "tokens: .* is not divisible into 3 slices"),
         (training_step(mlp(8, (4, 8, 4), "fp64")), 2, "mixes positions of the sequence"),
         (unmasked(), 2, "%attention: only causal attention"),
-        (sequence_slices(program("transformer"), 2), 2, "sliced first"),
+        (sequence_slices(program("transformer"), 2), 2, "slice sequences before"),
     ],
     ids=["odd", "mlp", "not causal", "twice"],
 )
@@ -98,7 +98,7 @@ def test_what_cannot_be_sliced_is_named(model: Program, count: int, message: str
 
 
 def test_a_program_has_the_slices_of_its_schedule() -> None:
-    with pytest.raises(LayoutError, match="of 2 slices of a sequence, the program of 4"):
+    with pytest.raises(LayoutError, match="has 2 slices of a sequence, the program has 4"):
         pipeline(sequence_slices(program("transformer"), 4), get_schedule("seq1f1b")(2, 2))
-    with pytest.raises(LayoutError, match="of 1 slices of a sequence, the program of 2"):
+    with pytest.raises(LayoutError, match="has 1 slices of a sequence, the program has 2"):
         pipeline(sequence_slices(program("transformer"), 2), get_schedule("1f1b")(2, 2))

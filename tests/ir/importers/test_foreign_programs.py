@@ -229,7 +229,7 @@ def test_weights_need_no_values(torch):
 
 def test_vocabularies_are_padded(torch):
     program = torch_program(gpt(torch, 29, loss=False), tokens(torch))
-    with pytest.raises(LayoutError, match=r"29 does not divide over 2 devices.*--pad-vocab"):
+    with pytest.raises(LayoutError, match=r"29 is not divisible by 2 devices.*--pad-vocab"):
         distribute(program, Degrees(tensor=2))
     padded = pad_vocabulary(program, 4)
     assert {w.name: w.shape for w in padded.inputs}["wte.weight"] == (32, HIDDEN)
@@ -283,7 +283,7 @@ def test_unknown_ops_are_all_named_in_one_line(torch):
 
     with pytest.raises(PerfModelError) as error:
         torch_program(Module(), (torch.rand(3, 2),))
-    assert re.search(r"cumsum \(1x, first at cumsum\): no op of the IR.*lgamma \(1x.*import-model", str(error.value))
+    assert re.search(r"cumsum \(1x, first at cumsum\): the IR has no .*lgamma \(1x.*import-model", str(error.value))
     assert "\n" not in str(error.value)
 
 

@@ -101,7 +101,7 @@ def test_it_trains_as_the_original(torch: Any, transformers: Any, name: str, tex
 
 def test_layers_that_are_one_fill_no_pipeline(torch: Any, transformers: Any) -> None:
     step = training_step(as_program(torch, made(torch, transformers, "albert"), "albert"))
-    with pytest.raises(LayoutError, match="1 layers do not fill 2 pipeline stages"):
+    with pytest.raises(LayoutError, match="1 layers are too few for 2 pipeline stages"):
         distribute(step, Degrees(pipeline=2, micro_batches=2))
 
 

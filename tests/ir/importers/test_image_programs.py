@@ -146,7 +146,7 @@ def test_layers_of_vision_models_compute_what_torch_does(torch, layer):
 def test_what_convolutions_cannot_do_is_named(torch):
     x = torch.randn(2, 4, 6, 6)
     for model, why in (
-        (torch.nn.Conv2d(4, 4, 3, dilation=2), "windows with holes"),
+        (torch.nn.Conv2d(4, 4, 3, dilation=2), "dilated windows"),
         (torch.nn.AdaptiveAvgPool2d(4), "windows of different sizes"),
         (torch.nn.Conv2d(4, 4, 2, padding="same"), "padding"),
     ):

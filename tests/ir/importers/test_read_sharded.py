@@ -101,7 +101,7 @@ def test_predicted_on_a_cluster(fake_devices):
     assert estimate.overlapped_time_s <= estimate.step_time_s
     assert sum(estimate.provenance.values()) == pytest.approx(1.0)
     assert estimate.to_frame()["time_s"].sum() == pytest.approx(estimate.step_time_s)
-    with pytest.raises(PerfModelError, match="name a cluster, not the device"):
+    with pytest.raises(PerfModelError, match="name a cluster instead of the device"):
         table.predict(catalog.device("h100-sxm"))
 
 
@@ -182,7 +182,7 @@ def test_a_loop_of_unknown_length_is_named_with_its_flops(tmp_path: Path):
     ("text", "message"),
     [
         ("func.func @main()", "not an HLO module"),
-        ("HloModule m\n\nENTRY %e (x: f32[2]) -> f32[2] {\n", "cut off"),
+        ("HloModule m\n\nENTRY %e (x: f32[2]) -> f32[2] {\n", "pass the complete text"),
         ("HloModule m\n\nENTRY %e () -> f32[<=4] {\n  ROOT %x = f32[<=4]{0} parameter(0)\n}\n", "line 4.*dynamic"),
         (
             "HloModule m\n\nENTRY %e () -> f32[4] {\n  %x = f32[4]{0} parameter(0)\n"
@@ -233,5 +233,5 @@ ENTRY %e (x: f32[64,128]) -> f32[128] {
 
 
 def test_something_else_is_refused():
-    with pytest.raises(PerfModelError, match="int is no sharded program"):
+    with pytest.raises(PerfModelError, match="int is not a sharded program"):
         read_sharded(3)

@@ -167,7 +167,7 @@ def test_what_has_no_op_is_named_with_its_share():
     def f(x):
         return jax.lax.lgamma(x @ x.T) + jnp.sort(x @ x.T, axis=0)
 
-    refused(f, message=r"not in the IR: lgamma \(0.00% of FLOPs.*sort \(\d+\.\d+% of FLOPs.*use trace")
+    refused(f, message=r"the IR cannot express lgamma \(0.00% of FLOPs.*sort \(\d+\.\d+% of FLOPs.*use trace")
 
 
 def test_wrong_gradients_are_refused():
@@ -178,13 +178,13 @@ def test_wrong_gradients_are_refused():
     straight_through.defvjp(lambda x: (0 * x, None), lambda _, g: (g,))
     refused(straight_through, message="custom_vjp_call")
     refused(lambda x: x.max(-1), message="reduce_sum .* a maximum has no gradient in the IR; wrap it in stop_gradient")
-    refused(jax.lax.stop_gradient, message="stop_gradient .* only maxima")
+    refused(jax.lax.stop_gradient, message="stop_gradient .* only for maxima")
 
 
 def test_choices_by_data_and_integer_arithmetic_are_refused():
     refused(lambda x: jnp.where(x > 1, x, 0 * x), message="gt .* no comparisons")
-    refused(lambda x, i: x[i + 1], jax.ShapeDtypeStruct((3,), jnp.int32), message="computes no integers")
-    refused(lambda x: x.astype(jnp.int32) + 0.5, message="no integers of floats")
+    refused(lambda x, i: x[i + 1], jax.ShapeDtypeStruct((3,), jnp.int32), message="cannot compute integers")
+    refused(lambda x: x.astype(jnp.int32) + 0.5, message="cannot convert floats")
     refused(lambda x: jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a * 2, x), message="while .* no such op")
 
 

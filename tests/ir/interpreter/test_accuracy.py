@@ -79,7 +79,7 @@ def test_spread_is_of_the_seeds_that_reach_the_target() -> None:
 
 
 def test_bad_settings_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PerfModelError, match="does not divide"):
+    with pytest.raises(PerfModelError, match="is not divisible"):
         _curve("1f1b", 1, mini_batch=511)
     with pytest.raises(PerfModelError, match="larger than"):
         _curve("1f1b", 1, mini_batch=100_000)

@@ -39,7 +39,7 @@ def test_a_framework_s_space_is_the_whole_one_without_what_it_cannot_run(case, n
     assert len(own) == len(set(own))
     counted = {str(why) for why in rejected if why.reason is Reason.FRAMEWORK}
     assert bool(counted) == (len(own) < len(every))
-    assert all(why.startswith(f"{framework.label} does not run ") for why in counted)
+    assert all(why.startswith(f"{framework.label} cannot run ") for why in counted)
 
 
 def _exposed(layout):
@@ -72,7 +72,7 @@ def test_nothing_is_offered_beyond_a_framework_that_can_run_the_best(case):
 
 def test_a_space_in_which_a_framework_runs_nothing_names_it(case):
     of = case.replace(framework=NO_PIPELINED_ZERO)
-    with pytest.raises(LayoutError, match=r"ours does not run zero=1 in a pipeline.*another framework than ours"):
+    with pytest.raises(LayoutError, match=r"ours cannot run zero=1 in a pipeline.*another framework than ours"):
         search(of, space=restrict(default_space(of), "pp=2,tp=2,zero=1"))
 
 
@@ -99,7 +99,7 @@ def test_command(capsys):
     told = json.loads(capsys.readouterr().out)
     label = catalog.framework("nanotron").label
     assert told["framework"] == label
-    assert any(why.startswith(f"{label} does not run") for why in told["rejected"])
+    assert any(why.startswith(f"{label} cannot run") for why in told["rejected"])
     assert {"layout", "objective_value", "step_time_s", "gain", "cannot_run"} == set(told["beyond_framework"])
     assert main(command) == 0
     out = " ".join(capsys.readouterr().out.split())

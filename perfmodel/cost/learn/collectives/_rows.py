@@ -191,7 +191,7 @@ def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarra
     """Why each row cannot be priced; `""` for those that can."""
     reason = np.full(len(kind), "", dtype=object)
     known = np.isin(kind, KINDS)
-    reason[~known] = np.array([f"no model of collective {k!r}" for k in kind[~known]], dtype=object)
+    reason[~known] = np.array([f"collective {k!r} is not modelled" for k in kind[~known]], dtype=object)
     for bad, why in ((~(size > 0), "no bytes"), (~(ranks >= 1), "no num_ranks")):
         reason[known & bad & (reason == "")] = why
     return reason
@@ -309,7 +309,10 @@ def _of_tier(
 
     # An efficiency would be relative to a guess where the links are not known.
     if not is_known(interconnect, device, between):
-        reason[:] = f"interconnect {interconnect!r} names no known link {place}; name it, as 'NVLink3 + InfiniBand HDR'"
+        reason[:] = (
+            f"interconnect {interconnect!r} does not name a known link {place}; name one such as 'NVLink3 + "
+            "InfiniBand HDR'"
+        )
         return reason, below
     links = link_classes(interconnect, device, between)
     if not all(link.limited for link in links):
@@ -321,8 +324,8 @@ def _of_tier(
     rate = volume * rows.buffer_bytes / rows.time_s
     above = rate > TOLERANCE * fastest.bandwidth_bytes_per_s
     reason[above] = (
-        f"faster than {fastest.name}'s {fastest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}; check sizes and units, or "
-        f"state the rate, as '{fastest.name}@50GB/s'"
+        f"faster than {fastest.name}'s {fastest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}; check sizes and "
+        f"units, or state the rate, as in '{fastest.name}@50GB/s'"
     )
 
     # Far below the slowest link: a host at fault, or another job. The rate of an Ethernet port is anybody's guess
@@ -331,8 +334,9 @@ def _of_tier(
     if slowest.name != "Ethernet" or states_rate(interconnect):
         below = _far_below(rows, kind, slowest, interconnect) & ~above
         reason[below] = (
-            f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}: a host "
-            f"or network at fault, not the device; if it is so, state the rate, as '{slowest.name}@2GB/s'"
+            f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {place}, "
+            "which suggests a fault of host or network; if the link is really that slow, state its rate, as in "
+            f"'{slowest.name}@2GB/s'"
         )
     return reason, below
 

@@ -242,7 +242,9 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
     except (SafetensorError, ValueError) as error:
         raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
     if meta.get("schema") != SCHEMA:
-        raise CalibrationError(f"{path}: schema {meta.get('schema')!r} is not {SCHEMA!r} of this version; fit it again")
+        raise CalibrationError(
+            f"{path}: the file has schema {meta.get('schema')!r}, but this version reads {SCHEMA!r}; fit it again"
+        )
     require_intact(content, path)
     try:
         return _weights(meta, arrays)

@@ -85,7 +85,7 @@ def fit(
     rows = {name: _rows_of_family(frames, name) for name in FAMILIES}
     wanted = [name for name in FAMILIES if rows[name] and family in (None, name)]
     if not wanted:
-        raise TableError(f"the tables hold no row of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
+        raise TableError(f"the tables have no rows of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
     chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in wanted]
     # kept in the weights, so that a later run knows what they were fitted from
     hashes = table_hashes(tables)
@@ -354,8 +354,8 @@ def fit_collectives(
     """
     rows, exchanges, odd = usable(tables, sources)
     if not len(rows) and not len(exchanges):
-        why = next(iter(odd), "bytes, num_ranks and time_us are needed in each")
-        raise TableError(f"no usable collective row: {why}")
+        why = next(iter(odd), "each row needs bytes, num_ranks and time_us")
+        raise TableError(f"no collective row can be used: {why}")
     for reason, count in odd.items():
         _LOG.info("set aside %d rows: %s", count, reason)
     # tables of exchanges alone leave the rest as it was

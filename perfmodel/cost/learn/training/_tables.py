@@ -68,7 +68,7 @@ def gather(tables: "Iterable[pd.DataFrame]", family: str, dtypes: tuple[str, ...
     parts = [_part(table, family, dtypes) for table in tables]
     usable = [part for part in parts if part is not None]
     if not usable:
-        raise TableError(f"no usable {family} row in the given tables")
+        raise TableError(f"the given tables have no usable {family} row")
     return _merge(family, pd.concat(usable, ignore_index=True))
 
 

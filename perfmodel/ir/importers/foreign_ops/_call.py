@@ -45,7 +45,7 @@ class Call:
         if isinstance(item, Ref):
             return item
         if not isinstance(item, Known):
-            raise CannotMapError("it depends on a comparison of data")
+            raise CannotMapError("it depends on comparing data")
         if self.dtype.startswith("int"):
             return self.d.literal(item.array, self.dtype)
         return self.d.literal(self.finite(item).array, self.dtype)
@@ -127,7 +127,7 @@ def primitive(c: Call, name: str, *items: Item) -> Item:
     items = promoted(c, items)
     dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
     if any(dtype.startswith("int") for dtype in dtypes):
-        raise CannotMapError("the IR computes no integers; give the value of the input that they come from")
+        raise CannotMapError("the IR cannot compute integers; give the value of the input that they come from")
     out = Array(next(iter(dtypes), c.dtype), (), 4)
     floats = [Known.of(i.array, float) if isinstance(i, Known) else i for i in items]
     return mapped(name, c.d, {}, floats, [Array(c.dtype, c.shape(i), 4) for i in items], out, integer=False)

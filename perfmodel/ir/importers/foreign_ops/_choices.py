@@ -31,7 +31,7 @@ def _best(c: Call, axis: int, keep: bool, largest: bool) -> Ref:
 
 def _onnx_best(c: Call, largest: bool) -> Ref:
     if c.attributes.get("select_last_index", 0):
-        raise CannotMapError("the last of equal entries; leave select_last_index out")
+        raise CannotMapError("selecting the last of equal entries; leave select_last_index out")
     return _best(c, int(c.attributes.get("axis", 0)), bool(c.attributes.get("keepdims", 1)), largest)
 
 
@@ -41,7 +41,7 @@ def _aten_best(c: Call, largest: bool) -> Ref:
     if axis is not None:
         return _best(c, int(axis), keep, largest)
     if keep:
-        raise CannotMapError("the place among all entries with all axes kept; give dim")
+        raise CannotMapError("an index over all axes with keepdim; give dim")
     x = c.ref(0)
     flat = c.d.reshape(x, (-1,)) if len(c.shape(x)) != 1 else x
     return c.op("argmax", flat if largest else c.scaled(flat, -1.0))

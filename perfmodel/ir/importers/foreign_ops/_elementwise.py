@@ -92,7 +92,7 @@ def _where(c: Call, condition: int = 0, yes: int = 1, no: int = 2) -> Item:
     if isinstance(which, IndexCheck):
         return c.item(no if which.kind == "negative" else yes)
     if not isinstance(which, Known):
-        raise CannotMapError("a choice by data; give the value of the input that the mask comes from")
+        raise CannotMapError("a selection by data; give the value of the input that the mask comes from")
     cases = [c.finite(item) if isinstance(item, Known) else item for item in promoted(c, (c.item(no), c.item(yes)))]
     dtype = next((c.d.dtype(item) for item in cases if isinstance(item, Ref)), c.dtype)
     out = Array(dtype, np.broadcast_shapes(*(c.shape(i) for i in (which, *cases))), 4)

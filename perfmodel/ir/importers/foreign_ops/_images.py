@@ -31,7 +31,7 @@ def _padding(c: Call, position: int) -> tuple[int, int]:
     if "pads" in c.attributes:
         starts, ends = np.reshape(c.attributes["pads"], (2, -1)).tolist()
         if starts != ends:
-            raise CannotMapError("other padding before an image than after it")
+            raise CannotMapError("asymmetric padding of an image")
         return _pair(starts)
     pads = c.value("pads", position, 0)
     if isinstance(pads, str):
@@ -41,7 +41,7 @@ def _padding(c: Call, position: int) -> tuple[int, int]:
 
 def _undilated(c: Call, position: int) -> None:
     if any(n != 1 for n in np.atleast_1d(c.value("dilations", position, 1))):
-        raise CannotMapError("windows with holes (dilation)")
+        raise CannotMapError("dilated windows")
 
 
 def _convolution(c: Call, groups: int = 6) -> Item:
@@ -102,10 +102,10 @@ def _pool(c: Call, kind: str) -> Ref:
     # `ceil_mode` only matters where windows do not end with the image.
     ragged = any((n + 2 * pad - k) % step for n, k, step, pad in steps)
     if ragged and c.value("ceil_mode", 5 if kind == "max" else 4, False):
-        raise CannotMapError("windows that end outside of the image (ceil_mode)")
+        raise CannotMapError("windows that extend beyond the image (ceil_mode)")
     counts = c.attributes.get("count_include_pad", 0) if is_onnx else c.value("", 5, True)
     if kind == "mean" and ((any(padding) and not counts) or c.value("", 6, None) is not None):
-        raise CannotMapError("a mean over windows of different sizes, or another divisor")
+        raise CannotMapError("a mean over windows of different sizes, or with another divisor")
     return c.op("pool2d", x, kind=kind, kernel=kernel, stride=stride, padding=padding)
 
 
@@ -144,7 +144,7 @@ def _by_channel(c: Call, item: Item, rank: int) -> Any:
     if isinstance(item, Known):
         return Known(np.asarray(item.array, float).reshape(shape))
     if not isinstance(item, Ref):
-        raise CannotMapError("depends on what is missing")
+        raise CannotMapError("depends on an unmapped op")
     return c.d.reshape(item, (c.shape(item)[0], *shape[1:]))
 
 

@@ -172,7 +172,7 @@ def _cross_entropy(c: Call) -> Ref:
     logits, labels = c.ref(0), c.ref(1)
     rank = len(c.shape(logits))
     if c.has(2) or c.value("reduction", 3, 1) not in (1, b"mean", "mean"):
-        raise CannotMapError("weighted classes, or another reduction than the mean")
+        raise CannotMapError("class weights, or a reduction other than the mean")
     if c.value("", 5, 0.0):
         raise CannotMapError("smoothed labels; set label_smoothing=0")
     # The IR looks labels up along the last axis.
@@ -201,7 +201,7 @@ def _mse(c: Call) -> Ref:
     error = c.op("sub", c.ref(0), c.ref(1))
     total = c.op("sum", c.op("mul", error, error), axes=tuple(range(len(c.shape(error)))))
     if c.value("reduction", 2, 1) != 1:
-        raise CannotMapError("another reduction than the mean")
+        raise CannotMapError("a reduction other than the mean")
     return c.scaled(total, 1 / prod(c.shape(error)))
 
 

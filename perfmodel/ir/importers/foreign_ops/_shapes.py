@@ -156,9 +156,9 @@ def _indexed(c: Call, x: Ref, axes: Sequence[int], places: Sequence[Item | None]
     known = [places[axis] for axis in axes]
     arrays = [place.array for place in known if isinstance(place, Known)]
     if len(arrays) < len(known):
-        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
     if any(array.dtype == bool for array in arrays):
-        raise CannotMapError("as many elements as a mask has")
+        raise CannotMapError("a number of elements that depends on a mask")
     if list(axes) != list(range(axes[0], axes[-1] + 1)):
         raise CannotMapError("indices in axes that are not adjacent")
     shape = c.shape(x)
@@ -174,7 +174,7 @@ def _gather_nd(c: Call) -> Ref:
     """ONNX: the last axis of the indices counts along the first axes of the data."""
     x, ids = c.ref(0), c.item(1)
     if not isinstance(ids, Known) or c.attributes.get("batch_dims", 0):
-        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
     columns = [Known(column) for column in np.moveaxis(ids.array, -1, 0)]
     return _indexed(c, x, range(len(columns)), columns)
 
@@ -232,7 +232,7 @@ def _scatter_nd(c: Call) -> Item:
     x, ids, part = c.item(0), c.item(1), c.item(2)
     shape = c.shape(x)
     if not isinstance(ids, Known) or c.attributes.get("reduction", b"none") not in (b"none", "none"):
-        raise CannotMapError("places that depend on data, or a reduction")
+        raise CannotMapError("indices that depend on data, or a reduction")
     depth = ids.array.shape[-1]
     # Number all elements; the places that are written must be exactly a block of them, cut along one axis at most.
     numbers = np.arange(prod(shape)).reshape(shape)[tuple(np.moveaxis(ids.array, -1, 0))]
@@ -241,7 +241,7 @@ def _scatter_nd(c: Call) -> Item:
     block = np.arange(prod(shape)).reshape(shape)[tuple(slice(*r) for r in ranges)]
     partial = [axis for axis, (r, n) in enumerate(zip(ranges, shape, strict=True)) if r != (0, n)]
     if depth == 0 or len(partial) > 1 or numbers.size != block.size or (numbers.ravel() != block.ravel()).any():
-        raise CannotMapError("places that are no range of one axis")
+        raise CannotMapError("indices that are not a range of one axis")
     axis = partial[0] if partial else 0
     return _with_part(c, x, _reshaped(c, part, block.shape), axis, *ranges[axis])
 
@@ -259,13 +259,13 @@ def _scatter_elements(c: Call) -> Item:
     shape = c.shape(x)
     (axis,) = axes_of(c.value("axis", -1, 0), len(shape))
     if not isinstance(ids, Known):
-        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
     # Caches and shifted masks write the same range of an axis everywhere, which is a slice.
     size = ids.array.shape[axis]
     start = int(ids.array.min()) if ids.array.size else 0
     expected = np.arange(start, start + size).reshape([-1 if k == axis else 1 for k in range(len(shape))])
     if ids.array.shape != _with(shape, axis, size) or (ids.array != expected).any():
-        raise CannotMapError("places that are no range of one axis")
+        raise CannotMapError("indices that are not a range of one axis")
     return _with_part(c, x, part, axis, start, start + size)
 
 
@@ -318,7 +318,7 @@ def _roll(c: Call) -> Ref:
 def _known(c: Call, position: int) -> np.ndarray:
     item = c.item(position)
     if not isinstance(item, Known):
-        raise CannotMapError("places that depend on data; give the value of the input that they come from")
+        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
     return item.array
 
 
@@ -389,7 +389,7 @@ def _gather(c: Call) -> Ref:
     if axis == 0 and len(c.shape(x)) == 2:
         return _rows(c, x, ids)
     if not isinstance(ids, Known):
-        raise CannotMapError("places that depend on data, in another axis than the first; give their value")
+        raise CannotMapError("indices that depend on data, along an axis other than the first; give their value")
     return _taken(c, x, axis, ids.array)
 
 
