@@ -42,25 +42,25 @@ class ServingOptions:
     """Keywords of `serve`."""
 
     prompt_tokens: int | None = None
-    """Tokens of every request's prompt."""
+    """Tokens per prompt."""
     output_tokens: int | None = None
-    """Tokens that every request generates."""
+    """Tokens generated per request."""
     batch: int | None = None
-    """Requests in flight over all replicas; the most that fit and hold the limits if not given."""
+    """Requests in flight over all replicas; by default as many as fit and meet the limits."""
     batching: Batching = "continuous"
-    """Whether requests take one another's places, or start and end together."""
+    """`continuous`: a new request starts when another ends; `static`: all start and end together."""
     weight_dtype: str = ""
-    """Narrower type of the weights in memory: fp8, int8, int4 or fp4."""
+    """Narrower element type for the weights in memory: fp8, int8, int4 or fp4."""
     kv_dtype: str = ""
-    """Type of the cache, such as fp8."""
+    """Element type of the key-value cache, such as fp8."""
     ttft_limit_s: float | None = None
     """Longest time to first token."""
     tpot_limit_s: float | None = None
     """Longest time per output token."""
     step_overhead_s: float = 0.0
-    """The server's own time between steps."""
+    """Time between steps for scheduling and sampling."""
     dtype: str = ""
-    """Element type of products; the first of bf16, fp16 and fp32 that the device has if not given."""
+    """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device supports."""
 
     def requests(self, cluster: Cluster, batch: int) -> "Requests":
         """Make the requests, with `batch` of them in flight on a cluster.

@@ -1,4 +1,4 @@
-"""Frozen descriptions of devices, clusters, models, frameworks, layouts and jobs. No JAX, no I/O.
+"""Frozen records of devices, clusters, models, frameworks, layouts and jobs. No JAX, no I/O.
 
 A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one answer to it, which
 `_notation` reads and writes as `tp=8,pp=16,dp=8`.

@@ -17,7 +17,7 @@ class Reach(NamedTuple):
     """The part of a network used by communicating ranks: fields of `perfmodel.ops.Collective`."""
 
     ranks_per_node: int
-    """Ranks of the group on the node that has most of them."""
+    """Ranks of the group per node (on the node with the most)."""
     level: int
     """Index of the innermost level that joins all of them."""
     concurrent: int
@@ -45,18 +45,18 @@ class NetworkLevel:
     bandwidth_bytes_per_s: float
     """One-way bandwidth per device when all devices of the tier communicate."""
     latency_s: float
-    """Time of a message without content."""
+    """Latency of an empty message."""
     source: str = ""
     """Where these figures come from."""
     contention: float = 0.0
-    """Collectives over n nodes take n^contention times what their algorithm and the bandwidth explain: flows that hash
-    onto the same links, and other tenants. 0 for a fat tree of one's own."""
+    """Collectives over n nodes take n^contention times as long as algorithm and bandwidth explain, because of hash
+    collisions and other tenants. 0 for a dedicated fat tree."""
     rank_latency_s: float = 0.0
-    """Reductions, gathers and broadcasts between nodes take this longer for each rank beyond the first: what the steps
-    of their rings wait beyond `latency_s`."""
+    """Additional latency per rank of reductions, gathers and broadcasts between nodes, beyond `latency_s` of each ring
+    step."""
     slows_at_scale: bool = True
-    """Whether collectives over many nodes get less of it than those over two, as measured: bandwidth that falls with
-    nodes, channels that a rank's sends share among more peers, ranks of long rings that wait for one another."""
+    """Whether collectives lose efficiency over many nodes, as measured: falling bandwidth, channels shared among more
+    peers, waits in long rings."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.contention < float("inf"):
@@ -81,17 +81,17 @@ class Cluster:
     levels: tuple[NetworkLevel, ...]
     """Innermost first."""
     max_devices: int | None = None
-    """Devices that there are, where they are fewer than the outermost level could join; None: as many as it joins."""
+    """Number of devices, if fewer than the outermost level could join; None: as many as it joins."""
     price_per_device_hour: float | None = None
-    """Price in US dollars, as `source` has it; None: the device's list price, if there is one (`list_price`)."""
+    """Price in US dollars from `source`; None: the device's list price, if known (`list_price`)."""
     source: str = ""
     kinds: tuple["Cluster", ...] = ()
-    """Kinds of nodes, each by its name here; empty where all are alike. `device` and `levels` are then those of the
-    first, of account only to what asks `kinds` before."""
+    """Kinds of nodes by name; empty if all nodes are of one kind. With several kinds, `device` and `levels` are those
+    of the first; code must check `kinds` before using them."""
     between: NetworkLevel | None = None
-    """What joins devices of different kinds; None: the outermost levels of both, of which the slower counts."""
+    """The link between devices of different kinds; None: the slower of their outermost levels."""
     assumed: tuple[str, ...] = ()
-    """What nobody said and was chosen instead, one sentence each."""
+    """Assumptions about facts that were not stated, one sentence each."""
 
     def __post_init__(self) -> None:
         if self.kinds or self.between:

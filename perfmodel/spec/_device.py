@@ -64,33 +64,33 @@ class Device:
     vendor: str
     architecture: str
     die: str = ""
-    """The chip that it is a part of: devices of one die have the same multiprocessors. Empty: like no other."""
+    """The die: devices with the same die have the same multiprocessors. Empty: not shared with other devices."""
     memory_bytes: float
     """Capacity of the device's own memory."""
     memory_bandwidth_bytes_per_s: float
-    """Nominal rate of reads and writes together."""
+    """Nominal bandwidth of reads and writes together."""
     peak: PeakRates
     compute_units: int
     """Multiprocessors (NVIDIA SM, AMD CU, TPU core, CPU core)."""
     clock_hz: float
     """Boost clock."""
     exponentials_per_clock: int = 16
-    """Exponentials that the special function units of a multiprocessor take in a clock."""
+    """Exponentials per clock and multiprocessor."""
     l2_bytes: float
     link_bandwidth_bytes_per_s: float
     """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes together."""
     host_bandwidth_bytes_per_s: float | None = None
-    """One-way bandwidth between the device and its host's memory (PCIe, or a coherent link)."""
+    """One-way bandwidth between device and host memory (PCIe or a coherent link)."""
     power_w: float | None = None
     """Nominal (thermal design) power."""
     idle_power_w: float | None = None
-    """Power at full clocks while nothing runs."""
+    """Idle power at full clocks."""
     reached_share: float | None = None
-    """Share of its peak that the best of its products reaches, where no table times its kernels."""
+    """Largest share of peak that matrix products reach, for devices without measured kernels."""
     usd_per_hour: float | None = None
-    """List price of one, in US dollars."""
+    """List price per device and hour, in US dollars."""
     price_source: str = ""
-    """Provider whose price that is."""
+    """The provider of the list price."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 

@@ -87,7 +87,7 @@ class Framework(Stated, Sectioned):
     Megatron-LM, with all possible overlap."""
 
     name: str = "generic"
-    """Name in the catalog, or that of its file."""
+    """Name in the catalog, or of the file."""
     since: int = 0
     """Year of the version."""
     sources: tuple[str, ...] = ()
@@ -98,23 +98,23 @@ class Framework(Stated, Sectioned):
     """Products run the kernels that somebody tuned for their very sizes, instead of what the library's heuristic takes
     (`STOCK_PRODUCTS`)."""
     host: HostCosts = field(default=HostCosts(), metadata=section())
-    """What the host does and takes."""
+    """Costs of the host."""
     communication: CommunicationCosts = field(default=CommunicationCosts(), metadata=section())
-    """What communication overlaps, and what it loses."""
+    """Overlap and costs of communication."""
     memory: MemoryCosts = field(default=MemoryCosts(), metadata=section())
-    """What the software keeps in device memory."""
+    """Device memory used by the software."""
     capabilities: Capabilities = field(default=Capabilities(), metadata=section())
     """What the software can run."""
     launch: LaunchDefaults = field(default=LaunchDefaults(), metadata=section())
-    """What a launch that states nothing means."""
+    """Further defaults of a launch."""
 
     default_layout: Layout = field(default=Layout(), metadata=section(*_LAYOUT_DEFAULTS))
-    """A layout that states nothing. Its `micro_batch` is what a launch file means that says none; it is not filled into
-    layouts, which go with a global batch that it might not divide."""
+    """Defaults for fields of a layout. `micro_batch` is the default of launch files only; layouts do not use it,
+    because it might not divide their global batch."""
     default_job: Implementation = field(default=Implementation(), metadata=section(*_JOB_DEFAULTS))
-    """A job that states nothing: `flash_attention` for products of at least 16 bits, `grad_dtype` for 16-bit gradients,
-    `fp8_recipe` for 8-bit products (empty where there are none; those of 4 bits go by nvfp4). What is compiled as a
-    whole has `stops_recompute` and `narrow_logits` anyway."""
+    """Defaults for fields of a job: `flash_attention` for products of at least 16 bits, `grad_dtype` for 16-bit
+    gradients, `fp8_recipe` for 8-bit products (empty where there are none; those of 4 bits go by nvfp4). What is
+    compiled as a whole has `stops_recompute` and `narrow_logits` anyway."""
 
     def running(self, job: Job, model: Model) -> "Framework":
         """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's

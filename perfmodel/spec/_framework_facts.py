@@ -27,17 +27,16 @@ class HostCosts:
     """Costs of the host: issuing operators, launches, bookkeeping and updates."""
 
     execution: Execution = "eager"
-    """How the host has the device run the operators of a step."""
+    """How operators are executed: eagerly, compiled or from graphs."""
     host_op_s: float = 66e-6
     """Host time to issue one operator of an eager framework: Python, autograd and dispatch of the few kernels that it
     is. A block of short operators runs no faster than this. Small models show it as a floor per layer that neither
     batch nor tensor parallelism lowers: 4.5 ms for forward and backward of a nanotron layer of 68 operators (30 and 38,
     counted in its source)."""
     forward_bookkeeping: int = 0
-    """Operators that a layer's forward issues beyond the kernels counted here: sums over masks, products in parts,
-    partial sums. They take the host's time and next to none of the device's."""
+    """Additional small operators per layer in the forward pass, which take host time but almost no device time."""
     backward_bookkeeping: int = 0
-    """Operators that a layer's backward issues beyond the kernels counted here."""
+    """Additional small operators per layer in the backward pass."""
     routing_forward_bookkeeping: int = 0
     """Further operators of routing and dispatch in the forward of a layer of experts: histograms, sorts, masks,
     auxiliary losses, sizes of what ranks exchange."""
@@ -54,13 +53,13 @@ class HostCosts:
     """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
     expert; 0 where it is one."""
     kernel_gap_s: float = 1.0e-6
-    """Device idle time between two dependent kernels of one stream."""
+    """Idle time of the device between two dependent kernels."""
     partition_copy_s: float = 0.0
     """Host time to cut out and copy the part of one weight that one rank holds, where ZeRO 3 hands its collectives
     lists of such parts; 0 where each weight is one buffer. A gather and a reduction take it for every weight and rank
     while the device idles, so that more ranks make a layer slower."""
     step_overhead_s: float = 0.0
-    """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
+    """Time per step outside kernels: data loading, logging, bookkeeping."""
     host_updates_per_s: float | None = None
     """Parameters per second that the processors of a host update, for all of its devices together, where that was
     measured. None: as the bandwidth of the host's memory allows (`perfmodel.prediction.host`)."""
@@ -134,7 +133,7 @@ class MemoryCosts:
     memory_counter: MemoryCounter | None = None
     """What its own reports count; None where that is stated elsewhere, or depends on who looks."""
     reported_ranks: ReportedRanks = "fullest"
-    """Ranks whose memory its own reports, or those of its users, state."""
+    """The ranks whose memory its reports state."""
     context_bytes: float = 1.0e9
     """CUDA context, library handles and buffers of one communicator that no tensor accounts for."""
     communicator_bytes: float = 0.0
@@ -166,7 +165,7 @@ class MemoryCosts:
     planned_memory: bool = False
     """Tensors are placed before the run, so that nothing is lost between them (OneFlow, XLA)."""
     memory_margin: float = 0.04
-    """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
+    """Share of device memory lost to fragmentation; a layout must fit into the rest."""
 
     def usable_bytes(self, memory_bytes: float) -> float:
         """Bytes of device memory that a layout may use."""
@@ -192,7 +191,7 @@ class Capabilities:
     expert_dispatchers: tuple[Dispatcher, ...] = ("alltoall",)
     """Dispatchers of experts over nodes that it can run; `expert_dispatcher` says which is the default."""
     sequence_parallel_choices: tuple[bool, ...] = (True, False)
-    """Whether tensor parallelism can have sequence parallelism, and can do without."""
+    """Allowed values of sequence parallelism with tensor parallelism."""
     tensor_parallel: bool = True
     """Products can be split over ranks (`tp`)."""
     pipeline_parallel: bool = True
@@ -206,9 +205,9 @@ class Capabilities:
     uneven_stages: bool = True
     """Layers per stage can be stated one by one (`partition`)."""
     offloads: bool = True
-    """Activations can wait in host memory."""
+    """Activations can be offloaded to host memory."""
     offloads_layers: bool | None = None
-    """Activations of single layers can wait there (`Layout.offload_layers`); None: as `offloads`."""
+    """Activations of single layers can be offloaded (`Layout.offload_layers`); None: as `offloads`."""
     pairs_passes: bool = False
     """A switch runs the exchanges of experts beside the pass of another micro-batch (`Layout.ep_overlap`)."""
     keeps_fp8_activation_inputs: bool = False

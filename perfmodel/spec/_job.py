@@ -26,9 +26,9 @@ class Optimizer:
     """States and arithmetic of an optimizer, besides weights, gradients and fp32 master weights."""
 
     state_bytes: float
-    """Per parameter: moments."""
+    """Bytes of optimizer states per parameter."""
     other_state_bytes: float | None = None
-    """The same outside layers' matrices, where another optimizer updates embeddings and head; None: the same."""
+    """Bytes of states per parameter of embeddings and head, if another optimizer updates them; None: the same."""
     master: bool = True
     """Keeps an fp32 copy of weights that are narrower."""
     gradient_reads: int = 1
@@ -103,36 +103,33 @@ class Job(Implementation):
     global_batch: int
     """Sequences (or images) per optimizer step."""
     seq_len: int
-    """Tokens per sequence; the model's own where nobody says it."""
+    """Tokens per sequence; the model's length by default."""
     mean_tokens: float | None = None
-    """Tokens of a sequence that are computed, on the mean: those of its text, where padding is left out or sequences
-    of like length share a batch. None: all `seq_len`."""
+    """Mean number of computed tokens per sequence, if padding is removed or sequences are batched by length. None:
+    `seq_len`."""
     rms_tokens: float | None = None
-    """Root of the mean square number of tokens that attend to one another: of a sequence's length, or where several
-    documents are packed into one and do not see each other, of the root of the sum of their squared lengths.
-    Attention takes time by this second moment, all else by `mean_tokens`. None: of lengths whose density follows a
-    power law up to `seq_len` with that mean (`Job.attended_tokens`)."""
+    """Root mean square of the attended lengths: of sequence lengths, or, for documents packed into a sequence, of the
+    root of the sum of their squared lengths. It determines the time of attention; `mean_tokens` determines the rest.
+    None: a power-law density of lengths up to `seq_len` with that mean (`Job.attended_tokens`)."""
     input_samples_per_s: float | None = None
-    """Sequences or images per second that the input pipelines of all devices together bring (reading, decoding,
-    augmenting). They run ahead of the steps, so that a step takes as long as the slower of both. None: enough."""
+    """Sequences or images per second from the input pipelines of all devices together. They run ahead of the steps, so
+    a step takes as long as the slower of both. None: no limit."""
     dtype: str = "bf16"
-    """Element type of the products; the first of bf16, fp16 and fp32 that the device has where nobody says it."""
+    """Element type of matrix products; by default the first of bf16, fp16 and fp32 that the device supports."""
     mode: Literal["train", "inference"] = "train"
-    """Forward, backward and update, or a forward alone."""
+    """`train`: forward, backward and update; `inference`: forward only."""
     cached_tokens: int = 0
-    """Tokens of every sequence before those of the step, to whose keys and values these attend too: in a cache
-    (inference, where with `seq_len` 1 the step generates one token a sequence), or, in the slices that a schedule makes
-    of a sequence, of those that came before."""
+    """Earlier tokens of each sequence whose keys and values are attended to: from a cache in inference (with `seq_len`
+    1 the step generates one token per sequence), or from earlier slices of a sequence."""
     optimizer: str = "adam"
     """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lamb, lion, muon, sgd (with momentum),
     plain-sgd."""
     weight_average: bool = False
-    """An exponential moving average of the weights is kept in fp32 beside the optimizer's states, and brought up to
-    date by a pass of its own after every step."""
+    """Keep an exponential moving average of the weights in fp32, updated after every step."""
     fine_tuning: FineTuning = field(default=FineTuning(), metadata=section())
-    """Which weights are trained."""
+    """Frozen weights and adapters."""
     assumed: tuple[str, ...] = ()
-    """What nobody said and was chosen instead, one sentence each."""
+    """Assumptions about settings that were not stated, one sentence each."""
 
     if TYPE_CHECKING:
         # Editors and type checkers complete the keys of sections too (`flat_keywords`).

@@ -66,10 +66,11 @@ Fp8Recipe = Literal[
 own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements;
 `aqt`: per row, of integers (github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
-"""How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
-sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
-once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
-`hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep` branch)."""
+"""The dispatcher that sends tokens to their experts. `alltoall`: sorted into a copy per chosen expert, which an
+all-to-all exchanges, and sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a
+token goes once to every node and once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP),
+and is copied per expert there; `hybridep`: the same in fewer kernels, which the host waits for once (its `hybrid-ep`
+branch)."""
 AdapterModule = Literal[
     "linear_qkv",
     "q_proj",
@@ -116,28 +117,27 @@ class KernelChoices:
     """Fusion of kernels, and how the host launches them."""
 
     flash_attention: bool = True
-    """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
+    """Fused attention; false: scores are written to memory (batched products and a softmax kernel)."""
     fused_kernels: bool = True
-    """Fused norm, bias-gelu, rope and cross-entropy kernels; otherwise element-wise eager ones."""
+    """Fused norm, bias-gelu, rope and cross-entropy kernels; false: eager element-wise kernels."""
     eager_kernels: tuple[EagerKernel, ...] = ()
-    """Kinds of work left to eager kernels though `fused_kernels` has the others fused."""
+    """Kinds of element-wise work that stay eager although `fused_kernels` is set."""
     operation_fuser: bool = False
-    """Transformer Engine's operation fuser joins what stands beside products with them: scales and sums of adapters
-    become part of the adapters' products, and the activation of a dense feed-forward writes the 8-bit operands of the
-    products around it (Megatron-Core's `--use-transformer-engine-op-fuser`)."""
+    """Transformer Engine's operation fuser merges element-wise work into matrix products: scales and sums of adapters,
+    and the activation of a dense feed-forward, which then writes 8-bit operands (Megatron-Core's
+    `--use-transformer-engine-op-fuser`)."""
     repeated_keys: bool = False
-    """Keys and values are copied for every head of queries before attention, so that context parallelism exchanges as
-    many copies and the kernel reads them."""
+    """Keys and values are copied for every query head before attention, so context parallelism exchanges the copies and
+    the kernel reads them."""
     fused_batch_norm: bool = False
     """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
     channels_last: bool = False
     """Images of convolutional networks lie with their channels together (NHWC), where they have 16 bits: batch norms
     then run at the memory's bandwidth, and not by the slower kernels of images that lie channel by channel."""
     cuda_graphs: CudaGraphs = "none"
-    """What the host replays as a whole instead of issuing it kernel by kernel."""
+    """Work that the host replays from CUDA graphs."""
     blocking_launches: bool = False
-    """The host waits for every kernel before it issues the next operator (CUDA_LAUNCH_BLOCKING=1), so that no kernel
-    hides its own time. Nothing of the host's graphs is."""
+    """The host waits for every kernel before it issues the next operator (CUDA_LAUNCH_BLOCKING=1)."""
 
     def __post_init__(self) -> None:
         if self.cuda_graphs not in get_args(CudaGraphs):
@@ -153,21 +153,21 @@ class NarrowProducts:
     """Which operations use 8 or 4 bits with such a `Job.dtype`, and which stay wide."""
 
     fp8_recipe: Fp8Recipe = ""
-    """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
-    pass over each."""
+    """Scaling recipe of 8- and 4-bit products, which determines the cost of quantising operands; empty: one pass over
+    each."""
     fp8_attention: bool = False
-    """Fused attention multiplies in 8 bits beside products in 8 or 4 (Transformer Engine's `fp8_dpa`, of which
-    `NVTE_DPA_FP8_RECIPE` says the recipe where products are in 4); otherwise in 16."""
+    """Fused attention multiplies in 8 bits, together with 8- or 4-bit products (Transformer Engine's `fp8_dpa`, of
+    which `NVTE_DPA_FP8_RECIPE` says the recipe where products are in 4); otherwise in 16."""
     fp8_activation_inputs: bool = False
-    """Inputs of the activation of gated feed-forwards are kept for backward in 8 bits, by a cast each way
-    (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
+    """Inputs of the activation of gated feed-forwards are saved in 8 bits, with a cast each way (Megatron-Core's
+    `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
     fp8_params: bool = False
-    """Trained weights of 8-bit products are kept in 8 bits alone instead of in 16 with 8-bit copies beside
+    """Trained weights of 8-bit products are stored only in 8 bits, instead of in 16 bits with 8-bit copies
     (Megatron-Core's `--fp8-param-gather`): both ways round where products need that, else once."""
     wide_modules: tuple[WideModule, ...] = ()
-    """What stays in 16 bits where products have 8 or 4."""
+    """Products that stay in 16 bits when others use 8 or 4."""
     wide_last_layers: int = 0
-    """Layers at the end of the stack of which all products do."""
+    """Number of layers at the end of the stack whose products all stay in 16 bits."""
 
     def __post_init__(self) -> None:
         whole("job", {"wide_last_layers": self.wide_last_layers}, least=0)
@@ -184,22 +184,22 @@ class GradientReduction:
     grad_dtype: str = "fp32"
     """Element type in which gradients are accumulated and reduced."""
     half_gradients: bool = False
-    """Where 16-bit gradients are accumulated in fp32, they have a buffer of their own beside the fp32 one, to which
-    kernels of their own add them after every backward, one per weight."""
+    """16-bit gradients have their own buffer besides the fp32 one, and separate kernels add them to it after each
+    backward pass."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
     reduce_every_micro_batch: bool = False
-    """Gradients are reduced after the backward of every micro-batch though they are kept whole: accumulation under
-    torch's DistributedDataParallel outside `no_sync`, or FSDP with `no_sync` that nobody calls."""
+    """Gradients are reduced after the backward pass of every micro-batch although they are not sharded, as in torch's
+    DistributedDataParallel without `no_sync`."""
     whole_gradients_in_pipelines: bool = False
-    """Under ZeRO 2 and 3 the ranks of a pipeline add up whole gradients and reduce them once, after the last
-    micro-batch, instead of their part of them after each."""
+    """Under ZeRO 2 and 3, pipeline ranks accumulate whole gradients and reduce them once after the last micro-batch,
+    instead of after each."""
     bucket_bytes: float | None = None
-    """Buffers in which ZeRO reduces gradients and gathers weights, where a run sets their size; None: those of the
-    framework, as far as the gradients fill them."""
+    """Size of the buffers in which ZeRO reduces gradients and gathers weights; None: the framework's."""
     secondary_shards: int = 0
-    """Ranks among which ZeRO 3 keeps the weights once more, so that backward gathers them nearby (ZeRO++'s hpZ, arXiv
-    2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all ranks."""
+    """Number of ranks that hold a second sharded copy of the weights under ZeRO 3, for gathers in the backward pass
+    (ZeRO++'s hpZ, arXiv 2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all
+    ranks."""
 
     def __post_init__(self) -> None:
         whole("job", {"secondary_shards": self.secondary_shards}, least=0)
@@ -212,21 +212,19 @@ class HeadAndLoss:
     """The output head, and how its logits are stored."""
 
     head: Head = "vocabulary"
-    """What the last block predicts: words, as in pre-training, or labels, as where a model is fine-tuned to a task. Of
-    models of words alone."""
+    """What the last block predicts: words (pre-training) or labels (fine-tuning to a task). Only for text models."""
     masked_head: bool = False
-    """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
-    (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
+    """Only masked tokens of a masked language model go through the head: 20 of 128, and 80 of 512 (google-research/bert
+    README, `max_predictions_per_seq`). Otherwise the head sees every token."""
     loss_with_gradient: bool = False
-    """One kernel reads the logits and writes their gradient over them while it sums up the loss, so that backward has
-    nothing left to do there and no wider copy of them is kept (llm.c's `fused_classifier`, Liger's cross entropy)."""
+    """One kernel computes the loss and overwrites the logits with their gradient, so that no wider copy is kept
+    (llm.c's `fused_classifier`, Liger's cross entropy)."""
     narrow_logits: bool = False
-    """Of 16-bit logits no fp32 copy is kept, and their gradient takes their place: a compiler joins their casts with
-    the kernels that read them, forward and backward, and reuses their buffer, which is read for the last time there
+    """No fp32 copy of 16-bit logits is kept and their gradient reuses their buffer, because a compiler fuses the casts
     (XLA's buffer assignment; torch.compile's `donated_buffer`)."""
     chunked_loss: bool = False
-    """Head and loss take one part of the tokens after the other, with all gradients, so that of the logits no more
-    exists at a time than the hidden states are large: V / h parts (Liger's fused linear cross entropy)."""
+    """Head and loss process the tokens in V / h chunks, so that the logits in memory are never larger than the hidden
+    states (Liger's fused linear cross entropy)."""
 
     def __post_init__(self) -> None:
         if self.head not in get_args(Head):
@@ -238,15 +236,15 @@ class ExpertTokens:
     """Dispatch of tokens to experts, load balance, and the experts' computation."""
 
     expert_dispatcher: Dispatcher = "alltoall"
-    """How tokens reach their experts."""
+    """The dispatcher that sends tokens to their experts."""
     expert_imbalance: float = 1.0
-    """Tokens of the rank whose experts get most, over the mean of all ranks: the others wait for it. 1 where routing is
-    forced to be even, as benchmarks do."""
+    """Load of the busiest rank's experts relative to the mean; the other ranks wait for it. 1 if routing is forced to
+    be even, as in benchmarks."""
     expert_capacity_factor: float | None = None
-    """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
-    exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
+    """Capacity of every expert relative to its mean number of tokens; experts compute full capacity and drop tokens
+    beyond it (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     weighted_experts: bool = False
-    """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
+    """The router's weights multiply the activation inside the experts, so that their outputs need not be saved for the
     router's gradient (Megatron-Core since 0.12)."""
     fused_experts: bool = False
     """Between the grouped products of experts without biases, activations and casts to 8 bits by mxfp8 are part of the
@@ -274,13 +272,13 @@ class SavedActivations:
     """Which activations the forward pass saves, and which the backward pass recomputes."""
 
     keep_gathered: bool = False
-    """Under sequence parallelism, inputs of column-parallel products are kept as they were gathered instead of being
-    gathered again in backward: 2 s b h bytes a product that no tensor parallelism divides, and a collective less."""
+    """Under sequence parallelism, gathered inputs of column-parallel products are saved instead of being gathered again
+    in the backward pass: 2 s b h more bytes per product, but one collective less."""
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
-    """What `Layout.recompute=selective` recomputes."""
+    """The modules that `Layout.recompute=selective` recomputes."""
     stops_recompute: bool = False
-    """Recompute of blocks, and of dense feed-forwards, stops before the last product, whose result backward does not
-    need: under a compiler (XLA) that sees forward and backward as one, and torch's checkpoint without reentry."""
+    """Recomputation of blocks and dense feed-forwards stops before the last product, whose result the backward pass
+    does not need (XLA; torch's non-reentrant checkpoint)."""
 
     def __post_init__(self) -> None:
         _require_known("recompute module", self.recompute_modules, RecomputeModule)
@@ -291,18 +289,18 @@ class FineTuning:
     """Which weights are trained: all, none, or adapters with frozen base weights."""
 
     frozen: bool = False
-    """Weights are not trained: no gradients of them, no reduction, no optimizer."""
+    """All weights are frozen: no gradients, no reduction, no optimizer."""
     frozen_embedding: bool = False
-    """The embedding's tables alone are not trained, nor a head that is tied to them."""
+    """The embedding tables (and a head tied to them) are frozen."""
     adapter_rank: int = 0
-    """Rank of adapters beside frozen products (LoRA); 0: what is trained instead is left out."""
+    """Rank of LoRA adapters on frozen products; 0: no adapters."""
     adapter_modules: tuple[AdapterModule, ...] = ("linear_qkv", "linear_proj")
-    """Products that adapters stand beside. Those of experts and of latent attention's inputs have none."""
+    """Products that have adapters. Products of experts and of latent attention's inputs have none."""
     adapter_dropout: bool = True
-    """Adapters drop some of their input, each by a mask of its own; otherwise they take it as it is."""
+    """Adapters apply dropout to their input."""
     base_weights: BaseWeights = ""
-    """How frozen weights of the layers are stored; every product first brings its weight to 16 bits. Empty: in the
-    type of the products."""
+    """Storage of frozen layer weights; every product first converts its weight to 16 bits. Empty: the type of the
+    products."""
     adapter_all_to_all: bool = False
     """Adapters of row-parallel products bring their result from parts of its columns to parts of the sequence by an
     all-to-all, instead of gathering it whole (NeMo `LoRA`, `a2a_experimental`)."""
@@ -327,14 +325,14 @@ class Implementation(Sectioned):
     """How the software computes a job, in sections; frameworks set their defaults."""
 
     kernels: KernelChoices = field(default=KernelChoices(), metadata=section())
-    """Which work is fused, and how the host issues kernels."""
+    """Fusion of kernels, and how the host launches them."""
     narrow: NarrowProducts = field(default=NarrowProducts(), metadata=section())
-    """What is in 8 or 4 bits."""
+    """Operations in 8 or 4 bits."""
     gradients: GradientReduction = field(default=GradientReduction(), metadata=section())
-    """How gradients are accumulated and reduced."""
+    """Accumulation and reduction of gradients."""
     loss: HeadAndLoss = field(default=HeadAndLoss(), metadata=section())
-    """What is predicted, and how the logits are kept."""
+    """The output head and its logits."""
     experts: ExpertTokens = field(default=ExpertTokens(), metadata=section())
-    """How tokens reach their experts."""
+    """The dispatcher that sends tokens to their experts."""
     activations: SavedActivations = field(default=SavedActivations(), metadata=section())
-    """What is kept for backward, and what is computed again."""
+    """Saved and recomputed activations."""

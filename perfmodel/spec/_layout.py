@@ -53,64 +53,65 @@ class Layout:
     cp: int = 1
     """Context-parallel degree (sequence split through attention)."""
     cp_kind: ContextParallel = "ring"
-    """How context parallelism exchanges keys and values."""
+    """How context parallelism exchanges keys and values: ring, all_gather, gathered_ring or ulysses."""
     cp_balanced: bool = True
-    """Each context-parallel rank holds an early and a late chunk of a causal sequence, so that all see as many keys
-    (zigzag); otherwise a contiguous part, of which the last sees nearly twice the mean."""
+    """Each context-parallel rank has an early and a late chunk of a causal sequence, so that their work is equal
+    (zigzag); false: contiguous chunks, where the last rank has nearly twice the mean work."""
     ep: int = 1
-    """Expert-parallel degree. Experts have tp * cp * dp ranks of a stage to themselves, of which etp shard an expert,
-    ep hold different experts, and the others (`edp`) replicas (parallel folding of Megatron-Core, arXiv 2504.14960)."""
+    """Expert-parallel degree. Experts divide the tp * cp * dp ranks of a stage independently: etp ranks shard an
+    expert, ep hold different experts, and the rest (`edp`) are replicas (parallel folding of Megatron-Core, arXiv
+    2504.14960)."""
     etp: int | None = None
-    """Tensor-parallel degree inside experts; None: `tp`, as in Megatron-Core. Below `tp` expert parallelism spans
-    ranks of tensor parallelism too."""
+    """Tensor-parallel degree inside experts; None: `tp`, as in Megatron-Core. If it is below `tp`, expert parallelism
+    also spans tensor-parallel ranks."""
     vpp: int = 1
-    """Virtual stages (model chunks) per pipeline rank; 1 leaves it to the schedule."""
+    """Virtual stages (model chunks) per pipeline rank; 1: the schedule's default."""
     micro_batch: int = 1
     """Sequences per micro-batch and data-parallel replica."""
     schedule: str = "1f1b"
-    """Pipeline schedule by name (`perfmodel schedules` lists them), with a number where it takes one
-    (`chimera:4`), or `file:PATH`."""
+    """Pipeline schedule by name (`perfmodel schedules` lists them), with a number if it takes one (`chimera:4`), or
+    `file:PATH`."""
     zero: int = 0
-    """ZeRO stage: 0 replicated, 1 optimizer states, 2 and gradients, 3 and weights sharded over dp * cp (of experts:
-    over `edp` ranks)."""
+    """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights, over dp * cp ranks (experts:
+    `edp` ranks)."""
     recompute: Recompute = "none"
-    """`selective` recomputes `Job.recompute_modules`, usually the attention core, `full` every layer (Korthikanti
-    section 5)."""
+    """`selective` recomputes `Job.recompute_modules`, usually core attention; `full` recomputes every layer
+    (Korthikanti section 5)."""
     sequence_parallel: bool = False
-    """Norms and dropouts sharded over tp along the sequence (Korthikanti section 4.2.2)."""
+    """Shard norms and dropout over tp along the sequence (Korthikanti section 4.2.2)."""
     overlap_grad_reduce: bool = True
-    """Gradient reduction runs on its own stream, bucket by bucket, behind backward."""
+    """Overlap gradient reductions, bucket by bucket, with the backward pass."""
     overlap_param_gather: bool = True
-    """ZeRO-3 weight all-gathers (and ZeRO-1/2 gathers after the step) are prefetched behind compute."""
+    """Overlap weight all-gathers with compute: prefetches under ZeRO 3, gathers after the step under ZeRO 1 and 2."""
     tp_overlap: bool = False
-    """Tensor-parallel collectives hidden behind the products that feed them."""
+    """Overlap tensor-parallel collectives with the matrix products that feed them."""
     ep_overlap: bool = False
-    """Dispatch and combine of one micro-batch run beside the kernels of another (Megatron-Core's
+    """Overlap dispatch and combine of one micro-batch with the kernels of another (Megatron-Core's
     `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1), where a backward
     has a forward beside it: not while a pipeline fills and drains."""
     offload: bool = False
-    """Activations wait for their backward in host memory."""
+    """Offload activations to host memory until their backward pass."""
     offload_layers: int = 0
-    """Activations of so many layers, the first ones, wait in host memory: each layer's are copied there while later
-    layers run forward, and back while they run backward (Megatron-Core's `cpu_offloading_num_layers`)."""
+    """Number of first layers whose activations are offloaded to host memory, with copies overlapped with other layers
+    (Megatron-Core's `cpu_offloading_num_layers`)."""
     replicate: int = 1
-    """Groups that each shard model states among themselves, as `zero` says, and hold copies of each other's (hybrid
-    sharding); gradients are reduced over the groups too. Ranks of a group are the nearest ones."""
+    """Number of groups for hybrid sharding: each group of neighbouring ranks shards model states as `zero` says, groups
+    are replicas, and gradients are also reduced over the groups."""
     prefetch: int = 1
-    """ZeRO 3 gathers the weights of so many layers (groups of them in deep stages) ahead of the one in use."""
+    """Number of layers (groups of layers in deep stages) whose weights ZeRO 3 gathers ahead."""
     offload_states: StateOffload = "none"
-    """`optimizer`: optimizer states, master weights and sharded gradients lie in host memory, where weights are updated
-    (ZeRO-Offload); `weights`: weights too, under ZeRO 3 (ZeRO-Infinity, FSDP's `CPUOffload`)."""
+    """`optimizer` keeps optimizer states, master weights and sharded gradients in host memory and updates weights there
+    (ZeRO-Offload); `weights` keeps the weights there too, with ZeRO 3 (ZeRO-Infinity, FSDP's `CPUOffload`)."""
     order: str = "-".join(ORDER_KEYS)
-    """Dimensions from that of consecutive ranks to the outermost (Megatron-LM's notation)."""
+    """Order of rank numbering, from the innermost dimension to the outermost (Megatron-LM's notation)."""
     partition: PerStage = None
-    """Layers of every pipeline stage; None: as even as can be."""
+    """Layers of every pipeline stage; None: as even as possible."""
     recompute_full_layers: PerStage = None
-    """So many layers of every stage, the first ones, are recomputed in full, the others as `recompute` says
-    (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
+    """Number of first layers of every stage that are recomputed in full (Megatron-LM's recompute method `block`); the
+    others follow `recompute`. One number applies to all stages."""
     kinds: PerRank = None
-    """Kind of nodes (`Cluster.kinds`) that every pipeline rank lies on, where a cluster has several; None: in the
-    cluster's order, each kind as far as it goes (`Cluster.hosting`)."""
+    """Kind of nodes (`Cluster.kinds`) of every pipeline rank, for clusters with several kinds; None: filled in the
+    cluster's order (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
         # Each field by itself. Layouts are made by the ten thousand, so what nearly all values are is tested first.

@@ -59,50 +59,50 @@ class Transformer(Stated, Sectioned):
     layers: int
     """Layers of the stack (of the encoder, for encoder-decoder models)."""
     hidden: int
-    """Elements of a token's hidden state."""
+    """Hidden size."""
     heads: int
     """Attention heads of queries."""
     kv_heads: int
     """Heads of keys and values, fewer than `heads` in grouped-query attention."""
     head_dim: int
-    """Elements of a head."""
+    """Size of a head."""
     ffn_hidden: int
     """Inner size of the dense feed-forward."""
     vocab: int
-    """Tokens of the vocabulary, not padded."""
+    """Vocabulary size, without padding."""
     seq_len: int
     """Default sequence length."""
     layer_groups: int = 0
-    """Layers with weights of their own, which the layers behind them use again (ALBERT, arXiv 1909.11942, section
-    3.1); 0: every layer has its own."""
+    """Number of layers with own weights, which the other layers share (ALBERT, arXiv 1909.11942, section 3.1); 0: every
+    layer has its own."""
     decoder_layers: int = 0
     """Decoder layers with cross-attention (T5); 0 for a single stack."""
     decoder_seq_len: int = 0
     """Decoder sequence length; 0 means equal to the encoder's."""
     experts: Experts | None = None
-    """Experts in place of the dense feed-forward of some layers."""
+    """Experts, which replace the dense feed-forward of some layers."""
     latent_attention: LatentAttention | None = None
-    """Sizes of latent attention, where keys and values are compressed."""
+    """Sizes of multi-head latent attention, for compressed keys and values."""
     attention: AttentionForm = field(default=AttentionForm(), metadata=section())
-    """What tokens attend to."""
+    """Form of the attention."""
     block: BlockForm = field(default=BlockForm(), metadata=section())
-    """How a layer joins its sub-layers, and its feed-forward."""
+    """Form of the layers: order of sub-layers, feed-forward, biases."""
     norms: Norms = field(default=Norms(), metadata=section())
-    """Which norms there are."""
+    """Kind and placement of norms."""
     inputs: Inputs = field(default=Inputs(), metadata=section())
-    """What the first layer is given."""
+    """Embeddings and positions."""
     head: OutputHead = field(default=OutputHead(), metadata=section())
-    """What follows the last layer."""
+    """The output head."""
     hybrid: HybridStack = field(default=HybridStack(), metadata=section())
-    """What layers have in place of attention."""
+    """Layers other than attention plus feed-forward."""
     mtp: FurtherTokens = field(default=FurtherTokens(), metadata=section())
-    """Modules for further tokens."""
+    """Multi-token-prediction modules."""
     left_out: str = ""
-    """What the model has that these figures do not count, in words for its user: a vision tower, an indexer."""
+    """Parts of the model that are not counted, in words: a vision tower, an indexer."""
     source: str = ""
-    """Where the figures are from."""
+    """Source of the figures."""
     aliases: tuple[str, ...] = ()
-    """Further names that the catalog finds the model by."""
+    """Other names of the model in the catalog."""
 
     kind = "transformer"
 

@@ -33,13 +33,13 @@ class AttentionForm(Stated):
     """The form of attention: what tokens attend to, and operations besides its matrix products."""
 
     causal: bool = True
-    """Tokens attend to those before them alone."""
+    """Causal attention: tokens attend only to earlier ones."""
     window: int = 0
     """Sliding-window attention in tokens; 0 for none."""
     chunked_window: bool = False
-    """The window does not slide: tokens see those before them in the same chunk of so many (Llama 4)."""
+    """Chunked attention: tokens attend to earlier ones in the same chunk of this size (Llama 4)."""
     full_attention_every: int = 0
-    """With a window: every n-th layer attends in full (GPT-OSS: 2); 0 for none."""
+    """With a window: every n-th layer has full attention (GPT-OSS: 2); 0 for none."""
     qkv_bias: bool = False
     """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
     unbiased_projections: tuple[Literal["query", "key", "value"], ...] = ()
@@ -49,7 +49,7 @@ class AttentionForm(Stated):
     qk_norm_of_all_heads: bool = False
     """With `qk_norm`, queries and keys are normalised over all heads at once (OLMo 2)."""
     attention_gate: bool = False
-    """Attention's result is multiplied by a gate of its size that the query projection makes too (Qwen3-Next)."""
+    """Attention's result is multiplied by a gate, which the query projection also computes (Qwen3-Next)."""
     attention_sinks: bool = False
     """Every head has a learned score that takes part in its softmax (GPT-OSS)."""
     attention_softcap: bool = False
@@ -61,9 +61,9 @@ class BlockForm(Stated):
     """The rest of a layer besides attention: feed-forward, biases and dropout."""
 
     parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
-    """Attention and feed-forward of a layer take the same input side by side, x + Attn(N(x)) + FFN(N(x)), instead of
-    one after the other: of one norm (GPT-J; PaLM, arXiv 2204.02311, section 2; Falcon-7B; Command R; MegaScale, arXiv
-    2402.15627, section 3.1) or each of its own (GPT-NeoX, Falcon-40B)."""
+    """Attention and feed-forward run in parallel on the same input, x + Attn(N(x)) + FFN(N(x)): after one norm (GPT-J;
+    PaLM, arXiv 2204.02311, section 2; Falcon-7B; Command R; MegaScale, arXiv 2402.15627, section 3.1) or each of its
+    own (GPT-NeoX, Falcon-40B)."""
     gated_ffn: bool = False
     """The feed-forward multiplies two projections of its input, one of them activated (SwiGLU and its like)."""
     activation: Literal["gelu", "silu", "relu", "relu2"] = "gelu"
@@ -73,7 +73,7 @@ class BlockForm(Stated):
     bias: bool = True
     """Biases in all linear layers and layer norms."""
     dropout: bool = True
-    """It is trained with dropout."""
+    """The model is trained with dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Norms(Stated):
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """Layer norms subtract the mean, RMS norms do not."""
     norm_at: Literal["input", "output", "both"] = "input"
-    """Which end of every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
+    """Where every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
     norm_bias: bool | None = None
     """Layer norms have a shift; None: as `bias` says."""
     norm_parameters: bool = True
@@ -91,7 +91,7 @@ class Norms(Stated):
     embedding_norm: bool = False
     """Embeddings are normalised before the first layer (BLOOM, BART)."""
     final_norm: bool = True
-    """What the last layer gives is normalised; not so in GPT-1, nor where layers themselves end with a norm (BART)."""
+    """There is a norm after the last layer; not in GPT-1 or if layers end with a norm (BART)."""
     adaln: AdaLN | None = None
     """Conditioning of a diffusion transformer, by which norms have no parameters of their own."""
 
@@ -101,19 +101,19 @@ class Inputs(Stated):
     """The input: text, patches or audio, and positions."""
 
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
-    """How positions are told: a table, rotations of queries and keys, or biases of scores."""
+    """Position encoding: a learned table, rotary embeddings, or biases of attention scores."""
     position_offset: int = 0
     """Rows of the table of positions before that of the first token (OPT, BART: 2)."""
     longest_seq_len: int = 0
-    """What its positions allow, where nobody stated the length it is trained with and `seq_len` is less; else 0."""
+    """Maximum sequence length, if the training length is not stated and `seq_len` is shorter; else 0."""
     token_types: int = 0
     """Rows of BERT's segment embedding; 0 for none."""
     narrow_embedding: NarrowEmbedding | None = None
-    """A table of tokens that is narrower than the layers."""
+    """A token embedding narrower than the hidden size."""
     patches: Patches | None = None
-    """What the input is cut into, in place of words; `vocab` is then the classes of the head, 0 for none."""
+    """Image patches as input; `vocab` is then the number of classes of the head, 0 for none."""
     spectrogram: Spectrogram | None = None
-    """What the encoder is given, in place of words; those are the decoder's alone."""
+    """A spectrogram as the encoder's input; text goes only to the decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +121,13 @@ class OutputHead(Stated):
     """The output head after the last layer."""
 
     tied_embeddings: bool = True
-    """The vocabulary projection has the weights of the token embedding."""
+    """The vocabulary projection shares the weights of the token embedding."""
     logit_softcap: bool = False
     """Logits are bounded by a tanh (Gemma 2)."""
     pooler_and_mlm_head: bool = False
     """BERT's pooler and masked-LM transform before the vocabulary projection."""
     pooler: bool = True
-    """Beside that transform: BERT's pooler and the head that tells whether sentences follow one another. RoBERTa has
-    neither."""
+    """With `mlm_head`: BERT's pooler and next-sentence head, which RoBERTa does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +155,9 @@ class FurtherTokens(Stated):
     """Multi-token-prediction modules."""
 
     mtp_layers: int = 0
-    """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
+    """Number of multi-token-prediction modules, each a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
     section 2.2)."""
     mtp_mixers: str = ""
     """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty: those of the last."""
     mtp_repeated: bool = False
-    """All such modules have the same weights (Nemotron 3, arXiv 2604.12374)."""
+    """All these modules share their weights (Nemotron 3, arXiv 2604.12374)."""

@@ -74,7 +74,7 @@ class NcclTests:
         except (KeyError, IndexError, ValueError) as error:
             raise CalibrationError(
                 f"nccl_tests: launcher {self.launcher!r} is not a valid template ({error!r}); it may use "
-                f"{num_ranks}, {num_nodes} and {ranks_per_node}"
+                "{num_ranks}, {num_nodes} and {ranks_per_node}"
             ) from None
         program = str(Path(self.folder) / PROGRAMS[op.collective])
         return [*shlex.split(launcher), program, *shlex.split(sizes), *shlex.split(self.arguments)]

@@ -47,7 +47,7 @@ class SearchKeywords(JobKeywords, total=False):
 
 
 METHODS: Final = ("enumerate", "relax", "auto")
-"""How layouts are looked for."""
+"""Search methods."""
 ORDERS: Final = ("regret", "upper", "best")
 """Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
 
@@ -57,11 +57,11 @@ class Tariff:
     """Price and power of devices, and tokens to train on; the catalog's nominal figures are the defaults."""
 
     price_per_device_hour: float | None = None
-    """Money per device and hour. The catalog has list prices; their `source` says whose and from when."""
+    """Price per device and hour. The catalog has list prices with their source and date."""
     power_w: float | None = None
-    """Power of a device that computes: the vendor's nominal (thermal design) power."""
+    """Power of a busy device; by default the vendor's nominal (thermal design) power."""
     idle_power_w: float | None = None
-    """Power of a device that waits."""
+    """Power of an idle device."""
     tokens: float | None = None
     """Tokens (samples, where a model has no sequence) to train on."""
 
@@ -97,33 +97,33 @@ class SearchOptions:
     layouts whose bound promises a gain), or `relax` (also by gradients, which move stages, recompute and
     micro-batch together). The result says what was done and why."""
     objective: str | None = None
-    """One of `OBJECTIVES`, or a formula over `QUANTITIES` to be minimised; by default `step_time`, of several batches
-    `tokens_per_s`."""
+    """One of `OBJECTIVES`, or a formula over `QUANTITIES` to minimise; by default `step_time`, or `tokens_per_s` for
+    several batches."""
     constraints: Sequence[str] = ()
     """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
     tariff: Tariff | None = None
-    """Prices, powers and tokens to train on, in place of the catalog's."""
+    """Prices, powers and tokens to train on, instead of the catalog's."""
     robust: str = ""
-    """Order the best layouts by one of `ORDERS` instead, because predictions may be wrong; see `Robustness`."""
+    """Order the best layouts by one of `ORDERS`, which take prediction errors into account; see `Robustness`."""
     batches: Sequence[int] = ()
-    """Global batches to try one after the other, and to rank together, instead of the problem's own."""
+    """Global batches to try and rank together, instead of the problem's."""
     top: int = 10
-    """Layouts to rank."""
+    """Number of layouts to rank."""
     distinct: bool = True
-    """Rank only the best of layouts that differ in nothing but recompute, offload or options without effect
+    """Rank only the best of layouts that differ only in recompute, offload or options without effect
     (`Candidates.distinct`)."""
     every: bool = False
     """Evaluate every layout that fits, even if its bound rules it out (`SearchResult.ranking`)."""
     min_fit: float = MIN_FIT
-    """Probability of fitting into memory that a layout needs to be recommended."""
+    """Least probability of fitting into memory for a recommended layout."""
     strict: bool = False
     """Refuse to extrapolate beyond the measurements."""
     workers: int = 1
-    """Processes that evaluate."""
+    """Number of processes."""
     dask: str = ""
-    """Address of a Dask scheduler whose workers evaluate instead."""
+    """Address of a Dask scheduler whose workers evaluate layouts."""
     resume: Path | str | None = None
-    """File that keeps what was evaluated; if it is there, the search goes on from it."""
+    """File to save progress to; if it exists, the search continues from it."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -141,13 +141,13 @@ class SpaceWords:
     """Keywords that describe the search space, used if no `SearchSpace` is given."""
 
     fix: str = ""
-    """Dimensions that are fixed, in the notation of layouts, such as `tp=8,zero=1`."""
+    """Fixed fields in the notation of layouts, such as `tp=8,zero=1`."""
     schedules: str | Sequence[str] = ""
-    """Names of pipeline schedules, or `all` that flush."""
+    """Names of pipeline schedules, or `all` synchronous ones."""
     vary: str | Sequence[str] = ""
     """Further options to vary: names of `OPTIONS`, or `all`."""
     fewer_devices: bool = False
-    """Layouts may leave some of the devices unused."""
+    """Layouts may use fewer devices."""
 
     def __call__(self, problem: Problem) -> "SearchSpace":
         """Build the space for a problem.
