@@ -127,7 +127,7 @@ class OutputHead(Stated):
     pooler_and_mlm_head: bool = False
     """BERT's pooler and masked-LM transform before the vocabulary projection."""
     pooler: bool = True
-    """With `mlm_head`: BERT's pooler and next-sentence head, which RoBERTa does not have."""
+    """With `pooler_and_mlm_head`: BERT's pooler and next-sentence head, which RoBERTa does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
