@@ -61,9 +61,9 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
         least_s = arithmetic_s(run)
         if run.measured_s < least_s:
             raise PerfModelError(
-                f"run {run.name}: a step of {run.measured_s:g} s is shorter than its arithmetic at the peak rate of "
-                f"{run.cluster.device.name} ({least_s:.3g} s); give measured_iter_time_s in seconds, for the whole "
-                "global batch"
+                f"run {run.name}: a step of {run.measured_s:g} s is shorter than the least time of its FLOPs at "
+                f"the peak rate of {run.cluster.device.name} ({least_s:.3g} s); give measured_iter_time_s in "
+                "seconds, for the whole global batch"
             )
         # A slow step is a slow step; one that would be plausible as milliseconds is in the wrong unit.
         in_ms = run.measured_s / 1000

@@ -57,13 +57,13 @@ class LinkEntry(Stated):
     source: str = ""
 
     def level(self, size: int) -> NetworkLevel:
-        """A tier of so many devices."""
+        """The tier for a number of devices."""
         return LevelEntry(**vars(self), size=size).level()
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindEntry(Stated):
-    """Nodes of one kind, as TOML states them: those of another cluster, or a device and levels as a cluster has."""
+    """One kind of nodes in TOML: those of another cluster, or a device with levels."""
 
     name: str
     devices: int
@@ -75,7 +75,7 @@ class KindEntry(Stated):
     source: str = ""
 
     def kind(self, place: str) -> Cluster:
-        """This kind of nodes as a cluster of its own."""
+        """This kind of nodes as a separate cluster."""
         place = f"{place} kind {self.name}"
         if (self.cluster is None) == (self.device is None):
             raise PerfModelError(f"{place}: give either a cluster, or a device and its levels")
@@ -103,7 +103,7 @@ class KindEntry(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEntry(Stated):
-    """A cluster as TOML states it: a device (catalog name, or a table of its own) and levels; or kinds of nodes."""
+    """A cluster in TOML: a device (catalog name or table) with levels, or several kinds of nodes."""
 
     device: Any = None
     levels: tuple[LevelEntry, ...] = ()
@@ -121,7 +121,7 @@ class ClusterEntry(Stated):
     between: LinkEntry | None = None
 
     def cluster(self, name: str, place: str) -> Cluster:
-        """The cluster of this entry, its device looked up and its figures in SI units."""
+        """The cluster of this entry, with its device looked up and figures in SI units."""
         if self.kinds:
             # A cluster states devices in one of three ways: kinds of nodes, links in words, or levels in figures. What
             # belongs to another way is refused, since it would be passed over in silence.

@@ -1,4 +1,4 @@
-"""Names of devices, read by a small grammar: maker, chip, form factor, memory and power limit in any order.
+"""Parses names of devices: maker, chip, form factor, memory and power limit in any order.
 
 `NVIDIA H100 SXM5 80GB HBM3`, `80GB H100-SXM` and `h100_sxm5_80gb` name one device; `H100-SXM-96GB-HBM2e-500W` another
 with a power limit of 500 W. Every part that is named must be the device's own: nothing is guessed.
@@ -76,7 +76,7 @@ _APART: Final = re.compile(r"(?<=[a-z0-9])(?=(?:sxm|pcie)\d?(?![a-z]))|(?<=sxm\d
 
 @dataclass(frozen=True)
 class DeviceWords:
-    """Parts of a device's name, empty where it does not have them."""
+    """Parts of a device's name; empty if absent."""
 
     chip: tuple[str, ...]
     """Words that are none of the others, sorted."""
@@ -89,7 +89,7 @@ class DeviceWords:
 
     @property
     def part(self) -> "DeviceWords":
-        """The words that tell a part from others: all but its maker and its power limit."""
+        """The words that identify a part: all except maker and power limit."""
         return replace(self, makers=frozenset(), power_w=None)
 
 
@@ -135,7 +135,7 @@ class PartNames:
     """Memory by its data sheet."""
 
     def fits(self, stated: DeviceWords) -> bool:
-        """Whether the device has all the parts that words name."""
+        """Whether the device matches all named parts."""
         # The chip must be the same words; all else must only not contradict the device.
         if stated.chip not in {known.chip for known in self.names}:
             return False
@@ -152,7 +152,7 @@ class PartNames:
 
 
 def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | None:
-    """The name of the device of the catalog that words mean; None where they mean none, or do not tell several apart.
+    """The catalog name of the device that the words identify; None if there is none or several.
 
     Args:
         parts: by name, what its names say.

@@ -21,7 +21,7 @@ Versions = MappingProxyType[int, Framework]
 
 
 def framework(name: str | Framework) -> Framework:
-    """Look up a framework: `name` is its newest version, `name@year` that of the year or the nearest earlier one.
+    """Look up a framework: `name` gives its newest version, `name@year` that of the year or the nearest earlier one.
 
     `path.toml` and `path.toml@year` read a TOML of one's own. A `Framework` is returned as it is.
 
@@ -70,7 +70,7 @@ def frameworks() -> tuple[str, ...]:
 
 
 def framework_versions(name: str) -> tuple[Framework, ...]:
-    """All versions of a framework of the catalog, from the oldest on.
+    """All versions of a framework in the catalog, oldest first.
 
     Raises:
         UnknownNameError: for a name that is not in the catalog.

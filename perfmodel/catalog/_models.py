@@ -76,7 +76,7 @@ _VARIANT: Final = re.compile(
 
 
 def hub_names(name: str) -> tuple[str, ...]:
-    """Names that the catalog may have for a model that a hub or a framework calls so, the likeliest first."""
+    """Possible catalog names for a model's name on a hub or in a framework, likeliest first."""
     # An id has its owner in front, and at its end how the model was trained on.
     tries = [name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")]
     # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
@@ -111,7 +111,7 @@ def model_from_toml(data: dict[str, Any], place: str) -> Model:
 
 
 def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
-    """A model with some fields changed, by name; tables such as `experts` keep the fields that are not.
+    """Change fields of a model by name; in tables such as `experts`, other fields are kept.
 
     Raises:
         PerfModelError: naming `place` and every key that is unknown or malformed.
@@ -163,7 +163,7 @@ def _catalog() -> tuple[MappingProxyType[str, Model], MappingProxyType[str, str]
 
 
 def read_config(path: Path) -> Transformer:
-    """The model that a `config.json` describes, by its `model_type`.
+    """Read the model described by a `config.json`, using its `model_type`.
 
     Raises:
         PerfModelError: if the file is not JSON, or keys that the family needs are missing or malformed; lists all.

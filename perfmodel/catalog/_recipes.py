@@ -1,4 +1,4 @@
-"""Recipes of frameworks, and rates of the libraries by which they exchange tokens.
+"""Performance recipes of frameworks, and rates of their expert-exchange libraries.
 
 Settings of their published performance recipes, which tables of results leave out: a TOML file has the recipes of the
 framework of its name, or of its `frameworks` (see the head of `data/recipes/megatron-bridge.toml`). And libraries that
@@ -18,7 +18,7 @@ from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule, W
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Settings of recipes for some models on some devices; None for what an entry leaves open."""
+    """Recipe settings for some models and devices; None for open settings."""
 
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Recipe:
     """Layers that the last pipeline stage (of all model chunks) has fewer than the others, for what else it has."""
 
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
-        """Whether a run of these names is one of the recipe's."""
+        """Whether the recipe applies to a run with these names."""
         # An empty list of a recipe stands for all: then the run's own name is in it.
         return (
             model in (self.models or (model,))

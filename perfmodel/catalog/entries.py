@@ -1,5 +1,4 @@
-"""Entries of the catalog: TOML in, checked against an entry type with every error listed in one message; and found by
-name, case-insensitive, with aliases, indifferent to separators."""
+"""Reads and checks TOML entries of the catalog, and looks up names (ignoring case and separators, with aliases)."""
 
 import json
 import tomllib
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 def key(name: str) -> str:
-    """Form in which names are compared: lower case, with hyphens for spaces and underscores."""
+    """Normalise a name for comparison: lower case, with hyphens for spaces and underscores."""
     return name.strip().lower().replace(" ", "-").replace("_", "-")
 
 
@@ -83,7 +82,7 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
 
 
 def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
-    """Build a dataclass from parsed TOML or JSON; keys that it has no field for are left unless it is `spec.Stated`.
+    """Build a dataclass from parsed TOML or JSON; unknown keys are ignored, or refused for `spec.Stated`.
 
     Raises:
         PerfModelError: names `place` and, for every missing, unknown or malformed key, the key and
@@ -113,7 +112,7 @@ def _location(kind: type, location: tuple[str | int, ...]) -> str:
 
 
 def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Iterable[str]) -> dict[str, Any]:
-    """Some fields of a dataclass from parsed TOML, `known` those that there are: lists for tuples become tuples.
+    """Check some fields of a dataclass from parsed TOML; lists become tuples where needed.
 
     Raises:
         PerfModelError: names `place`, the key, and what is wrong with it.

@@ -48,7 +48,7 @@ JOB_FILE_KEYS: Final = (*NAMED, "devices", *SECTIONS)
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """A parsed job file, with the changes of the command line."""
+    """A parsed job file, with changes from the command line."""
 
     place: str
     """Its path."""
@@ -63,14 +63,14 @@ class JobFile:
 
 
 def is_job_file(name: object) -> bool:
-    """Whether a model's name is the path of a job file instead: a TOML with a key that only those have."""
+    """Whether a model's name is the path of a job file (a TOML with keys that only job files have)."""
     if not isinstance(name, (str, Path)) or Path(name).suffix != ".toml":
         return False
     return any(key in read_toml(Path(name)) for key in JOB_FILE_KEYS)
 
 
 def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
-    """A job file with `KEY=VALUE` put in place of what it says, such as `job.seq_len=4096` or `layout.tp=4`.
+    """Read a job file and apply `KEY=VALUE` changes such as `job.seq_len=4096` or `layout.tp=4`.
 
     Args:
         path: of the file; without one the changes are all there is.
@@ -154,7 +154,7 @@ def _model_table(table: dict[str, Any], place: str, stem: str) -> Model:
 
 
 def framework_with(changes: Mapping[str, Any], framework: Framework, place: str) -> Framework:
-    """A framework with some facts stated otherwise, by the names of its fields.
+    """A framework with some facts changed, by field name.
 
     Raises:
         PerfModelError: a key that no framework has, or a value that it cannot have.
@@ -188,7 +188,7 @@ def _change(data: dict[str, Any], change: str) -> None:
 
 
 def toml_value(raw: str) -> Any:
-    """A value as TOML has it, plain text where it is none."""
+    """Parse text as a TOML value; plain text if it is not one."""
     try:
         return parse_toml(f"value = {raw}")["value"]
     except ValueError:
@@ -276,7 +276,7 @@ def problem(
     framework: Framework | str | None = None,
     **of_job: Unpack[JobKeywords],
 ) -> Problem:
-    """The problem that the arguments of `predict`, `search` and similar functions state.
+    """Build the problem from the arguments of `predict`, `search` and similar functions.
 
     Args:
         model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`; the path of a job file, whose
@@ -313,7 +313,7 @@ def problem_and_layout(
     layout: StatedLayout = "",
     **stated: Any,
 ) -> tuple[Problem, Layout | str]:
-    """`problem`, and the layout: that of the job file where none is given.
+    """Build the problem and the layout; the default layout is that of the job file.
 
     Args:
         model, cluster: as in `problem`.
@@ -381,7 +381,7 @@ def problem_and_layout(
 
 
 def layout_in_words(layout: StatedLayout) -> Layout | str:
-    """A layout by its fields as its notation, in which what is not said is as the framework has it.
+    """Convert layout fields to a notation; missing fields take the framework's defaults.
 
     Raises:
         UnknownNameError: a field that no layout has.
@@ -395,7 +395,7 @@ def layout_in_words(layout: StatedLayout) -> Layout | str:
 
 
 def unfiled(model: Named) -> JobFile | None:
-    """The job file that stands for a problem; None where a model stands there itself."""
+    """The job file given in place of a model; None if a model is given."""
     if isinstance(model, JobFile):
         return model
     return read_job(model) if is_job_file(model) else None  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from perfmodel.units import GIB, MIB, parse_quantity
 
 @dataclass(frozen=True)
 class Plausible:
-    """Limits of one figure of a file, in the unit that its key names."""
+    """Plausible limits of one figure, in the unit of its key."""
 
     least: float
     most: float
@@ -29,7 +29,7 @@ class Plausible:
     """The unit of the key in the unit of the kind."""
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies within the limits, but for rounding."""
+        """Whether a value is within the limits, up to rounding."""
         return self.least * (1 - 1e-9) <= value <= self.most * (1 + 1e-9)
 
 
@@ -76,7 +76,7 @@ PEAK_RATE: Final = Plausible(1e-3, 1e6, "TFLOP/s", {"FLOP/s": 1e-12, "GFLOP/s": 
 
 
 def plausible_figures(data: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A table of a file with text such as "200Gbit/s" as a number in the unit of its key, all tables in it included.
+    """Convert text such as "200Gbit/s" in a table (and nested tables) to numbers in the unit of its key.
 
     Raises:
         PerfModelError: a figure beyond its limits; names the unit that it was likely meant in.

@@ -149,7 +149,7 @@ def _fake_devices(count: int) -> None:
 
 
 def add_dimensions(command: argparse.ArgumentParser) -> None:
-    """The flag whose words `dimension` reads."""
+    """Add the flag --dim."""
     command.add_argument(
         "--dim",
         action="append",
@@ -160,7 +160,7 @@ def add_dimensions(command: argparse.ArgumentParser) -> None:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """`NAME=SIZE` of --dim."""
+    """Parse the `NAME=SIZE` of --dim."""
     name, _, size = text.partition("=")
     if not name or not size.isdigit():
         raise PerfModelError(f"--dim {text!r} is not NAME=SIZE")

@@ -1,5 +1,5 @@
-"""Time of collectives: one model, asked by clusters and ops or by the rows of tables; exchanges of tokens with experts
-at the rates that their libraries' authors published."""
+"""Times of collectives on clusters or from table rows; expert exchanges at the rates published by their libraries'
+authors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ class CollectiveModel:
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "CollectiveModel":
-        """The shipped model, or the one that `perfmodel fit` left in folder `calibration`, as it is now.
+        """Load the shipped model, or the one of a calibration made by `perfmodel fit`.
 
         Raises:
             CalibrationError: if the weights are missing, truncated or of another schema version.
@@ -56,11 +56,11 @@ class CollectiveModel:
 
     @classmethod
     def of(cls, weights: WeightFiles) -> "CollectiveModel":
-        """The model of some weights, kept by the session."""
+        """The model of some weights (cached in the session)."""
         return current_session().cost_models.get_or_compute((cls, weights), lambda: cls(collective_weights(weights)))
 
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
-        """Time of each op, alone on the network but for its `concurrent` groups; 0 for one rank.
+        """Time of each op, alone on the network except for its `concurrent` groups; 0 for one rank.
 
         Never falls with bytes, ranks (inside a switched node, and with the nodes), latency or sharing, nor rises
         with bandwidth. Provenance: `measured` (this die, fabric, kind, rank count and size range), `learned`
@@ -130,7 +130,7 @@ def _event_times(priced: Priced) -> EventTimes:
 
 
 def interconnect_of(cluster: Cluster) -> str:
-    """Its links in the words of tables, with the rate where it differs from what the name says.
+    """The cluster's links in the notation of tables, with rates that differ from those of the names.
 
     Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is stated.
     """
@@ -178,7 +178,6 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
 def share_of_link(
     rates: ExchangeRates, way: ExchangeWay, parties: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Rates relative to the link's: between published numbers of parties linear in their logarithm, beyond them that of
-    the nearest."""
+    """Rates relative to the link's, interpolated over the logarithm of the number of parties."""
     published = rates.dispatch_gb_per_s if way == "dispatch" else rates.combine_gb_per_s
     return np.interp(np.log2(parties), np.log2(rates.parties), published) / rates.link_gb_per_s

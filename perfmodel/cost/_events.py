@@ -27,7 +27,7 @@ class EventTimes:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> "EventTimes":
-        """Build times from a row per event: time, lower and upper end, provenance; further entries are left out."""
+        """Build times from rows of (time, lower end, upper end, provenance); further entries are ignored."""
         time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
         return cls(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
 
@@ -37,7 +37,7 @@ class EventTimes:
 
     @classmethod
     def together(cls, n: int, parts: Iterable[tuple[Sequence[int], "EventTimes"]]) -> "EventTimes":
-        """Put the times of `n` events together from parts, each with the positions that it is of."""
+        """Assemble the times of `n` events from parts with their positions."""
         time_s, lo_s, hi_s = np.zeros((3, n))
         provenance = np.full(n, "", object)
         for at, part in parts:
@@ -49,19 +49,19 @@ class EventTimes:
         return replace(self, time_s=self.time_s * factor, lo_s=self.lo_s * factor, hi_s=self.hi_s * factor)
 
     def plus(self, more_s: Float64[np.ndarray, "n"]) -> "EventTimes":
-        """Add to every time and the ends of its interval."""
+        """Add seconds to every time and the ends of its interval."""
         return replace(self, time_s=self.time_s + more_s, lo_s=self.lo_s + more_s, hi_s=self.hi_s + more_s)
 
     def at_least(self, at: Sequence[int], bounds: "EventTimes") -> "EventTimes":
-        """Bound the events at positions from below: those that take less time than their `bounds` take these."""
+        """Bound times at positions from below."""
         return self._replaced(at, bounds, np.greater)
 
     def at_most(self, at: Sequence[int], bounds: "EventTimes") -> "EventTimes":
-        """Bound the events at positions from above: those that take longer than their `bounds` take these."""
+        """Bound times at positions from above."""
         return self._replaced(at, bounds, np.less)
 
     def replaced(self, at: Sequence[int], times: "EventTimes") -> "EventTimes":
-        """Let the events at positions take the times stated."""
+        """Replace the times at positions."""
         return self._replaced(at, times, np.not_equal)
 
     def _replaced(self, at: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
@@ -81,7 +81,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class KnownTimes:
-    """Times of events by key; all are forgotten where they become too many."""
+    """A cache of event times by key, cleared when it becomes too large."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, tuple[float, float, float, str]] = {}
@@ -89,7 +89,7 @@ class KnownTimes:
     def times(
         self, keys: Sequence[Key], work_out: Callable[[list[Key]], Iterable[tuple[Sequence[Key], EventTimes]]]
     ) -> EventTimes:
-        """Times by key; those not known yet are worked out.
+        """Times by key, computed if unknown.
 
         Args:
             work_out: of keys that are not known, each once, gives their times with the keys that they are of, and those
@@ -109,7 +109,7 @@ class KnownTimes:
 
 
 class PricesKernels(Protocol):
-    """Whatever tells kernel times: the calibrated model, or a variation of it."""
+    """Protocol of kernel time models."""
 
     def times(self, device: Device, ops: Sequence[KernelOp], /) -> EventTimes:
         """Time of each op on a device."""
@@ -117,7 +117,7 @@ class PricesKernels(Protocol):
 
 
 class PricesCollectives(Protocol):
-    """Whatever tells times of collectives."""
+    """Protocol of collective time models."""
 
     def times(self, cluster: Cluster, ops: Sequence[Collective], /) -> EventTimes:
         """Time of each op on a cluster."""

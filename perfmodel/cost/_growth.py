@@ -1,4 +1,4 @@
-"""How a kernel's time grows with its samples, its heads or the sides of its matrices, in a step.
+"""Makes kernel times grow consistently with samples, heads or matrix sizes.
 
 Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks fall,
 others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice the work
@@ -198,7 +198,7 @@ def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."])
 
 @dataclass(frozen=True)
 class MonotoneGrid:
-    """Events, each once, with all kernels that theirs are compared with."""
+    """Distinct events with all kernels that they are compared with."""
 
     ops: tuple[Op, ...]
     _lattices: tuple[tuple[int, Int[np.ndarray, " some"], _Lattice], ...]
@@ -225,7 +225,7 @@ class MonotoneGrid:
         return cls(tuple(place), tuple(lattices))
 
     def times(self, alone: EventTimes) -> EventTimes:
-        """Times of `ops` in a step, of those by themselves; collectives are left as they are."""
+        """Times of `ops` in a step, from isolated times; collectives are unchanged."""
         # an event may take no time at all, as a collective of one rank: its log is cut
         log_alone = np.log(np.maximum(alone.time_s, 1e-300))
         measured = np.array([provenance == "measured" for provenance in alone.provenance], bool)

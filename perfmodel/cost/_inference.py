@@ -1,5 +1,5 @@
-"""Events that only inference has: attention over a compressed cache, weights narrower than the products that read them,
-and all-reduces of small messages by direct reads."""
+"""Events specific to inference: attention over a compressed cache, products with narrow weights, and one-shot
+all-reduces."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def inference_times(
     kernels: KernelModel,
     collectives: PricesCollectives,
 ) -> EventTimes:
-    """Times of events of a step of inference: those of servers' kernels, as far as they were measured.
+    """Times of events in an inference step, from servers' kernels where measured.
 
     Element-wise kernels, which tables hold issued one by one besides, and dense products bound by memory on devices
     without measurements take no more than their roofline, which those of measured devices keep within 15 %. Attention

@@ -1,4 +1,4 @@
-"""Times of compute kernels: measured, learned, extrapolated or analytical, in that order of trust.
+"""Times of compute kernels: measured, learned, extrapolated or analytical, in order of preference.
 
 A kernel's time is made in this order, every step of it a function that says what it rests on:
 
@@ -68,7 +68,7 @@ _LARGE: Final = (4096, 8192, 16384)
 
 
 class KernelModel:
-    """Predicts every op family from the weights of one calibration, each taken from its file when first asked for."""
+    """Predicts all op families from a calibration's weights, loaded on first use."""
 
     def __init__(self, weights: WeightFiles) -> None:
         self._weights = weights
@@ -79,7 +79,7 @@ class KernelModel:
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "KernelModel":
-        """The shipped calibration, or that of a directory made by `perfmodel fit`, as it is now.
+        """Load the shipped calibration, or a directory made by `perfmodel fit`.
 
         A directory's regressors come before the shipped ones; families that it lacks are served by
         the shipped ones.
@@ -91,7 +91,7 @@ class KernelModel:
 
     @classmethod
     def of(cls, weights: WeightFiles) -> "KernelModel":
-        """The model of some weights, kept by the session."""
+        """The model of some weights (cached in the session)."""
         return current_session().cost_models.get_or_compute((cls, weights), lambda: cls(weights))
 
     def times(self, device: Device, ops: Sequence[KernelOp], *, software: str | None = None) -> EventTimes:
@@ -357,7 +357,7 @@ class KernelModel:
         regressors = self._regressors(asked.rows.family)
 
         def closest(query: Query, dtype: str) -> int:
-            """Index of the regressor that knows the closest device; -1 where none serves the dtype."""
+            """Index of the regressor with the most similar device; -1 if none supports the dtype."""
             closeness = [regressor.closeness(query.figures, dtype) for regressor in regressors]
             return int(np.argmax(closeness)) if closeness and max(closeness) >= 0 else -1
 
@@ -395,7 +395,7 @@ class _ProductRows(NamedTuple):
 
     @classmethod
     def of(cls, asked: PriceQuery, unnamed: Bool[np.ndarray, "n"]) -> "_ProductRows":
-        """Sort the rows of one family."""
+        """Group the rows of one family."""
         rows, family = asked.rows, FAMILIES[asked.rows.family]
         narrow = (rows.dtypes == "fp8") & unnamed
         corrected = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))

@@ -1,4 +1,4 @@
-"""What a power limit leaves of a matrix product's speed once it runs for longer than a moment.
+"""The slowdown of sustained matrix products under a power limit.
 
 Tables time a kernel by itself, on a cool device and at its highest clock. Under load the clock falls until the power
 fits the limit. Voltage falls with it, and energy per operation with a power of the rate (`_VOLTAGE`).
@@ -17,7 +17,7 @@ from perfmodel.spec import Device
 
 @dataclass(frozen=True)
 class DieEnergy:
-    """What arithmetic and traffic of a die cost at its power limit."""
+    """Energy of arithmetic and memory traffic of a die at its power limit."""
 
     flop_j: float
     """Energy of a 16-bit FLOP in tensor units, random operands, at `unit_flops_per_s`."""
@@ -65,12 +65,12 @@ TENSOR_TYPES: Final = tuple(_WIDTH)
 
 
 def has_power_law(device: Device) -> bool:
-    """Whether a device's power, and what arithmetic costs on its die, are known."""
+    """Whether a device's power limit and its die's energies are known."""
     return device.die in _OF_DIE and device.power_w is not None and device.idle_power_w is not None
 
 
 def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, "n"]:
-    """Least times of ops in which their energy fits the power limit; 0 where that is not known, or does not bind.
+    """Least times of ops under the power limit; 0 if unknown or not binding.
 
     Of t in (P_limit - P_idle) t = E_memory + E_compute (t_ref / t)^v, where t_ref is the time at the rate at which the
     energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy with the square of the
@@ -109,7 +109,7 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
 def under_load(
     device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"], share: float = 1.0
 ) -> Float64[np.ndarray, "n"]:
-    """Times of events one after another, relative to their times alone: 1 where the power limit does not bind.
+    """Slowdown of events in sequence, relative to isolated ones; 1 if the power limit does not bind.
 
     Args:
         share: of the time in which a kernel alone fits the limit, that it takes in a step (`sustained_share`).
@@ -123,7 +123,7 @@ def sustained_share(
     counts: Float64[np.ndarray, "n"],
     alone_s: Float64[np.ndarray, "n"],
 ) -> float:
-    """Share of its sustained time that a kernel above the power limit takes, since cooler kernels pay for the rest.
+    """Share of its sustained slowdown that a hot kernel takes in a step, because cooler kernels save power.
 
     The limit holds over tens of milliseconds and more, in which a device runs many kernels: products above the limit
     are paid for by norms and casts below it. Of the least x in

@@ -1,4 +1,4 @@
-"""The analytical bound: what a kernel takes at typical shares of the nominal rates."""
+"""Analytical kernel times at typical shares of the nominal rates."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ _UNMEASURED: Final = ("fp4", "int8")
 
 
 def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
-    """Seconds of every row by the wave-quantised roofline alone, no measurement behind it.
+    """Seconds of every row by the wave-quantised roofline, without measurements.
 
     fixed + (compute^3 + memory^3)^(1/3), where compute is the wave-quantised work over 65 % of the
     peak rate, or what the vector lanes take if that is longer, and memory the compulsory traffic over 75 % of the
@@ -52,7 +52,7 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
 
 
 def least_of_rows(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
-    """Seconds that every row takes at least if it is a matrix product: its FLOPs at the nominal rate."""
+    """Lower bound of each row's time if it is a matrix product: its FLOPs at the nominal rate."""
     physics, machine = kernel_physics(figures, rows)
     return physics.flops / machine.peak
 
@@ -63,7 +63,7 @@ def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndar
 
 
 def least_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
-    """Seconds that ops of any families take at least on a device if they are products (`least_of_rows`)."""
+    """Lower bounds of ops' times on a device, for matrix products (`least_of_rows`)."""
     return _of_ops(least_of_rows, device, ops)
 
 
@@ -80,7 +80,7 @@ def _of_ops(
 
 
 def rows_by_family(ops: Sequence[KernelOp]) -> Iterator[tuple[np.ndarray, Rows]]:
-    """The ops of each family as rows, with their positions."""
+    """Group ops by family as rows, with their positions."""
     by_family: dict[str, list[int]] = {}
     for index, op in enumerate(ops):
         by_family.setdefault(op.family, []).append(index)
@@ -89,7 +89,7 @@ def rows_by_family(ops: Sequence[KernelOp]) -> Iterator[tuple[np.ndarray, Rows]]
 
 
 def as_measured(device: Device, op: KernelOp) -> KernelOp:
-    """Return the kernel in the nearest element type that was measured and that the device has.
+    """Return the kernel in the nearest measured element type that the device supports.
 
     Another type for 4-bit floats and 8-bit integers alone, of which there are no measurements.
     """
@@ -100,7 +100,7 @@ def as_measured(device: Device, op: KernelOp) -> KernelOp:
 
 
 def wider(device: Device, op: KernelOp) -> KernelOp:
-    """Return the product on elements twice as wide, for those types that nobody measured.
+    """Return the product with elements twice as wide, for unmeasured types.
 
     The op itself for any other type, and where the device has no wider one.
     """

@@ -42,7 +42,7 @@ class Classes:
 
 
 def classes_of_program(program: Program) -> Classes:
-    """Ranks whose instructions are the same but for the ranks that they name.
+    """Group ranks whose instructions are equal up to rank numbers.
 
     Two stages with equal layers differ: one sends what the other receives.
     """
@@ -74,7 +74,7 @@ def classes_of_program(program: Program) -> Classes:
 
 
 def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) -> Classes:
-    """Ranks that hold parameters of the same shapes and make the same calls in an iteration.
+    """Group ranks with equal parameter shapes and equal calls in an iteration.
 
     Every rank is run for two iterations, its calls answered at once.
 
@@ -100,7 +100,7 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
 
 
 def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> list[EmulatedRun]:
-    """The script as one rank of each class, so many at once, the others as the emulation has them."""
+    """Run the script as one rank of each class, a few at a time, with the other ranks emulated."""
     return [emulate(replace(emulation, real_ranks=ranks)) for ranks in classes.turns(at_once)]
 
 

@@ -1,4 +1,4 @@
-"""Waiting on the clock and keeping a core busy, both without the interpreter's lock."""
+"""Precise waiting and keeping a core busy, without the interpreter's lock."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ _WATCHED_S: Final = 1.5e-4
 
 
 def fine_timers() -> None:
-    """Let this thread's sleeps end when they should: Linux rounds them up by 50 microseconds otherwise."""
+    """Make this thread's sleeps precise; Linux otherwise rounds them up by 50 microseconds."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
@@ -38,7 +38,7 @@ def own_threads() -> set[int]:
 
 
 def come_first(threads: Iterable[int]) -> None:
-    """Let threads run before all others of their core as soon as they are awake; 0 is the calling one.
+    """Give threads priority on their core; 0 is the calling thread.
 
     Real-time priority, above that of ranks on emulated hosts. Without the right to it nothing changes.
     """
@@ -50,7 +50,7 @@ def come_first(threads: Iterable[int]) -> None:
 
 
 class Core:
-    """Keeps the thread's core busy as a collective library does: by moving data through its caches."""
+    """Keeps the thread's core busy like a collective library, by copying data."""
 
     def __init__(self, torch: Any, copies_per_s: float = 0.0) -> None:
         """
@@ -66,7 +66,7 @@ class Core:
         self._next, self._copies_per_s = 0, copies_per_s
 
     def copies_per_s(self, copies: int = 500) -> float:
-        """Measure the copies per second of processor time that this core makes now."""
+        """Measure this core's current copies per second of CPU time."""
         # Processor time, not wall time: other processes on the core do not count as its speed.
         for _ in range(_WARM_UP):
             self._copy()
@@ -76,7 +76,7 @@ class Core:
         return copies / max(time.thread_time() - begin_s, 1e-9)
 
     def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float, waits: bool = False) -> float:
-        """Return `delay_s` after `begin_s`, the core busy for `core_s` of it, in turn with waiting.
+        """Wait until `delay_s` after `begin_s`, with the core busy for `core_s` of it.
 
         A collective's messages follow one another, so what the core does for others meanwhile comes on top.
 

@@ -1,4 +1,4 @@
-"""Emulation of distributed IR programs: one rank's code runs on JAX kernels, collectives take what the prices say."""
+"""Emulates distributed IR programs: one rank's code runs on JAX kernels, and collectives take modelled times."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class EmulatedProgram:
 def emulate_program(
     program: Program, inputs: Mapping[str, np.ndarray], prices: Prices, rank: int = 0, repeats: int = 10
 ) -> EmulatedProgram:
-    """Run what one rank of a program runs, in this process, as if the other ranks were there.
+    """Run one rank of a program in this process, with the other ranks emulated.
 
     Args:
         program: distributed over at least two devices.

@@ -1,4 +1,4 @@
-"""The real ranks of an emulated world: started, watched, ended, and what they recorded."""
+"""Starts, watches and ends the real ranks of an emulated world, and reads their records."""
 
 import os
 import shutil
@@ -83,7 +83,7 @@ class Emulation:
 
 
 def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
-    """Run the script as the real ranks of its world, to its end.
+    """Run the script to its end as the real ranks of its emulated world.
 
     Args:
         emulation: what to run.

@@ -1,4 +1,4 @@
-"""Times and core seconds of the collectives of torch's gloo on this machine, for tables of prices.
+"""Measures time and CPU time of torch's gloo collectives on this machine, for price tables.
 
 A rank of such a measurement is `python -m perfmodel.emulate._measure OUT KINDS SIZES CALLS`. As in
 training, every call comes after some computing, when caches are cold, ranks not quite together and the library's
@@ -47,7 +47,7 @@ def measure_prices(
     prices: Prices | None = None,
     wire: Network | None = None,
 ) -> "pd.DataFrame":
-    """Collectives among processes of this machine, each with a core of its own as far as they reach.
+    """Measure collectives between local processes, each on its own core if possible.
 
     Args:
         world_size: ranks.
@@ -94,7 +94,7 @@ def measure_prices(
 
 
 def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Processor times as on a core of the median speed: that of a shared machine drifts while it is measured.
+    """Normalise CPU times to the median core speed, because a shared machine's speed drifts.
 
     Args:
         table: time_s, core_s, and copies_per_s when each row was measured.

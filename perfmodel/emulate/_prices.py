@@ -1,4 +1,4 @@
-"""Times of collectives of the emulated cluster: by the calibrated model, a table, or a function of the user's."""
+"""Times of collectives in the emulated cluster: from the calibrated model, a table or a user's function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ through its root's link what an all-gather moves through everybody's (Thakur et 
 
 
 def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:
-    """A call of ranks of the world, laid out on the cluster in order."""
+    """Place a call's ranks on the cluster in order."""
     # A message is between two ranks, wherever the group that it belongs to reaches.
     pair, place = kind in ("send", "recv"), cluster.reach(members)
     return Collective(
@@ -49,7 +49,7 @@ def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> 
 
 
 def modelled(cluster: Cluster, collectives: "PricesCollectives") -> Seconds:
-    """Prices by the calibrated model."""
+    """Prices from the calibrated model."""
     return lambda op: float(collectives.times(cluster, [op]).time_s[0])
 
 
@@ -119,7 +119,7 @@ class PriceTable:
         return {"jitter": self.jitter, "copies_per_s": self.copies_per_s}
 
     def time_s(self, op: Collective) -> float:
-        """Between rows by a straight line, beyond them in proportion to bytes.
+        """Time by linear interpolation between rows, proportional to bytes beyond them.
 
         Raises:
             PerfModelError: a kind or number of ranks that the table does not hold.
@@ -127,7 +127,7 @@ class PriceTable:
         return self._at(op, 1)
 
     def core_s(self, op: Collective) -> float:
-        """Processor time, in the same way; if need be by measurements of another number of ranks, 0 without any.
+        """CPU time, interpolated in the same way, if necessary from another number of ranks; 0 without data.
 
         A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and moves (n - 1) / n of the
         buffer through every rank (Thakur et al. 2005, section 4); what the smallest message takes is taken for the
@@ -161,7 +161,7 @@ class PriceTable:
 
 @dataclass(frozen=True)
 class Prices:
-    """Times that the emulated environment lets collectives take."""
+    """Times of collectives in the emulated environment."""
 
     cluster: Cluster
     seconds: Seconds
@@ -175,7 +175,7 @@ class Prices:
             check_delay(kind, delay_s)
 
     def __call__(self, kind: str, nbytes: int, members: Sequence[int]) -> tuple[float, float]:
-        """Seconds of a call, and for how many of them it takes the core.
+        """Seconds of a call, and its CPU seconds.
 
         Raises:
             PerfModelError: what the prices do not know, or a plug-in's answer that is no time.

@@ -1,4 +1,4 @@
-"""An iteration that was emulated, as a structure of the timeline: what other delays would make of it, and its slack.
+"""Replays an emulated iteration on the timeline, to predict other delays and slack.
 
 Also a curve of iteration time against a delay, emulated and predicted, and how much of the delay is hidden."""
 
@@ -43,15 +43,15 @@ class Replay:
         return compile_structure(self.structure)
 
     def of(self, kind: str) -> Float[np.ndarray, " classes"]:
-        """1 for the collectives of a kind; `send_recv` for both sides of messages."""
+        """Mask of the collectives of a kind (`send_recv`: both sides of messages)."""
         return np.array([float(bool(k) and kind in (k, delayed_as(k))) for k in self.kinds])
 
     def time_s(self, kind: str = "", delay_s: float = 0.0) -> float:
-        """The iteration with a delay added to every collective of a kind."""
+        """Iteration time with a delay added to every collective of a kind."""
         return float(makespan(self._compiled, self._delayed_s(kind, delay_s)))
 
     def felt(self, kind: str, delay_s: float = 0.0) -> float:
-        """Collectives of a kind on the critical path: by how much the iteration grows with the delay, by gradient."""
+        """Number of a kind's collectives on the critical path, by gradient."""
         _, grad = makespan_and_grad(self._compiled, self._delayed_s(kind, delay_s))
         return float(grad @ self.of(kind))
 
@@ -76,7 +76,7 @@ class Replay:
         return durations_s
 
     def slack_s(self, kind: str) -> float:
-        """Delay up to which no more collectives of the kind come onto the critical path than are on it without.
+        """Largest delay that brings no further collectives of the kind onto the critical path.
 
         Bisection on the gradient, which only grows with the delay: the iteration is a maximum of sums.
         """
@@ -92,7 +92,7 @@ class Replay:
 
 
 def replay(iteration: Iteration) -> Replay:
-    """Spans follow one another and wait for what they waited for; the collectives of a lane follow one another."""
+    """Build a replay: spans in sequence with their waits, and the collectives of each lane in sequence."""
     # The thread is a chain of spans; each call hangs off the span that makes it and off the call before it in its
     # lane.
     ops = _Ops()
@@ -220,7 +220,7 @@ class EmulatedCurve:
 
     @property
     def knees_s(self) -> tuple[float, float]:
-        """Delays at which the two straight lines that fit best meet: emulated, predicted."""
+        """Knee of the best two-line fit of each curve: emulated, predicted."""
         return _knee(self.delays_s, self.emulated_s), _knee(self.delays_s, self.predicted_s)
 
     def to_dict(self) -> dict[str, Any]:

@@ -117,12 +117,12 @@ class Builder:
                 return name
 
     def build(self, outputs: Sequence[str]) -> Function:
-        """The function so far."""
+        """Build the function from the instructions so far."""
         return Function(self.name, tuple(self._parameters), tuple(self.instructions), tuple(outputs))
 
 
 class ModelBuilder(Builder):
-    """A builder of programs on one device."""
+    """Builds programs for one device."""
 
     def __init__(self, name: str, dtype: str) -> None:
         super().__init__(name)
@@ -131,7 +131,7 @@ class ModelBuilder(Builder):
 
     @property
     def inputs(self) -> tuple[GlobalTensor, ...]:
-        """Parameters and data so far."""
+        """The parameters and data declared so far."""
         return tuple(self._inputs)
 
     def data(self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0) -> str:
@@ -143,7 +143,7 @@ class ModelBuilder(Builder):
         return self._input(name, "parameter", shape, self.dtype, tensor_axis=tensor_axis, expert_axis=expert_axis)
 
     def program(self, outputs: Sequence[tuple[str, Role]]) -> Program:
-        """The program that returns the given values in the given roles, under their own names."""
+        """Build the program that returns the given values with their roles."""
         tensors = tuple(global_tensor(value, self.types[value], role) for value, role in outputs)
         return Program(self.build([value for value, _ in outputs]), tuple(self._inputs), tensors)
 

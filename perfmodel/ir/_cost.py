@@ -1,4 +1,4 @@
-"""Cost of a program, device by device: arithmetic, traffic, communication and live memory."""
+"""Cost of a program per device: arithmetic, traffic, communication and live memory."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +25,7 @@ class Work:
 
 
 def work(function: Function) -> Work:
-    """Return what each device computes, moves and communicates, summed over a function's instructions."""
+    """Sum computation, traffic and communication of each device over a function's instructions."""
     # Layers and micro-batches repeat the same instruction, so each distinct one is asked for its work once.
     types = function.types
     total = np.zeros((3, function.n_devices))
@@ -66,7 +66,7 @@ class LiveMemory:
     _in_use_bytes: Float[np.ndarray, " changes"]
 
     def profile(self, device: int) -> tuple[Int[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-        """Instructions at which a device's memory changes, and its bytes from there on.
+        """Instructions at which a device's memory changes, and the bytes from there on.
 
         Raises:
             PerfModelError: there is no such device.
@@ -78,7 +78,7 @@ class LiveMemory:
 
 
 def live_memory(function: Function) -> LiveMemory:
-    """Live memory of a function (DistIR, section 3.3); parameters are there from the start.
+    """Live memory of a function (DistIR, section 3.3); parameters are live from the start.
 
     Returned values stay to the end. What an instruction frees, it frees when it has ended: its operands and
     results are in use together.

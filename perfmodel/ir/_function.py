@@ -153,7 +153,7 @@ def output_types(instruction: Instruction, operand_types: tuple[Tensor, ...]) ->
 
 
 def line_of(index: int, lines: Sequence[int] | None) -> int:
-    """Line of an instruction (or of the return, one past the last): the first stands under the header."""
+    """Line number of an instruction (or of the return, one past the last)."""
     return lines[index] if lines is not None else index + 2
 
 
@@ -220,7 +220,7 @@ def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
 
 
 def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function, list[int]]:
-    """The module's main function without calls, and the line of the main function each instruction comes from.
+    """The main function with all calls inlined, and the source line of each instruction.
 
     A callee's values are named after the call's first output: `%h` of the call that gives `%y` is `%y.h`;
     what the callee returns has the call's own output names. A call's tag holds for all that it runs.

@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of programs, and the training step that it makes of a model's loss.
+"""Reverse-mode differentiation of programs, and training steps.
 
 Differentiation is a transform from programs to programs: the gradient of every op is a few ops of the same set, so
 distribution, simulation and execution need to know nothing about it.
@@ -142,7 +142,7 @@ Optimizer = Sgd | Adam
 
 
 def training_step(model: Program, optimizer: Optimizer | None = None) -> Program:
-    """The program of one step: forward, backward and the update of every parameter.
+    """Build the program of a training step: forward, backward and parameter updates.
 
     Results are the loss, the gradient of each parameter w (named `d_w`), its new value (named like itself)
     and, under Adam, the new moments `w.m` and `w.v`, which are further inputs.

@@ -120,7 +120,7 @@ class Instruction:
     tag: Tag = UNTAGGED
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Value of an attribute, or the default where it is not given."""
+        """Value of an attribute, or the default."""
         return next((value for key, value in self.attributes if key == name), default)
 
 
@@ -133,7 +133,7 @@ class Parameter:
 
 
 def attributes(**values: Any) -> Attributes:
-    """Return attributes in canonical form: sorted by name, lists made tuples, so that equal ones hash alike."""
+    """Return attributes in canonical, hashable form: sorted by name, lists as tuples."""
     return tuple(sorted((name, frozen(value)) for name, value in values.items()))
 
 

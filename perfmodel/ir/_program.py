@@ -1,4 +1,4 @@
-"""Programs: a function together with the whole tensors that its values are pieces of."""
+"""Programs: a function with the global tensors that its values are pieces of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class GlobalTensor:
 
 @dataclass(frozen=True)
 class Program:
-    """A function and the tensors that its values are pieces of: what transforms take and return."""
+    """A function with its global tensors; the input and output of transforms."""
 
     function: Function
     inputs: tuple[GlobalTensor, ...]
@@ -58,7 +58,7 @@ class Program:
         return self.function.n_devices
 
     def inputs_of(self, *roles: Role) -> tuple[GlobalTensor, ...]:
-        """Inputs that play one of the roles."""
+        """Inputs with one of the roles."""
         return tuple(tensor for tensor in self.inputs if tensor.role in roles)
 
     def values_of(self, *roles: Role) -> frozenset[str]:
@@ -74,7 +74,7 @@ class Program:
         return any(i.tag.phase == "backward" for i in self.function.instructions)
 
     def split(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Values of the function's parameters from whole tensors by name.
+        """Divide global tensors into values of the function's parameters.
 
         Raises:
             PerfModelError: a tensor is missing or has another shape.
@@ -92,7 +92,7 @@ class Program:
         return values
 
     def join(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Whole tensors by name from the values that the function returns.
+        """Assemble global tensors from the values that the function returns.
 
         Raises:
             PerfModelError: replicas of a piece that differ (by more than rounding of sums in another order).
@@ -127,14 +127,14 @@ def _region(piece: Piece, shape: Shape) -> tuple[slice, ...]:
 
 
 def global_tensor(value: str, tensor: Tensor, role: Role, **axes: int | None) -> GlobalTensor:
-    """The whole tensor that one value holds, of the same name."""
+    """The global tensor for a single value, with the same name."""
     # Before any transform a tensor is one piece that begins at its origin.
     piece = Piece(value, (0,) * tensor.rank)
     return GlobalTensor(name=value, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,), **axes)
 
 
 def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
-    """A function as a program of whole tensors, every input data without batch axis unless its role is given.
+    """Wrap a function as a one-device program; inputs are data without batch axis unless given a role.
 
     Such a program can be executed, simulated and lowered; most transforms need the roles.
     """

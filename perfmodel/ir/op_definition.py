@@ -1,4 +1,4 @@
-"""Definition of an op: one record of rules, so that adding an op is one entry; and helpers that rules share.
+"""Definitions of ops as records of rules, and helpers for rules.
 
 A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX implementation of
 an op is registered under the same name in `perfmodel.ir.execution`; this package knows no JAX.
@@ -76,7 +76,7 @@ class ShardingQuery:
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
 
     def settled(self) -> "ShardingQuery":
-        """Return the query as it stands once partial sums are completed."""
+        """Return the query with partial sums completed."""
         return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
 
     def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
@@ -95,11 +95,11 @@ class ShardingQuery:
         return spread.axis if isinstance(spread, Sharded) else None
 
     def replicated(self) -> "ShardingDecision":
-        """Return the decision that every part does the whole work."""
+        """Return the decision to replicate the whole work on every part."""
         return self._all(REPLICATED)
 
     def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "ShardingDecision":
-        """All operands and results sharded along one axis: the first allowed one that an operand is sharded along."""
+        """Return the decision to shard all operands and results along one axis, the first allowed one."""
         # The first sharded operand decides; whoever is sharded otherwise is converted to it.
         axes = map(self.sharded_axis, range(len(self.operands)))
         axis = next((a for a in axes if a is not None and allowed(a)), None)
@@ -154,7 +154,7 @@ PartialRule = Callable[[ShardingQuery], ShardingDecision | None]
 
 
 def sums_pass(query: ShardingQuery) -> ShardingDecision | None:
-    """Partial rule of linear ops: where all operands are partial sums, so are the results."""
+    """Sharding rule of linear ops: partial sums in, partial sums out."""
     if any(spread != Partial("sum") for spread in query.shardings):
         return None
     return ShardingDecision(query.shardings, (Partial("sum"),) * len(query.outputs))
@@ -182,7 +182,7 @@ class OpDefinition:
     """Whether the op runs on several devices at once."""
 
     def spread(self, query: ShardingQuery) -> ShardingDecision:
-        """Decide what to convert the operands to, and how the results are spread then."""
+        """Decide the shardings of operands and results."""
         # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller, so that goes
         # first.
         decision = self.partial(query) if self.partial is not None else None
@@ -238,12 +238,12 @@ def kernel_dtype(tensor: Tensor) -> str:
 
 
 def free(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
-    """No kernel: only names, shapes or small constants change."""
+    """Work rule of ops without a kernel (reshapes, constants)."""
     return ()
 
 
 def memory_bound(op: str, backward: bool = False) -> Callable[..., tuple[MemoryBound]]:
-    """Work rule: one kernel that streams over the largest tensor of the instruction."""
+    """Work rule of one memory-bound kernel over the largest tensor of the instruction."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[MemoryBound]:
         # Its time is traffic. Broadcast biases and scalars are negligible beside the largest tensor, so only operands

@@ -28,7 +28,7 @@ MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to distribute the program."""
+    """One distribution of the program."""
 
     degrees: Degrees
     step_time_s: float
@@ -54,7 +54,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSearch:
-    """Candidates of a search that fit, and why others do not."""
+    """The candidates that fit, and the reasons why others do not."""
 
     program: str
     cluster: str
@@ -101,7 +101,7 @@ def search_programs(
     calibration: Path | None = None,
     progress: Report = lambda *_: None,
 ) -> ProgramSearch:
-    """Distribute a program in every way over some devices, and simulate each.
+    """Distribute a program over devices in every way, and simulate each result.
 
     A device runs one operation at a time, transfers too (section 2.1). One rank of every data- and tensor-parallel
     group is written down, which changes no time. A program whose weights, inputs or results alone do not fit is not

@@ -1,4 +1,4 @@
-"""Sweep plans: which ops to measure, written as TOML grids; and plans as TOML text that `read_plan` reads back."""
+"""Sweep plans: the ops to measure, read from and written to TOML grids."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ CACHES: Final = ("warm", "cold", "loaded")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one run of `run_plan` measures on one device."""
+    """The measurements of one run of `run_plan` on one device."""
 
     device: str
     """What the `device` column says."""

@@ -1,4 +1,4 @@
-"""A plan run from start to finish: tables and cards."""
+"""Runs a plan, and writes tables and cards."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -65,7 +65,7 @@ OUTLIERS: Final = "samples above interference_limit are set aside; no sample is 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRun:
-    """What fills one table."""
+    """The run that fills one table."""
 
     path: Path
     """File of the table."""
@@ -225,7 +225,7 @@ def _nccl_tests_of(plan: Plan) -> NcclTests:
 
 
 def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> Iterator[TableRun]:
-    """The tables of a plan that has been checked; each is to be run before the next is asked for."""
+    """Iterate over the tables of a checked plan; run each before advancing."""
     if backend == "nccl-tests":
         yield _by_nccl_tests(plan, folder, progress)
         return

@@ -1,4 +1,4 @@
-"""How long a plan takes, before it runs and while it does; and which of its rows a folder holds already.
+"""Estimates the duration of a plan, and finds rows that are already measured.
 
 The stopping rule bounds a row (`measuring_s`). Between the fewest samples and the most, rows are taken to need
 `TYPICAL_REPEATS` times the fewest. The time of a call is a guess from outside (a calibrated
@@ -56,7 +56,7 @@ GuessCalls = Callable[[Sequence[Point]], Sequence[float]]
 
 @dataclass(frozen=True)
 class PointEstimate:
-    """What measuring one row takes."""
+    """Estimated effort of measuring one row."""
 
     key: str
     """`point_key` of the row."""
@@ -68,7 +68,7 @@ class PointEstimate:
 
 
 def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
-    """Every row of a plan in the order of measuring, each measured once."""
+    """Estimate every row of a plan, in measuring order."""
     points = (*plan.kernel_points, *plan.collective_points)
     # All guesses in one call, as a model prices many ops at once.
     call_s = guess(points)
@@ -153,7 +153,7 @@ def _known(seconds: float) -> float:
 
 @dataclass
 class RemainingTime:
-    """What is left of a plan, corrected by what its rows took so far."""
+    """Remaining time of a plan, corrected by the rows measured so far."""
 
     estimates: Sequence[PointEstimate]
     """Estimates of the rows that are not measured yet."""
@@ -169,11 +169,11 @@ class RemainingTime:
 
     @property
     def rows_left(self) -> int:
-        """Rows not begun."""
+        """Number of rows not yet started."""
         return len(self._left)
 
     def start(self, point: Point) -> None:
-        """A point's measurement begins, and the one before has ended."""
+        """Note the start of a point's measurement and the end of the previous one."""
         now_s = self.clock()
         done = self._current
         if done is not None:
@@ -212,7 +212,7 @@ def summary(estimates: Iterable[PointEstimate]) -> dict[str, Any]:
 
 
 def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Record]:
-    """Rows of the table at `path`; none where there is no table.
+    """Rows of the table at `path`; empty if there is none.
 
     Raises:
         CalibrationError: if the table was measured on another device, or with another collector or

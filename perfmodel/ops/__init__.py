@@ -1,4 +1,4 @@
-"""Families of kernels, each a module: shape, work, physics, how tables state it and how it is measured."""
+"""Families of kernels, one module each, with shape, work, physics, table columns and measurement."""
 
 from types import MappingProxyType
 from typing import Final

@@ -1,4 +1,4 @@
-"""Tables of vectors: rows looked up, their gradients scattered."""
+"""Embedding lookups and their gradients."""
 
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,5 +1,4 @@
-"""A family of kernels: all that is said of one, in the module of its name; and what tells its kernels apart
-besides their shape: element type, op and pass."""
+"""The definition of a kernel family, and kernel kinds: element type, op and pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from perfmodel.ops.programs import Program, Tensors
 
 @dataclass(frozen=True, order=True, slots=True)
 class KernelKind:
-    """A category of kernels, as a regressor knows it."""
+    """A kind of kernels, as used by regressors."""
 
     dtype: str
     """Class of element types that run alike: `half` for fp16 and bf16, `fp8` for all 8-bit floats."""
@@ -49,13 +48,13 @@ class KindColumns(NamedTuple):
         return cls(dtype=column("dtype"), op=column("op"), pass_=column("pass_"))
 
     def same_op_and_pass(self, kinds: "KindColumns") -> np.ndarray:
-        """Whether both have the same op and pass, row by row, bool[n]."""
+        """Whether the kinds have the same op and pass, per row, bool[n]."""
         return (self.op == kinds.op) & (self.pass_ == kinds.pass_)
 
 
 @dataclass(frozen=True)
 class ShapeColumn:
-    """A number that describes a kernel, as tables state it."""
+    """A shape column of the tables."""
 
     default: float | None = None
     """Stands in where a row states none; a row is incomplete without it if there is none."""
@@ -69,7 +68,7 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the tables that a regressor keeps for every stack, over the log2 of a quantity."""
+    """An axis of a regressor's tables, over the log2 of a quantity."""
 
     name: str
     low: float
@@ -81,7 +80,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Timing of the kernels of a family."""
+    """How kernels of a family are measured."""
 
     passes: tuple[str, ...]
     """Passes with a program."""
@@ -98,7 +97,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientProducts:
-    """How both gradients of a product, timed together (`bwd`), are two products (`dgrad`, `wgrad`), and back."""
+    """Conversion between a product's backward pass (`bwd`) and its two gradient products (`dgrad`, `wgrad`)."""
 
     split: Callable[
         [Mapping[str, np.ndarray], KindColumns],
@@ -111,7 +110,7 @@ class GradientProducts:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family. Listed in `FAMILIES` (`perfmodel/ops/__init__.py`); all else derives from what stands here."""
+    """A kernel family, listed in `FAMILIES` (`perfmodel/ops/__init__.py`)."""
 
     op: type[KernelOp]
     """Events of the family."""

@@ -1,4 +1,4 @@
-"""Experts: the fused feed-forward of one rank after routing."""
+"""The fused feed-forward of one rank's experts after routing."""
 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -49,7 +49,7 @@ def _work(xp: Any, x: Shape) -> MoEWork:
 
 
 def skew_of(distribution: str) -> float:
-    """Exponent of the power law by which tokens choose experts; 0 where balanced."""
+    """Exponent of the power law of expert choice; 0 if balanced."""
     # the exponent stands at the end of the name: `power_law_1.2`
     _, _, exponent = str(distribution).rpartition("_")
     try:

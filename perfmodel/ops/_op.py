@@ -20,7 +20,7 @@ Shape = Mapping[str, Any]
 
 
 class Numbers:
-    """The part of an array namespace that the formulas need, for plain numbers."""
+    """A minimal array namespace for plain numbers."""
 
     # NumPy on single numbers takes several times as long as Python does, and every event of a step asks for its work.
     exp, floor = staticmethod(exp), staticmethod(floor)
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelOp:
-    """One kernel. A family is a subclass whose fields are its shape and whose `work` is its formula.
+    """A kernel. Each family is a subclass with its shape as fields and its formula as `work`.
 
     `work(xp, shape)` takes the shape as a mapping of names to values and an array namespace `xp`, so that the same
     formula serves one op (plain numbers, `NUMBERS`) and columns of many (NumPy, or jax.numpy where gradients are
@@ -73,7 +73,7 @@ class KernelOp:
 
     @property
     def samples(self) -> str:
-        """Name of the field that counts samples (`samples_field`), or of what takes its place in such a pass."""
+        """Name of the field that counts samples, depending on the pass (`samples_field`)."""
         return self.samples_field
 
     def amounts(self) -> Work:
@@ -92,11 +92,11 @@ class KernelOp:
         return self.amounts().bytes
 
     def stated(self) -> dict[str, Any]:
-        """Fields by name, as the constructor takes them."""
+        """Fields by name, as constructor arguments."""
         return {name: getattr(self, name) for name in _field_names(type(self))}
 
     def shape(self) -> dict[str, Any]:
-        """Fields as the formula of the work reads them."""
+        """Fields in the form that the work formula needs."""
         return self.stated() | {
             "element_bytes": dtype_bytes(self.dtype),
             "bwd": int(self.pass_ == "bwd"),
@@ -115,7 +115,7 @@ ExchangeWay = Literal["dispatch", "combine"]
 
 
 class Exchange(NamedTuple):
-    """An exchange of tokens with experts by a library of its own."""
+    """An expert exchange by a specialised library."""
 
     dispatcher: str
     """Name of the library (`perfmodel.spec.Dispatcher`)."""
@@ -171,5 +171,5 @@ class Collective:
 
 
 def family_with_bmm(op: KernelOp | Collective) -> str:
-    """An op's family, products of many small matrices (`bmm`, as unfused attention has them) apart from other ones."""
+    """An op's family, with batched products of small matrices (`bmm`) as a separate one."""
     return "bmm" if isinstance(op, KernelOp) and op.op == "bmm" else op.family

@@ -1,4 +1,4 @@
-"""Chunked linear recurrences, state spaces and delta rules: one pass of the chain of short kernels that they run as."""
+"""Chunked linear recurrences: state spaces and delta rules."""
 
 from dataclasses import dataclass
 from typing import Any, Final

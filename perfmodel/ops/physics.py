@@ -1,4 +1,4 @@
-"""What formulas of kernels on a machine are made of: its figures, quantities per row, tiles and waves.
+"""Building blocks of kernel formulas: machine figures, quantities per row, tiles and waves.
 
 Every function takes the array namespace `xp` (numpy for the hot path, jax.numpy where gradients
 with respect to shapes or device figures are wanted), so each formula has one home.
@@ -61,7 +61,7 @@ _TILES: Final = (
 
 
 def cached_share(working_set: Any, machine: Machine) -> Any:
-    """Share of a working set (bytes) still in the last-level cache from the repetition before."""
+    """Share of a working set (bytes) still in the last-level cache from the previous repetition."""
     # 1 for a set that fits many times over, 1/2 for one as large as the cache
     return 1.0 / (1.0 + (working_set / machine.l2) ** _CACHE_EDGE)
 
@@ -73,7 +73,7 @@ def vector_rate(xp: Any, machine: Machine) -> Any:
 
 
 def lane_operations(xp: Any, machine: Machine, operations: Any) -> Any:
-    """Operations that vector lanes are issued one by one; none for few wide cores, which handle whole vectors."""
+    """Operations issued per vector lane; 0 for devices with few wide cores, which process whole vectors."""
     return xp.where(machine.units >= _MANY_UNITS, operations, 0.0)
 
 
@@ -90,7 +90,7 @@ def memory_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:
 
 
 def log2(xp: Any, value: Any) -> Any:
-    """Logarithm of a quantity that may be 0."""
+    """log2 of a quantity that may be 0."""
     return xp.log2(xp.maximum(value, 1e-12))
 
 

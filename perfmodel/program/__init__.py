@@ -1,4 +1,4 @@
-"""Explicit programs: schedules and communication turned into structures of events.
+"""Builds the dependency structure of events from schedules and communication.
 
 - `_spec` says all that the structure of a step follows from, and `_structure` is the result: ops, their predecessors
   and the classes of their durations, without any times.

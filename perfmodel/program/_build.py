@@ -1,4 +1,4 @@
-"""Spec to structure, in vectorised NumPy: cost is linear in the number of ops, without a loop over them.
+"""Builds a structure from a spec, in vectorised NumPy and linear time.
 
 The ops and edges of all parts of a step, once sorted, become a structure: stream order, end of the step, binary joins,
 classes.
@@ -157,7 +157,7 @@ def _add_end(builder: StructureBuilder) -> None:
 def binary_joins(
     n_ops: int, added: Sequence[Edges]
 ) -> tuple[Int[np.ndarray, " added"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
-    """Expand ops of more than two predecessors into trees of joins that stand right before them.
+    """Expand ops with more than two predecessors into trees of joins placed right before them.
 
     With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k - 2
     are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1, 2n + 2.

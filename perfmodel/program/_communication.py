@@ -1,4 +1,4 @@
-"""What runs beside the passes: transfers between stages, weight gathering, gradient reductions, copies to the host."""
+"""Adds communication to a program: transfers between stages, weight gathers, gradient reductions, host copies."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class Arrival(NamedTuple):
 def add_transfers(
     builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder
 ) -> tuple[Arrival, ...]:
-    """Activations to the next stage and gradients to the one before, where it is on another device.
+    """Add transfers of activations to the next stage and gradients to the previous one, between devices.
 
     Their class belongs to the sending stage.
     """
@@ -76,7 +76,7 @@ def add_layer_gathers(
     optimizers: Ids,
     arrivals: tuple[Arrival, ...],
 ) -> None:
-    """ZeRO 3: each op that uses weights waits for their gathering.
+    """Add the weight gathers of ZeRO 3 before each op that uses the weights.
 
     On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead.
 
@@ -144,7 +144,7 @@ def add_layer_gathers(
 
 
 def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """ZeRO 1 and 2 with overlap: weights gathered from the start of the step on, in order of first use.
+    """Add the weight gathers of ZeRO 1 and 2 with overlap, from the start of the step in order of first use.
 
     In a stream of steps `add_updates` adds them.
     """
@@ -169,7 +169,7 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
 
 
 def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Reductions during the passes: beside them, or with the next pass waiting for each (`grad_reduce="end"`).
+    """Add gradient reductions during the passes, overlapped or blocking the next pass (`grad_reduce="end"`).
 
     In a stream of steps both have the same ops in the same order, so that overlap only takes waits away: without it,
     and but for ZeRO 3, the reductions of all segments follow the whole pass. Where a stage has replicas on several
@@ -219,7 +219,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
 
 
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
-    """Instructions after which gradients are reduced at once, rather than at the end of the step."""
+    """Instructions after which gradients are reduced immediately."""
     # Every backward, but for the last of each chunk where that waits for the end of the step.
     if spec.reduce_every_micro_batch:
         reduced = schedule.ends_backward.copy()
@@ -254,7 +254,7 @@ def _meetings(stage: Ids, segment: Ids, replicas: int) -> Int[np.ndarray, "meeti
 
 
 def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Copies to and from host memory, on streams of their own."""
+    """Add copies to and from host memory, on separate streams."""
     if not spec.offload:
         return
     s = passes.schedule

@@ -1,4 +1,4 @@
-"""Forward and backward ops: one per instruction, or one per segment where that matters."""
+"""Adds forward and backward ops: one per instruction, or per segment where necessary."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from perfmodel.schedule import Phase, Schedule
 
 @dataclass(frozen=True)
 class Variants:
-    """The variants that occur in a schedule, the plain one first; see `Structure.variants`."""
+    """The variants of passes in a schedule, plain first; see `Structure.variants`."""
 
     table: Int[np.ndarray, "variants 3"]
     of_pass: Int[np.ndarray, " instructions"]
@@ -95,13 +95,13 @@ class Passes:
 
     @property
     def start(self) -> Int[np.ndarray, " instructions"]:
-        """Op that needs an instruction's inputs: of a pair, the first op of the two."""
+        """The op that needs an instruction's inputs (the first of a pair)."""
         second = np.append(False, self.schedule.paired[:-1])
         return np.where(second, np.roll(self.first, 1), self.first)
 
     @property
     def end(self) -> Int[np.ndarray, " instructions"]:
-        """Op whose end makes an instruction's outputs available: of a pair, the last op of the two."""
+        """The op whose end makes an instruction's outputs available (the last of a pair)."""
         return np.where(self.schedule.paired, np.roll(self.last, -1), self.last)
 
 
@@ -158,7 +158,7 @@ def _first_of_chunks(schedule: Schedule) -> Ids:
 
 
 def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
-    """Last instruction among those marked of every chunk of every device that has one, in each step."""
+    """The last marked instruction of each chunk, device and step."""
     marked = np.flatnonzero(among)[::-1]
     return marked[np.unique(_chunk_of_step(schedule)[marked], return_index=True)[1]]
 

@@ -1,4 +1,4 @@
-"""What fixes the structure of a step: the schedule and which communication runs where."""
+"""The specification of a program: schedule and communication."""
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -25,7 +25,7 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSpec:
-    """Everything that `build` needs, and nothing that only changes durations.
+    """The input of `build`, without anything that only affects durations.
 
     Raises:
         LayoutError: a value that is out of range or contradicts another, with the remedy.
@@ -139,7 +139,7 @@ class ProgramSpec:
 
     @property
     def ends_with_reductions(self) -> bool:
-        """Whether reductions come after a device's last backward, as they do without overlap up to ZeRO 2.
+        """Whether reductions come after a device's last backward pass (no overlap, up to ZeRO 2).
 
         ZeRO 2 has reduced the other micro-batches' gradients before. ZeRO 1 and 2 are alike in the last ones, so that
         neither hides them in a bubble that the other leaves idle.
@@ -164,6 +164,6 @@ class ProgramSpec:
         return forward_part(schedule) if self.forward_only else schedule
 
     def key(self) -> str:
-        """A string that is equal for equal specs, now and in later runs (for a cache on disk)."""
+        """A stable string key of the spec, for the disk cache."""
         compared = [field.name for field in fields(self) if field.compare]
         return ";".join(f"{name}={getattr(self, name)}" for name in compared)

@@ -1,4 +1,4 @@
-"""The structure of a step: which event runs where and after what, without any durations.
+"""The structure of a step: devices, streams and dependencies of events, without durations.
 
 Durations are a short vector indexed by *class* (DistSim's deduplicated events): one structure
 serves every model, cluster and batch that lead to the same order of events.
@@ -15,7 +15,7 @@ from perfmodel.errors import PerfModelError
 
 
 class Kind(IntEnum):
-    """What an op, and so its duration class, stands for."""
+    """The kind of an op and its duration class."""
 
     ZERO = 0
     """Joins and barriers: no time of their own. Class 0 is always of this kind."""
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class Stream(IntEnum):
-    """Streams of a device; ops of one stream run in order, streams run side by side."""
+    """Streams of a device; ops of one stream run in order, streams run concurrently."""
 
     COMPUTE = 0
     DATA_COMM = 1
@@ -69,7 +69,7 @@ PLAIN = np.array([[1, 0, 0]], np.int32)
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """Ops in an order in which every predecessor comes first (program order).
+    """Ops in topological order (program order).
 
     The last op is the end of the step: it depends, directly or not, on all others, so that its
     end time is the makespan. End times obey
@@ -140,7 +140,7 @@ class Structure:
 
     @property
     def class_span(self) -> Int[np.ndarray, " classes"]:
-        """Micro-batches that an op of each class computes in one go."""
+        """Number of micro-batches that an op of each class computes at once."""
         return self.variants[self.class_variant, 0]
 
     @property

@@ -1,4 +1,4 @@
-"""Weight updates: inside a stream of steps, and at the end of a step with what is left to reduce and to gather."""
+"""Adds weight updates, and the reductions and gathers at the end of a step."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from perfmodel.schedule import NEVER, Schedule
 
 
 def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> Ids:
-    """Weight updates where a schedule says when: each device updates on its own and goes on.
+    """Add weight updates at the places given by the schedule.
 
     Passes after an optimizer wait for it by the order of their stream, first forwards for their gathered weights.
 

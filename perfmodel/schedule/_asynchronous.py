@@ -1,4 +1,4 @@
-"""Pipelines without flushes, streams over many mini-batches: PipeDream, PipeDream-2BW, TiMePReSt's nF1B.
+"""Asynchronous pipelines, which never flush: PipeDream, PipeDream-2BW, TiMePReSt's nF1B.
 
 Also which version of the weights every pass of them computes with, how stale that is, and how many are kept.
 """
@@ -44,7 +44,8 @@ def version_difference(workers: int, micro_batches: int) -> int:
 
 
 def natural_slots(workers: int, micro_batches: int) -> int:
-    """The longest backward, in forwards of a micro-batch, with which gradients are no later than the paper's figures.
+    """The longest backward pass (in forwards of a micro-batch) whose gradients are no later than in the paper's
+    figures.
 
     Backwards that last b slots start N + b slots apart on the last worker and take W b slots to the first, so gradients
     are ceil(W b / (N + b)) updates late. That stays at most v, the `version_difference`, while b <= v N / (W - v). No
@@ -116,7 +117,7 @@ class WeightVersions:
 
     @property
     def difference(self) -> Int[np.ndarray, "devices updates"]:
-        """Number of each update less the version that its gradient was computed with.
+        """Staleness of each update: its number minus the version used for its gradient.
 
         It is 1 without staleness (TiMePReSt, section 4.4).
         """
@@ -124,12 +125,12 @@ class WeightVersions:
 
     @property
     def steady_difference(self) -> Int[np.ndarray, " devices"]:
-        """Version difference of every device once the pipeline is full: that of the last update."""
+        """Version difference of every device in the steady state."""
         return self.difference[:, -1]
 
     @property
     def sequences(self) -> int:
-        """Independent sequences of updates, whose gradients never see each other's weights.
+        """Number of independent sequences of updates.
 
         Each begins with an update that reads version 0 on every device (TiMePReSt, section 4.4, multiple sequence
         problem).
@@ -138,7 +139,7 @@ class WeightVersions:
 
 
 def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
-    """The versions that a schedule's passes use under a policy.
+    """Determine the weight versions that a schedule's passes use under a policy.
 
     Raises:
         PerfModelError: the schedule never updates weights, or deadlocks, or devices hold several stages.

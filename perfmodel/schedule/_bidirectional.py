@@ -30,7 +30,7 @@ def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices 
 
 
 def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
-    """Raise `LayoutError` unless so many pipelines, half in each direction, can run over so many devices."""
+    """Raise `LayoutError` unless this number of pipelines can run over the devices, half in each direction."""
     if devices % 2:
         raise LayoutError(f"bidirectional schedules need an even number of pipeline stages, got {devices}")
     if pipelines % 2 or (devices // 2) % (pipelines // 2):
@@ -82,7 +82,7 @@ def gems(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("chimera-doubling", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
 def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Forwards of two micro-batches at once, so that they last about as long as a backward of one.
+    """Chimera's forward doubling: forwards of two micro-batches at once take about as long as one backward.
 
     Forwards come first, those of later stages before those of earlier ones, as long as the device holds no
     more than p pairs of micro-batches; otherwise backwards. Of a device's 3 m / 2 + p - 2 slots p - 2 are

@@ -18,7 +18,7 @@ ProblemKind = Literal["missing", "duplicate", "placement", "order", "deadlock"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a schedule, at one instruction."""
+    """One problem of a schedule, at one instruction."""
 
     kind: ProblemKind
     instruction: Instruction
@@ -124,7 +124,7 @@ def _deadlocks(schedule: Schedule) -> list[Problem]:
 
 
 def slots_hold(schedule: Schedule) -> bool:
-    """Whether the schedule's slots grow along every device's order and every data dependency."""
+    """Whether the schedule's slots respect device orders and data dependencies."""
     slot = schedule.slot
     same_device = np.diff(schedule.device) == 0
     if (np.diff(slot)[same_device] <= 0).any():
@@ -133,7 +133,7 @@ def slots_hold(schedule: Schedule) -> bool:
 
 
 def waits(schedule: Schedule) -> list[Int[np.ndarray, " instructions"]]:
-    """What each instruction waits for: its own needs, and for the first of a pair those of its partner.
+    """The dependencies of each instruction; the first of a pair also waits for its partner's.
 
     What a pair computes is there when both have run: whoever needs the first waits for the second.
     """

@@ -1,5 +1,5 @@
-"""Ways to write a schedule down: sort keys in closed form, each device's order as a list, or rules for a greedy machine
-in whole slots of time; and to cut one down to its forwards, or to repeat it."""
+"""Constructors of schedules: from sort keys, from lists of orders, or from rules for a greedy simulation; and
+transforms of schedules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
 
 def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
-    """Sizes of a contiguous split; a remainder goes to the middle parts.
+    """Sizes of a contiguous, even split; the middle parts get the remainder.
 
     First and last stage also carry embedding and head, so they are the ones to keep short
     (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
@@ -164,7 +164,7 @@ def arrange(
     reserve: Int[np.ndarray, " instructions"] | None = None,
     length: Int[np.ndarray, " instructions"] | None = None,
 ) -> Schedule:
-    """The order in which devices would run a pool of work if instructions took whole numbers of slots.
+    """Arrange a pool of work by greedy simulation with whole slots of time.
 
     Each device holds several queues, which are run in the order in which the pool lists their work. In
     every slot it takes, of the heads of its queues that are ready, the one with the lowest priority
@@ -267,7 +267,7 @@ def forward_part(schedule: Schedule) -> Schedule:
 
 
 def repeated(schedule: Schedule, steps: int) -> Schedule:
-    """Several steps one after another without a flush: each device updates its weights and goes on.
+    """Repeat a step several times without a flush; each device updates its weights and continues.
 
     A device's next step follows its own last instruction, so that steps overlap over the devices.
     """
@@ -301,7 +301,7 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
 
 
 def with_slots(schedule: Schedule) -> Schedule:
-    """The schedule with slots that respect it, found by simulation unless its own do."""
+    """The schedule with valid slots, simulated if necessary."""
     return schedule if slots_hold(schedule) else replace(schedule, slot=earliest_slots(schedule))
 
 

@@ -1,4 +1,4 @@
-"""An order made for given times: split backward passes, a memory limit, and the search over rules.
+"""Optimises a schedule for given times, with split backward passes and a memory limit.
 
 The zero-bubble authors find such orders by a heuristic and integer programming (Qi et al. 2024, section 3).
 Here a greedy machine in real time runs every device's best ready pass under a handful of rules, the best
@@ -34,7 +34,7 @@ class _Rule:
 
 
 def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *, staggered: bool = False) -> Schedule:
-    """A schedule with split backwards made for these times, one stage per device.
+    """Make a schedule with split backward passes for these times, with one stage per device.
 
     Args:
         times: seconds of the passes.

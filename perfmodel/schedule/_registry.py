@@ -41,7 +41,7 @@ argument, and an asynchronous one gets the micro-batches of one step."""
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A schedule by name, for any number of devices, micro-batches and chunks."""
+    """A named family of schedules, for any number of devices, micro-batches and chunks."""
 
     name: str
     build: Builder
@@ -74,13 +74,13 @@ class Scheduler:
 
     @property
     def slices(self) -> int:
-        """Slices into which sequences are cut."""
+        """Number of slices per sequence."""
         if self.number != "slices":
             return 1
         return self.arguments[0] if self.arguments else DEFAULT_SLICES
 
     def chunks_for(self, virtual_stages: int) -> int:
-        """Chunks per device where a layout asks for so many; 1 leaves it to the schedule.
+        """Chunks per device for a layout's vpp; 1 means the schedule's default.
 
         Raises:
             LayoutError: the schedule has another number of chunks.
@@ -97,7 +97,7 @@ class Scheduler:
         return fixed_chunks
 
     def require(self, devices: int, micro_batches: int, chunks: int) -> None:
-        """Raise `LayoutError` if the schedule cannot do these numbers."""
+        """Raise `LayoutError` if the schedule does not support these numbers."""
         if self.demands is None:
             return
         try:
@@ -106,7 +106,7 @@ class Scheduler:
             raise LayoutError(str(error), Reason.SCHEDULE, self.label) from None
 
     def steady_steps(self, devices: int, micro_batches: int) -> int:
-        """Steps of a stream in which the pipeline fills, a whole number of its periods.
+        """Number of steps until the pipeline is in its steady state, in whole periods.
 
         After them a step takes what twice as many steps take more, over their number.
         """
@@ -125,7 +125,7 @@ class Scheduler:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether steps run into each other without a flush."""
+        """Whether the schedule is asynchronous (no flush between steps)."""
         return self.weights != "flush"
 
     @property
@@ -164,7 +164,7 @@ _SCHEDULERS: dict[str, Scheduler] = {}
 
 
 def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
-    """Decorator that makes a builder known under `name`, which is given once; `traits` are fields of `Scheduler`."""
+    """Decorator that registers a builder under `name`; `traits` are fields of `Scheduler`."""
 
     def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:

@@ -51,7 +51,7 @@ class Dependencies(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One entry of a device's order, as shown to people."""
+    """One entry of a device's order, for display."""
 
     device: int
     position: int
@@ -152,16 +152,16 @@ class Schedule:
 
     @cached_property
     def position(self) -> Int[np.ndarray, " instructions"]:
-        """Place of each instruction in its device's order."""
+        """Position of each instruction in its device's order."""
         return np.arange(self.n_instructions) - self.offsets[self.device]
 
     def picked(self, index: np.ndarray) -> dict[str, np.ndarray]:
-        """Phase, chunk, micro-batches and flags of some of the instructions, by field."""
+        """The fields of selected instructions."""
         fields = ("phase", "chunk", "micro_batch", "span", "paired", "updates")
         return {name: getattr(self, name)[index] for name in fields}
 
     def running_total(self, change: np.ndarray) -> np.ndarray:
-        """Sums of a column of the instructions along each device's order, up to and with each instruction."""
+        """Cumulative sums of a column along each device's order."""
         # One sum over all devices; totals of earlier devices cancel, but for rounding.
         total = np.cumsum(change)
         before = np.append(0, total)[self.offsets[:-1]]
@@ -169,7 +169,7 @@ class Schedule:
 
     @cached_property
     def all_updates_before(self) -> Int[np.ndarray, " instructions"]:
-        """Updates before each instruction, those of all earlier devices included: a number for every device's step."""
+        """Number of updates before each instruction, including all earlier devices."""
         return np.cumsum(self.updates) - self.updates
 
     @cached_property
@@ -204,7 +204,7 @@ class Schedule:
 
     @cached_property
     def covers(self) -> tuple[Int[np.ndarray, " covered"], Int[np.ndarray, " covered"]]:
-        """Each instruction once for every micro-batch that it computes, and that micro-batch."""
+        """Pairs of instruction and micro-batch that it computes."""
         index = np.repeat(np.arange(self.n_instructions), self.span)
         first_of_cover = np.cumsum(self.span) - self.span
         place_in_cover = np.arange(len(index)) - np.repeat(first_of_cover, self.span)
@@ -212,7 +212,7 @@ class Schedule:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """Data dependencies of every instruction; work that no instruction does is waited for by none.
+        """Data dependencies of each instruction, without those on missing work.
 
         Where several instructions do the same work, the first of them counts.
         """

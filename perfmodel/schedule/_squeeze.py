@@ -1,4 +1,5 @@
-"""Makes a schedule without idle warm-up and cool-down of a building block (Qi et al. 2024b, section 3 and appendix).
+"""Turns a building block into a schedule, and removes idle time of warm-up and cool-down (Qi et al. 2024b, section 3
+and appendix).
 
 The block is repeated once per micro-batch. In between it leaves slots idle at both ends of the step, where fewer
 micro-batches overlap than in the middle; squeezing fills them with passes that could have run earlier, as long as

@@ -1,4 +1,4 @@
-"""Times of passes, and a schedule in figures as the papers' comparison tables have them: bubble, memory, staleness."""
+"""Figures of schedules, as in the papers' comparison tables: bubble, memory, staleness."""
 
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -72,7 +72,7 @@ class PassTimes:
 def starts_and_ends(
     schedule: Schedule, times: PassTimes
 ) -> tuple[Float[np.ndarray, " instructions"], Float[np.ndarray, " instructions"]]:
-    """When every instruction runs, each as early as its device and its inputs allow; transfers do not queue."""
+    """Start and end of every instruction, as early as device and inputs allow; transfers do not queue."""
     # Lists, as the loop below reads single numbers.
     seconds = times.instruction_s(schedule).tolist()
     device = schedule.device.tolist()
@@ -96,7 +96,7 @@ def starts_and_ends(
 def equal_parts(
     schedule: Schedule, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
 ) -> PassTimes:
-    """Times of a schedule's stages, from those of a p-th of the model.
+    """Times of a schedule's stages, from the times of 1/p of the model.
 
     Args:
         schedule: of p devices.
@@ -113,7 +113,7 @@ def equal_parts(
 
 @dataclass(frozen=True)
 class ChunkTimes:
-    """Times of one micro-batch on one chunk, whatever part of the model that is; all chunks alike.
+    """Times of one micro-batch on one chunk; all chunks are equal.
 
     Raises:
         PerfModelError: times that are negative, or all zero.
@@ -142,7 +142,7 @@ class ChunkTimes:
         )
 
     def whole_unit(self, schedule: Schedule) -> int:
-        """Into how many parts a second is divided for all times to be whole numbers, whose sums are exact."""
+        """The unit in which all times are whole numbers, so that sums are exact (parts per second)."""
         times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
         return lcm(*(time.denominator for time in times)) * schedule.slices
 
@@ -173,7 +173,7 @@ class ScheduleFacts:
 
     @property
     def step_s(self) -> float:
-        """Time that a step of training takes: the steady interval."""
+        """Time of a training step: the steady interval."""
         return self.steady_interval_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def schedule_facts(
     transfer_s: float = 0.0,
     chunks: int = 1,
 ) -> ScheduleFacts:
-    """Figures of a schedule over a model whose p-th part takes given times.
+    """Compute figures of a schedule, from the times of 1/p of the model.
 
     Args:
         name: registered schedule.
@@ -225,7 +225,7 @@ def schedule_facts(
 
 
 def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *, chunks: int = 1) -> ScheduleFacts:
-    """Figures of a schedule whose chunks take given times, without rounding: sums are of whole numbers.
+    """Compute figures of a schedule from the times of a chunk, without rounding.
 
     Raises:
         UnknownNameError, LayoutError: unknown or impossible schedules.

@@ -1,4 +1,4 @@
-"""How many activations a schedule holds at once: decided by each device's order alone."""
+"""The number of activations that a schedule holds at once."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ def in_flight(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
 
 
 def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
-    """Micro-batches alive per chunk at the moment when a device holds most activations in all.
+    """Micro-batches alive per chunk at a device's peak of activations.
 
     Chunks peak at different moments, so this is less than `in_flight` for looped schedules; times the bytes
     of each stage it is the peak wherever a device's chunks are about equally large.
@@ -36,7 +36,7 @@ def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
 
 
 def taken(schedule: Schedule, size: np.ndarray) -> np.ndarray:
-    """Change of what is alive at each instruction: forwards take `size`, instructions that end backwards give it back.
+    """Change of live activations at each instruction: forwards add `size`, ends of backwards remove it.
 
     An input gradient that is split off changes nothing: its weight gradient still needs the activations.
     """
@@ -75,7 +75,7 @@ def _most_alive(
 
 @dataclass(frozen=True, eq=False)
 class Offloads:
-    """Micro-batches whose activations leave the device between forward and backward, an entry each."""
+    """Micro-batches whose activations are offloaded between forward and backward."""
 
     forward: Int[np.ndarray, " offloads"]
     """Instruction whose activations leave."""
@@ -86,7 +86,7 @@ class Offloads:
 
 
 def offloads(schedule: Schedule) -> Offloads:
-    """What is worth offloading: activations that are still waiting when the forward after next starts.
+    """Activations worth offloading: those still waiting when the forward after the next one starts.
 
     Forwards of several micro-batches whose backwards come one by one stay where they are.
     """
@@ -112,7 +112,7 @@ def offloads(schedule: Schedule) -> Offloads:
 
 
 def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
-    """Micro-batches alive per chunk at a device's peak (`alive_at_peak`) where activations wait in host memory.
+    """Micro-batches alive per chunk at a device's peak (`alive_at_peak`), with offloading.
 
     They are out before the forward after next, and back while the instruction before their backward runs.
     """

@@ -1,4 +1,4 @@
-"""Register allocation: where in a small file of slots each op's end time lives.
+"""Register allocation: assigns each op's end time to a small set of slots.
 
 The live set of a pipeline schedule is a few values per device, so the evaluator keeps end times in
 *slots* that are reused, not in an array as long as the program. Ops are put in level order and cut
@@ -34,7 +34,7 @@ _FIRST_BLOCK: Final = 1
 
 
 def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
-    """Length in ops of the longest path that ends in each op; the last op comes after all others.
+    """Length in ops of the longest path ending in each op; the last op comes after all others.
 
     A plain loop over lists: the recurrence does not vectorise (a pipeline has thousands of levels of
     some tens of ops each).
@@ -71,7 +71,7 @@ def level_order(level: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) 
 
 
 def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:
-    """Cut each level into runs of `BUNDLE` ops: the bundle of each position, and its rank in the bundle.
+    """Divide each level into bundles of `BUNDLE` ops: the bundle of each position, and its rank in it.
 
     `level` is in level order. Ops of one level do not depend on each other, so those of a bundle may run at once.
     """
@@ -83,7 +83,7 @@ def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], In
 
 
 def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
-    """Block of slots that each position writes to; a bundle's block is reused once all its values were read.
+    """The block of slots that each position writes to; a block is reused after all its values were read.
 
     This is linear-scan register allocation, with bundles as the values and blocks as the registers.
     """

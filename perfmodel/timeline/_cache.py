@@ -1,4 +1,4 @@
-"""Structures on disk: built and compiled once per machine, then loaded in milliseconds.
+"""Disk cache of compiled structures.
 
 Files lie in as many folders as a name's first digit has values, each kept within its part of the limit whenever one is
 added: the cache never exceeds the limit, and no process has to look at all of it.
@@ -32,7 +32,7 @@ SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
 
 
 def cache_limit_bytes(kind: str | None = None) -> float:
-    """Most bytes of all caches on disk, or of one of `SHARES`: `$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache).
+    """Size limit of all disk caches, or of one of `SHARES`: `$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache).
 
     Raises:
         PerfModelError: if the variable is no number of gigabytes.
@@ -92,7 +92,7 @@ def _keyed(key: str) -> str:
 
 
 def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
-    """The structure named `key` and its compiled form, from disk if they were there before.
+    """Load the structure `key` and its compiled form from disk, or build them.
 
     A file that is missing, damaged or of other code is rebuilt and replaced without a word, and a
     cache that cannot be written is done without. Those used least recently make room (`cache_limit_bytes`).

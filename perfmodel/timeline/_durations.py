@@ -1,4 +1,4 @@
-"""Duration vectors on their way into JAX: checked, padded to shapes that share a trace, and evaluated.
+"""Prepares duration vectors for JAX: checks, padding to shared shapes, evaluation.
 
 NumPy in gives NumPy out, in the precision of the input and without touching JAX's global settings. Each trace costs a
 compilation, so that a search must get by with few: `count_traces` tells how many.
@@ -50,7 +50,7 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
 
 
 def padded_classes(durations: Float[Durations, "*lanes classes"]) -> Float[Durations, "*lanes padded"]:
-    """The last axis padded to a bucket, and class 0 set to the 0 that it stands for."""
+    """Pad the last axis to a bucket, and set class 0 to zero."""
     *lanes, n_classes = durations.shape
     size = bucket(n_classes, SMALLEST_CLASSES)
     if isinstance(durations, jax.Array):
@@ -74,7 +74,7 @@ def padded_lanes(durations: Float[Durations, "lanes classes"], tile: int) -> Flo
 
 
 def double_precision() -> AbstractContextManager:
-    """JAX's `enable_x64` context, under the name that the installed version has for it."""
+    """JAX's `enable_x64` context, in any installed version."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
 
@@ -96,7 +96,7 @@ def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> 
 
 
 def being_traced() -> bool:
-    """Whether JAX is tracing a function of the caller's, so that even constants become tracers."""
+    """Whether JAX is currently tracing, so that even constants become tracers."""
     # Any operation tells: inside a trace its result is a tracer.
     return isinstance(jnp.add(0, 0), jax.core.Tracer)
 

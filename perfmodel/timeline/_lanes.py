@@ -1,4 +1,4 @@
-"""Many duration vectors on one structure, in single precision: what a search evaluates.
+"""Evaluates many duration vectors on one structure in single precision, for searches.
 
 Few lanes run as rows of `LANES` in the loop over single ops, as do derivatives; many run in tiles by bundles.
 """

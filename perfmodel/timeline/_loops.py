@@ -38,7 +38,7 @@ for a function that is traced inside another.)"""
 
 
 class Items(NamedTuple):
-    """What to run in a table of programs end to end: each item is a program with a row of lanes."""
+    """Work items in a table of concatenated programs: each is a program with a row of lanes."""
 
     first_op: Int[Array | np.ndarray, " items"]
     """Position in the table of the item's first op."""
@@ -50,7 +50,7 @@ class Items(NamedTuple):
 
 
 def rows_needed(lanes: int) -> int:
-    """How many rows of `LANES` hold so many lanes."""
+    """Number of rows of `LANES` that hold a number of lanes."""
     return -(-lanes // LANES)
 
 
@@ -179,7 +179,7 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
 
 
 def empty_slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "slots *lanes"]:
-    """Slots before any op; the special ones hold what they stand for."""
+    """Initial slots; the special ones hold their constants."""
     empty = jnp.zeros((n, *durations.shape[1:]), durations.dtype)
     return empty.at[NEVER_SLOT].set(NEVER_S)
 
@@ -222,7 +222,7 @@ def _released(
 
 
 def unsigned(i: Int[Array, "..."]) -> UInt[Array, "..."]:
-    """An index that is known not to be negative."""
+    """Mark an index as non-negative."""
     return i.astype(jnp.uint32)
 
 

@@ -1,4 +1,4 @@
-"""Many structures with a few duration vectors each, in one call: a search after enumeration."""
+"""Evaluates many structures with a few duration vectors each in one call."""
 
 import os
 from collections.abc import Sequence

@@ -56,8 +56,7 @@ def memory(
     class_bytes: Float[np.ndarray, " memory_classes"],
     static_bytes: Float[np.ndarray, " devices"],
 ) -> MemoryTimeline:
-    """Memory over time: an op takes its bytes at its start and gives bytes back at its end, once for every
-    micro-batch that it computes.
+    """Compute memory over time: an op allocates at its start and frees at its end, once per micro-batch.
 
     At equal times bytes are given back before others are taken: what ends makes room for what starts.
 

@@ -46,11 +46,11 @@ class Slices:
         return iter(zip(*(c.tolist() for c in columns), strict=True))
 
     def select(self, chosen: "Bool[np.ndarray, ' slices'] | Int[np.ndarray, ' chosen']") -> "Slices":
-        """Some of the slices."""
+        """The selected slices."""
         return Slices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
 
     def joined(self) -> "Slices":
-        """Slices that follow each other at once and differ in nothing else (segments of a pass) as one."""
+        """Merge adjacent slices that are otherwise equal (segments of a pass)."""
         # Sort by everything but time first, so that slices that may be joined lie beside each other.
         tags = np.stack([self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical])
         order = np.lexsort((self.start_s, *tags))
@@ -71,7 +71,7 @@ class Slices:
 
 
 def slices(timeline: "Timeline") -> Slices:
-    """Every op that takes time, and every transfer, as it is drawn."""
+    """All ops that take time, and all transfers, as drawable slices."""
     s = timeline.structure
     start_s, end_s = timeline.start_s, timeline.end_s
     on_path = np.zeros(s.n_ops, bool)

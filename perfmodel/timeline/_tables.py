@@ -1,4 +1,4 @@
-"""A structure as the flat program over slots that the loops run, and this as padded arrays for JAX.
+"""Compiles a structure to a flat program over slots, and to padded arrays for JAX.
 
 Lengths are padded to powers of two, so that structures of like size share one trace; the loops run
 over the true number of ops, so padding costs memory, not time.

@@ -1,4 +1,4 @@
-"""A calibration as one page: predictions beside measurements, what is uncertain, what to measure next."""
+"""The page of a calibration: predictions and measurements, uncertainty, and what to measure next."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,18 +28,18 @@ HEIGHT_PX: Final = 900
 
 @dataclass(frozen=True, eq=False)
 class CalibrationReport:
-    """Predictions of a calibration held against measured rows; a notebook shows it as the page that `write` writes."""
+    """A calibration's predictions compared with measured rows; notebooks show it as the page that `write` writes."""
 
     data: dict[str, Any]
     """Plain values that the page shows: `groups` have their errors, `rows` are a sample of the rows, `next` is
     what to measure."""
 
     def to_html(self) -> str:
-        """The page: one file that needs no network."""
+        """Return the page as a single file that needs no network."""
         return calibration_page(self.data)
 
     def write(self, path: Path | str) -> None:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         write_text(path, self.to_html())
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def calibration_report(
     layout: Layout | str = "",
     progress: Report | None = None,
 ) -> CalibrationReport:
-    """How well a calibration predicts what was measured, where it is unsure, and what to measure next.
+    """Report how well a calibration predicts measurements, where it is uncertain, and what to measure next.
 
         calibration_report(["kernels.csv", "collectives.csv"], "fitted").write("calibration.html")
 

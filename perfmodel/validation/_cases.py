@@ -1,4 +1,4 @@
-"""Published end-to-end runs against predictions."""
+"""Compares published end-to-end runs with predictions."""
 
 import re
 from collections import Counter
@@ -71,7 +71,7 @@ def validate_cases(
     framework: Framework | str | None = None,
     progress: Report | None = None,
 ) -> ValidationReport:
-    """Predict every row of published-run tables and compare with what was measured.
+    """Predict every row of tables of published runs and compare it with the measurement.
 
     A row is predicted as `perfmodel.predict` predicts what it states under the framework of its column of that name, or
     under `framework` instead. What a row leaves open is integrated over (`predict_run`): degrees, recompute, ZeRO, the
@@ -103,7 +103,7 @@ def predict_cases(
     site_of: Callable[[str], Site] = lambda _: Site(),
     keep: Callable[[int, Case, Prediction], None] | None = None,
 ) -> pd.DataFrame:
-    """A row of `COLUMNS` per run.
+    """Predict runs; one row of `COLUMNS` per run.
 
     Args:
         framework: instead of the rows' own.
@@ -173,7 +173,7 @@ def _predict_one(
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
-    """The counter behind a memory figure, by the words of its table, else by what the framework reports."""
+    """The memory counter behind a measured figure: from its table's words, else the framework's."""
     for counter, pattern in _COUNTED:
         if re.search(pattern, memory_kind):
             return counter
@@ -181,7 +181,7 @@ def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
 
 
 def unstated_share(row: Mapping[str, Any]) -> float:
-    """Share of the settings that decide a run which its row leaves empty."""
+    """Share of the relevant settings that a run's row leaves empty."""
     # Of tp, pp and dp one follows from the others and the number of devices.
     open_degrees = sum(row.get(name) in (None, "") for name in ("tp", "pp", "dp"))
     settings = sum(row.get(name) in (None, "") for name in _SETTINGS) + max(0, open_degrees - 1)
@@ -247,7 +247,7 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
 
 
 def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Means over the sources with timed runs, each counting the same however many runs it has."""
+    """Means over the sources with timed runs, with equal weight per source."""
     timed = [figures for figures in sources.values() if figures["n"]]
     means: dict[str, Any] = {"sources": len(timed)}
     for name in ("mean_ape", "median_ape", "bias", "coverage_90", "width_90"):
@@ -264,7 +264,7 @@ def _not_compared(status: str) -> str:
 
 
 def measured_times_s(runs: pd.DataFrame) -> np.ndarray:
-    """Step time of every run that ended well and was timed, NaN of others."""
+    """Step time of each successful timed run; NaN for others."""
     ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
     return np.where(ok, _positive(runs["measured_iter_time_s"]), np.nan)
 
@@ -276,7 +276,7 @@ def _positive(column: Any) -> np.ndarray:
 
 
 def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
-    """Measured peak memory; NaN where none was, or more than the device has: such a row is of another device."""
+    """Measured peak memory; NaN if not measured, or if implausible because it exceeds the device's memory."""
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
 

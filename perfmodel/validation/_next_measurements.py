@@ -1,4 +1,4 @@
-"""What to measure next: where a calibration's intervals leave most open."""
+"""Suggests what to measure next, where a calibration's intervals are widest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,7 +36,7 @@ _KIND: Final = ("device", "op_family", "op", "collective", "dtype", "pass")
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One measurement worth making."""
+    """One suggested measurement."""
 
     what: str
     device: str
@@ -49,7 +49,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class WantedMeasurement:
-    """Measurements to make next, the most telling first, and a plan that makes them."""
+    """Suggested measurements, most informative first, with a plan that makes them."""
 
     wanted: tuple[Measurement, ...] = ()
     plan: str = ""
@@ -59,7 +59,7 @@ class WantedMeasurement:
 
 
 def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) -> WantedMeasurement:
-    """Events of one layout's step by share of the step times half-width of their interval.
+    """Events of a layout's step, by share of the step times half-width of their interval.
 
     Raises:
         LayoutError: if the model cannot have the layout.
@@ -116,7 +116,7 @@ class _Candidate:
         return tuple(self.record.get(name, "") for name in _KIND)
 
     def log2_sizes(self) -> np.ndarray:
-        """Sizes as powers of two; 0 for those that the record does not state."""
+        """log2 of the sizes; 0 for sizes that are not stated."""
         powers = []
         for name in self.sizes:
             size = self.record[name]
@@ -125,7 +125,7 @@ class _Candidate:
 
 
 def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> WantedMeasurement:
-    """Shapes within a factor of two of those in the tables, but not among them, whose intervals are widest.
+    """Unmeasured shapes within a factor of two of measured ones, with the widest intervals.
 
     Each size that a kind of kernel or collective varies in the tables is halved and doubled; of a kind the widest few
     are taken, so that one family does not fill the list.

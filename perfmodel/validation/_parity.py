@@ -1,5 +1,4 @@
-"""Rows of measurement tables and of published runs beside their predictions: figures of errors, and what a parity plot
-draws."""
+"""Compares rows of measurement tables and published runs with predictions, for error figures and parity plots."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ def validate_kernels(
     *,
     marked: bool = True,
 ) -> ValidationReport:
-    """Predict every row of measurement tables and compare with what was measured.
+    """Predict every row of measurement tables and compare it with the measurement.
 
     Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason.
 
@@ -70,7 +69,7 @@ def validate_kernels(
 
 
 def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
-    """Times of a checked table's rows; NaN and `skipped: reason` where they cannot be priced."""
+    """Predicted times of a table's rows; NaN and `skipped: reason` for rows that cannot be predicted."""
     return (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
 
 
@@ -127,7 +126,7 @@ def parity_rows(
     *,
     progress: Report | None = None,
 ) -> pd.DataFrame:
-    """Every row that was measured and can be predicted.
+    """All rows that were measured and can be predicted.
 
     Args:
         files: tables of kernels, of collectives or of whole runs (columns of `validate_cases`), also mixed.
@@ -145,14 +144,14 @@ def parity_rows(
 
 
 def compared_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that were measured and can be predicted, of those of `all_rows`."""
+    """Select from `all_rows` those that were measured and can be predicted."""
     has_both = rows[["measured_s", "predicted_s"]].notna().all(axis=1)
     return pd.DataFrame(rows[has_both]).reset_index(drop=True)
 
 
 def all_rows(files: Sequence[Path | str], calibration: Path | None, progress: Report | None = None) -> pd.DataFrame:
-    """Every row of the files, those without a prediction too: the columns of `parity_rows`, and `kind` (kernels,
-    collectives or runs), `what` (the row in words), `provenance`, `skipped_reason` (empty where it is predicted)."""
+    """All rows of the files, with or without prediction: the columns of `parity_rows`, and `kind` (kernels, collectives
+    or runs), `what` (the row in words), `provenance`, `skipped_reason` (empty where it is predicted)."""
     parts = []
     for number, file in enumerate(files):
         if progress is not None:
@@ -173,7 +172,7 @@ def is_runs(file: Path) -> bool:
 
 
 def sizes_of(table: pd.DataFrame) -> list[str]:
-    """Columns of a table of kernels or collectives that are sizes of what was measured."""
+    """The size columns of a table of kernels or collectives."""
     sizes = []
     for name, column in COLUMNS.items():
         is_size = name in table.columns and not column.text and name not in NOT_IDENTITY
@@ -183,7 +182,7 @@ def sizes_of(table: pd.DataFrame) -> list[str]:
 
 
 def row_labels(table: pd.DataFrame) -> pd.Series:
-    """Measured kernels or collectives in words: what each is, its element type, its sizes."""
+    """Labels of measured kernels or collectives: name, element type, sizes."""
     columns = table.columns
 
     # Collectives are told apart by size and ranks, kernels by all their sizes.

@@ -1,4 +1,4 @@
-"""Learning of priors: counts of the choices that published runs state, and the strength of their smoothing."""
+"""Fits priors of open choices: counts of choices stated by published runs, and the strength of smoothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

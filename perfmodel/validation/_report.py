@@ -1,5 +1,4 @@
-"""Figures of errors that all validations share; whether runs were told rightly to fit; and errors by group, as a
-dictionary that shows itself."""
+"""Error figures of all validations, scores of fit predictions, and errors by group."""
 
 from itertools import pairwise
 from typing import Any, Final
@@ -107,8 +106,8 @@ EDGES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, Any]:
-    """Predictions of fitting against what happened: status `ok` ran, `oom` and `oom_or_crash` did not; rows of any
-    other status say nothing.
+    """Score the predicted probabilities of fitting: runs with status `ok` fitted, `oom` and `oom_or_crash` did not;
+    others are ignored.
 
     Args:
         runs: with `source` and `status`.

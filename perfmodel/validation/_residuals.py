@@ -1,4 +1,4 @@
-"""The residual explorer: why a prediction missed, and what would have to be otherwise."""
+"""Explains the error of a prediction and the parameter changes that would remove it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -28,7 +28,7 @@ WORST = 5
 
 @dataclass(frozen=True)
 class EventResidual:
-    """An event of the critical path and the measurement nearest to it."""
+    """An event of the critical path, with the nearest measurement."""
 
     event: str
     time_s: float
@@ -43,7 +43,7 @@ class EventResidual:
 
 @dataclass(frozen=True)
 class TermChange:
-    """The change of one parameter that alone would explain the error."""
+    """The change of a single parameter that would explain the error."""
 
     parameter: str
     share: float
@@ -54,13 +54,13 @@ class TermChange:
 
     @property
     def deviations(self) -> float:
-        """The needed change in standard deviations of what is known of the parameter without runs."""
+        """The needed change, in standard deviations of the parameter's prior."""
         return self.needed / self.prior_sd
 
 
 @dataclass(frozen=True)
 class CaseResidual:
-    """One run explained."""
+    """The explanation of one run."""
 
     case_id: str
     measured_s: float
@@ -94,7 +94,7 @@ def explain_case(
     tables: Sequence[pd.DataFrame] = (),
     framework: Framework | str | None = None,
 ) -> CaseResidual:
-    """Explain the error of one published run, with the likeliest of what it leaves open.
+    """Explain the error of one published run, with the likeliest values of its open settings.
 
     The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.sites.PARAMETERS`),
     with derivatives through the timeline; `needed` is the change that alone makes up log(measured / predicted).
@@ -161,7 +161,7 @@ def explain_cases(
     tables: Sequence[Path] = (),
     framework: Framework | str | None = None,
 ) -> list[CaseResidual]:
-    """Explain one run of some tables by its id, or the five with the largest errors of those that were timed.
+    """Explain one run by its id, or the five timed runs with the largest errors.
 
     Raises:
         TableError: for an unreadable file, or an id that no table has.

@@ -1,4 +1,4 @@
-"""Who measured a row of a table of runs."""
+"""The source and submitter of rows in tables of runs."""
 
 import re
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ _SUBMISSION: Final = re.compile(r"training_results_v[^:\s]*:(?P<submitter>[^/\s]
 
 
 def source_of_run(row: Mapping[str, Any]) -> str:
-    """The source that a row is of, with the submitter where that team has other sources (`source_of_submitter`)."""
+    """The source of a row, with the submitter if that team also has other sources (`source_of_submitter`)."""
     return source_of_submitter(str(row["source"]), submitter_of(row))
 
 
 def submitter_of(row: Mapping[str, Any]) -> str:
-    """Who submitted a run to a benchmark: the column `submitter`, else what the address of the submission says."""
+    """The submitter of a benchmark run: from the column `submitter`, else from the submission's address."""
     # A column of its own wins. Else the address of an MLPerf submission names the submitter's
     # folder, in which teams that submitted together are joined by an underscore.
     stated = row.get("submitter")
@@ -30,5 +30,5 @@ def submitter_of(row: Mapping[str, Any]) -> str:
 
 
 def with_submitters(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs whose `source` is what `source_of_run` says."""
+    """Replace each run's `source` by `source_of_run`."""
     return runs.assign(source=[source_of_run(row) for row in runs.to_dict("records")])

@@ -1,5 +1,5 @@
-"""What published runs say of sites that nobody knows (`perfmodel.prediction.Site`): how much longer products take under
-sustained load, and the model of what else sites differ in."""
+"""Fits the constants of unknown sites (`perfmodel.prediction.Site`) to published runs: clocks under load, and the model
+of differences between sites."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -108,7 +108,7 @@ def fit_sites(
 
 
 def drawn_runs(file: Path) -> pd.DataFrame:
-    """Timed runs of a table on few nodes, at most `MOST_ROWS` of a source; none of a file that is no table of runs."""
+    """Timed runs of a table on few nodes, at most `MOST_ROWS` per source; empty if the file is not a table of runs."""
     table: Any = read_rows(Path(file))
     if missing_column(table):
         return pd.DataFrame()
@@ -120,12 +120,12 @@ def drawn_runs(file: Path) -> pd.DataFrame:
 
 
 def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Draw at most so many rows of every source, with seed 0."""
+    """Draw a limited number of rows per source, with seed 0."""
     return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
 
 
 def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Report | None = None) -> Medians:
-    """Medians of the sources that have `LEAST_ROWS` runs of an architecture which say something of products."""
+    """Medians by source, for sources with at least `LEAST_ROWS` informative runs of an architecture."""
     by_architecture: Medians = {}
     for source, medians in _medians(runs, lambda _, case, s: _of_products(case, s), unstated, "products", progress):
         for architecture, median in medians.items():
@@ -188,7 +188,7 @@ def _step_s(case: Case, site: Site) -> float:
 
 
 def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return median and median absolute deviation of log(measured / predicted) peaks, by source that measured them.
+    """Return median and median absolute deviation of log(measured / predicted) peak memory, by source.
 
     Args:
         runs: tables of runs.

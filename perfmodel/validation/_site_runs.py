@@ -1,4 +1,4 @@
-"""Published runs as the model of sites sees them."""
+"""Published runs as data for the model of sites."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ Undo = Callable[[str, Framework], Framework | None]
 
 
 def nothing_in_view(_source: str, _framework: Framework) -> None:
-    """`Undo` of facts of which none was looked up with results in view."""
+    """The `Undo` that undoes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def site_runs(
     undo: Undo = nothing_in_view,
     looked_at: Callable[[str], bool] = lambda _: False,
 ) -> SiteRuns:
-    """Predict runs by physics alone: the median of what each may have been, and shares of the likeliest.
+    """Predict runs by physics alone: the median over open settings, and the shares of the likeliest.
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.

@@ -1,4 +1,4 @@
-"""What each term of the physics contributes to predictions of published runs: errors with the term switched off."""
+"""The contribution of each physics term to predictions of published runs, from errors with the term switched off."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def term_errors(
     site_of: Callable[[str], Site] = lambda _: Site(),
     progress: Report | None = None,
 ) -> dict[str, Any]:
-    """Errors of predictions with every term and with each of `STEP_TERMS` switched off, on the same layouts.
+    """Errors with all terms, and with each of `STEP_TERMS` switched off, on the same layouts.
 
     Constants are not fitted anew without a term: what others make up for it is not told. At most `MOST_ROWS` timed runs
     of a source are drawn.

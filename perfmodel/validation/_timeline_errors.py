@@ -30,7 +30,7 @@ PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
 
 @dataclass(frozen=True, eq=False)
 class Activities:
-    """Computations of a step as predicted and as measured in some runs, one by one, each side on its own clock."""
+    """Computations of a step, predicted and measured in several runs, each side on its own clock."""
 
     device: Int[np.ndarray, " activities"]
     stage: Int[np.ndarray, " activities"]
@@ -44,7 +44,7 @@ class Activities:
 
 @dataclass(frozen=True, eq=False)
 class TimelineErrors:
-    """How far a predicted timeline is from measured ones; errors are fractions (0.01 is 1 %)."""
+    """Errors of a predicted timeline against measured ones, as fractions (0.01 is 1 %)."""
 
     predicted_batch_s: float
     measured_batch_s: float

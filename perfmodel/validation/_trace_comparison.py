@@ -1,4 +1,4 @@
-"""Measured traces of any profiler against predicted timelines.
+"""Compares measured traces of any profiler with predicted timelines.
 
 Activities are matched by device and by what both sides say of them: name, or phase, stage and micro-batch. What
 the measured trace does not tell apart is not told apart in the prediction either. Where one side is finer (single
@@ -35,7 +35,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class TraceComparison:
-    """Errors of a prediction against a measured trace, and how much of the two was matched."""
+    """Errors of a prediction against a measured trace, and the matched shares."""
 
     errors: TimelineErrors
     matched_by: str
@@ -114,7 +114,7 @@ def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace,
 
 
 def timeline_trace(timeline: Timeline) -> MeasuredTrace:
-    """A timeline's ops as a trace (transfers that are folded into lags left out)."""
+    """A timeline's ops as a trace, without transfers that are folded into lags."""
     s = timeline.structure
     ops = np.flatnonzero((s.stream >= 0) & (s.kind != Kind.ZERO) & (timeline.end_s > timeline.start_s))
     if not len(ops):

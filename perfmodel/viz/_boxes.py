@@ -1,4 +1,4 @@
-"""Boxes in rows: what every picture of passes over time is made of."""
+"""Boxes in rows, the basis of all pictures of passes over time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -49,7 +49,7 @@ class Boxes:
 
 
 def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> bool:
-    """Boxes that meet `lo`..`hi`, labels where they fit, and the critical path as a black strip and line.
+    """Draw the boxes within `lo`..`hi`, labels where they fit, and the critical path as a black strip and line.
 
     Where a row's boxes are too narrow to be told apart, the shares of the time that their colours take are stacked in
     the row instead: the result says whether there is such a row.

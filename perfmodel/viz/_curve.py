@@ -1,5 +1,4 @@
-"""Step time against parameters of the machine, and against a delay: what was emulated, what is predicted, what is
-hidden."""
+"""Draws step time against machine parameters, and against an emulated delay."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ _LEAST_SPAN = 0.1
 
 @styled
 def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
-    """A panel for all parameters that are swept as multiples of what they are, and one for each other.
+    """Draw one panel for all parameters swept as multiples, and one for each other parameter.
 
     Of a delay, up to where the step does not feel it.
 
@@ -95,7 +94,7 @@ def _words(name: str) -> str:
 
 @styled
 def draw_emulated_curve(curve: "EmulatedCurve", width: Width = "column") -> "Figure":
-    """Points with error bars beside the predicted line, as in NeuronaBox's figure 4."""
+    """Draw emulated points with error bars and the predicted line, as in NeuronaBox's figure 4."""
     figure = new_figure(width, 2.2)
     axis = figure.subplots()
     ms = 1e3 * np.array(curve.delays_s)

@@ -38,7 +38,7 @@ _LIGHTEST: Final = 0.6
 
 @styled
 def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
-    """The whole step, a part of it enlarged (with micro-batch numbers where they fit), and memory over time.
+    """Draw the step, an enlarged part with micro-batch numbers where they fit, and memory over time.
 
     Where passes are too short to be drawn one by one, the row shows how much of the time each kind takes, stacked. The
     enlarged part is the beginning of the step if every rank runs a backward pass within it; otherwise it is the time

@@ -1,5 +1,4 @@
-"""Layouts side by side: where the step goes, against tensor-, pipeline- and data-parallel degree; and those between
-step time, memory and cost that no other beats in everything."""
+"""Pictures that compare layouts: step breakdowns, and Pareto fronts of step time, memory and cost."""
 
 from collections.abc import Sequence
 from itertools import chain, product
@@ -140,8 +139,8 @@ _ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(ran
 
 @styled
 def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", width: Width = "column") -> "Figure":
-    """Step time against memory, and against cost where there is one; the fronts. Some layouts of the first panel's
-    front get a letter and a line below.
+    """Draw step time against memory, and against cost if given, with Pareto fronts. Some layouts of the first front are
+    labelled.
 
     Args:
         layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them); with
@@ -266,7 +265,7 @@ def _panel(
 
 
 def non_dominated(points: Float[np.ndarray, "points objectives"]) -> Bool[np.ndarray, " points"]:
-    """Points that no other is at most equal to in every objective and below in one (all are minimised)."""
+    """Mask of the non-dominated points (all objectives are minimised)."""
     # In lexicographic order, whatever could beat a point comes before it, so that one pass
     # suffices.
     order = np.lexsort(points.T[::-1])

@@ -1,5 +1,5 @@
-"""What was measured: times beside their predictions with intervals, kernels under a device's roofs (Williams, Waterman
-and Patterson, CACM 52(4), 2009), a timeline below the predicted one."""
+"""Pictures of measurements: parity plots, rooflines (Williams, Waterman and Patterson, CACM 52(4), 2009) and timeline
+comparisons."""
 
 from dataclasses import replace
 from textwrap import shorten
@@ -43,7 +43,7 @@ _SEEN_GAP: Final = 0.001
 
 @styled
 def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
-    """A panel per group: a point per row, its 90 % interval, the line of equality and +-25 % beside it.
+    """Draw a panel per group with a point per row, its 90 % interval, the line of equality and lines at +-25 %.
 
     Args:
         rows: `group`, `measured_s`, `predicted_s`, `lo_s`, `hi_s` (interval of the prediction); rows with a NaN are
@@ -138,7 +138,7 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
 
 @styled
 def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "column") -> "Figure":
-    """Rate reached against arithmetic intensity, a marker per op family, and a roof per element type.
+    """Draw the reached rate against arithmetic intensity, with a marker per op family and a roof per element type.
 
     Args:
         device: whose bandwidth and peak rates are drawn.
@@ -251,7 +251,7 @@ def draw_comparison(
     title: str = "",
     width: Width = "page",
 ) -> "Figure":
-    """Two panels of one row per device: computations above, communication and copies below.
+    """Draw two timelines with one row per device: computations above, communication and copies below.
 
     Both begin with their first computation. Of a measured trace of several steps the first is drawn. Kernels of one
     pass with no gap that could be seen are one box.

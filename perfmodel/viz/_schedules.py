@@ -1,4 +1,4 @@
-"""Pictures of schedules as in the papers' figures, of their idle share, and of training under their weight versions."""
+"""Pictures of schedules, their bubbles, and training under their weight versions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -40,7 +40,7 @@ _PANEL_IN: Final = 3.9
 def draw_schedules(
     schedules: Sequence[tuple[Schedule, PassTimes] | tuple[Schedule, PassTimes, ScheduleFacts]], width: Width = "page"
 ) -> "Figure":
-    """One panel per schedule on one scale of time: a row per device, a box per pass with its micro-batch.
+    """Draw one panel per schedule on a common time scale: a row per device, a box per pass with its micro-batch.
 
     Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles say the makespan of what is
     drawn; with a schedule's facts also the steady interval, where steps overlap, and the bubble of a step.
@@ -133,7 +133,7 @@ def _name(phase: int) -> str:
 
 @styled
 def draw_training_curves(curves: "Sequence[TrainingCurve]", width: Width = "page") -> "Figure":
-    """Loss against predicted wall-clock time, and against updates: hardware and statistical efficiency."""
+    """Draw the loss against predicted wall-clock time and against updates."""
     figure = new_figure(width, 2.6)
     by_time, by_update = figure.subplots(1, 2, sharey=True)
     lines, labels = [], []
@@ -156,7 +156,7 @@ _LINE_IN = 0.13
 
 @styled
 def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") -> "Figure":
-    """One line per schedule, or per schedules of equal bubbles: bubble fraction against micro-batches of a step.
+    """Draw the bubble fraction against the number of micro-batches, one line per schedule.
 
     Raises:
         PerfModelError: no facts.

@@ -1,4 +1,4 @@
-"""What all pictures share: widths of a paper's column and page, type sizes, plain axes, files."""
+"""Common style of all pictures: widths, type sizes, axes, files."""
 
 import io
 import re
@@ -77,7 +77,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def new_figure(width: Width, height_in: float) -> "Figure":
-    """An empty figure of a column's or a page's width.
+    """Create an empty figure of a column's or page's width.
 
     Raises:
         PerfModelError: another width.
@@ -121,7 +121,7 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
 
 
 def set_title(figure: "Figure", *lines: str) -> None:
-    """Lines above everything, broken where the figure ends."""
+    """Set a title, wrapped at the figure's width."""
     # A character of a proportional face is about half as wide as high.
     most = int(figure.get_figwidth() * 72 / (_BODY * 0.56))
     text = "\n".join(wrapped(line, most) for line in lines if line)
@@ -130,7 +130,7 @@ def set_title(figure: "Figure", *lines: str) -> None:
 
 
 def wrapped(text: str, most: int) -> str:
-    """Text in lines of at most so many characters; layouts are broken after their commas."""
+    """Wrap text to a width; layouts are broken after commas."""
     return "\n".join(textwrap.wrap(re.sub(r",(?=\S)", ", ", text), most))
 
 
@@ -152,7 +152,7 @@ def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Units per second and the unit's name, for an axis that ends at so many seconds."""
+    """The time unit for an axis of this length: units per second, and the name."""
     # Milliseconds from 1 ms on, seconds from 1 s on.
     for per_s, name in ((1.0, "s"), (1e3, "ms")):
         if seconds * per_s >= 1:
@@ -170,7 +170,7 @@ def log_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def device_ticks(axis: "Axes", devices: int, label: str) -> None:
-    """Numbers of rows, the first at the top; every one, or so many that they do not touch.
+    """Label rows with numbers from the top, as densely as possible without overlap.
 
     What they number stands beside the axis where there are rows enough, else in front of each.
     """

@@ -178,8 +178,7 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
 
 
 def interactive(prediction: Prediction) -> str:
-    """The page: zoom down to the kernels of a pass, move, search, what is under the pointer, the critical path, and
-    memory below.
+    """Return the interactive page: zoom down to kernels, search, tooltips, critical path, and memory.
 
     Raises:
         PerfModelError: the prediction holds no timeline.

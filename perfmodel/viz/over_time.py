@@ -1,4 +1,4 @@
-"""Memory in use, and how busy links are, on every pipeline rank over the step."""
+"""Draws memory and link utilisation of every pipeline rank over the step."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -99,7 +99,7 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
 
 
 def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
-    """Ranks to draw: all, or where these cannot be told apart some at equal distances and the fullest."""
+    """The ranks to draw: all, or with many ranks a regular selection plus the fullest."""
     if len(steps) <= _ALL_UP_TO:
         return list(range(len(steps)))
     fullest = int(np.argmax([rank_steps.in_use_bytes.max() for rank_steps in steps]))
@@ -108,7 +108,7 @@ def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
 
 
 def highs(steps: MemorySteps, edges_s: Float[np.ndarray, " bins+1"]) -> Float[np.ndarray, " bins"]:
-    """Most bytes in use within every bin."""
+    """Maximum bytes in use in each bin."""
     # A bin holds the value from before it, too, until the first change in it.
     first = np.searchsorted(steps.time_s, edges_s[:-1], side="right") - 1
     last = np.searchsorted(steps.time_s, edges_s[1:], side="left")
@@ -127,7 +127,7 @@ _BINS: Final = {"column": 150, "page": 300}
 
 @styled
 def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "Figure":
-    """A panel per kind of link that is used: a row per pipeline rank, darker where it is busy for more of the time.
+    """Draw a panel per kind of link with a row per pipeline rank, darker where the link is busier.
 
     Collectives within passes (tensor, context and expert parallelism) are part of the passes and not shown.
 
@@ -185,7 +185,7 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
 
 
 def busy_share(drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"]) -> Float[np.ndarray, "ranks bins"]:
-    """Share of every bin in which at least one of a rank's slices runs."""
+    """Share of each bin in which at least one of a rank's slices runs."""
     share = np.zeros((ranks, len(edges_s) - 1))
     for rank in range(ranks):
         of_rank = drawn.device == rank

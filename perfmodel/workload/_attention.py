@@ -84,7 +84,7 @@ def self_attention(
 
 
 def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
-    """Outputs of the projections that have no bias where the others have one (`Transformer.unbiased_projections`)."""
+    """Output elements of projections without bias (`Transformer.unbiased_projections`)."""
     heads_of_projection = {"query": heads, "key": kv_heads, "value": kv_heads}
     return model.head_dim * sum(heads_of_projection[name] for name in model.attention.unbiased_projections)
 

@@ -1,4 +1,4 @@
-"""What a block of the model is made of: kernels, collectives, parameters and bytes on one device."""
+"""Blocks of a model: kernels, collectives, parameters and bytes on one device."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Kernels = tuple[tuple[KernelOp, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a layout that shapes depend on, so the key by which blocks are deduplicated."""
+    """The part of a layout that determines shapes; the key for deduplicating blocks."""
 
     tp: int = 1
     cp: int = 1
@@ -61,7 +61,7 @@ class Shard:
 
 
 class ExpertChoice(NamedTuple):
-    """How tokens choose experts, on which it depends how many ranks a token goes to."""
+    """The choice of experts, which determines how many ranks a token is sent to."""
 
     topk: int
     """Experts that each token chooses."""
@@ -71,7 +71,7 @@ class ExpertChoice(NamedTuple):
     """Groups that a token may choose its experts from."""
 
     def reached(self, parts: int) -> float:
-        """Mean number of `parts` with equally many experts each that hold one of a token's experts or more.
+        """Mean number of `parts` (equal groups of experts) that hold at least one of a token's experts.
 
         Choices are taken to be independent, so these are non-empty bins (Johnson and Kotz, "Urn Models", 1977,
         section 3.2).
@@ -174,7 +174,7 @@ class BlockOps:
     """Collectives by which the receiving stage completes what was sent sharded."""
 
     def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
-        """Number of matrices with gradients by their rows and columns, of routed experts or outside them."""
+        """Number of trained matrices by shape, in routed experts or outside."""
         # Every weight matrix has one product for its gradient, whose output is as large as it. A grouped product's
         # gradient has the dimensions of its forward: rows, then the weight's two.
         shapes: Counter[tuple[int, int]] = Counter()

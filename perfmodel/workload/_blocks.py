@@ -1,4 +1,4 @@
-"""Every kind of model as blocks: perceptrons and convolutional networks here, transformers as `_transformer` has them.
+"""Divides any kind of model into blocks.
 
 Multi-layer perceptrons are square dense layers with ReLU (DistIR, arXiv 2111.05426, section 5). A convolutional network
 has one block per named group of layers (VGG stage layer, residual unit).
@@ -22,7 +22,7 @@ from perfmodel.workload._transformer import transformer_blocks
 
 @singledispatch
 def blocks(model: Model, job: Job, shard: Shard) -> Blocks:
-    """Blocks of `model` in order, each with how often it repeats, for one micro-batch on one device.
+    """Blocks of `model` in order with repeat counts, for one micro-batch on one device.
 
     A pipeline may be cut between any two of them.
 

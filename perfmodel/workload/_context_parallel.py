@@ -1,4 +1,4 @@
-"""Attention over a sequence that is split among ranks: kernels, exchanges and merges of the rank with most to do."""
+"""Context-parallel attention: kernels, exchanges and merges of the busiest rank."""
 
 from dataclasses import dataclass, replace
 
@@ -49,7 +49,7 @@ def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
 
 
 def undivided(model: Model, job: Job, op: Op) -> Attention | None:
-    """The attention over a whole sequence of which `op` is a part.
+    """The undivided attention that `op` is a part of.
 
     Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None of any other
     operation, and if the model itself has attention over less than a sequence.

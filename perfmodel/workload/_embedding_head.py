@@ -16,7 +16,7 @@ T5_RELATIVE_BUCKETS = 32
 
 
 def position_rows(model: Transformer, *, decoder: bool = False) -> int:
-    """Rows of the table of learned positions: of the only stack or of an encoder, or of the decoder behind it."""
+    """Rows of the table of learned positions, for a single stack, an encoder or a decoder."""
     longest = max(model.seq_len, model.inputs.longest_seq_len)
     if decoder and model.decoder_seq_len:
         longest = model.decoder_seq_len
@@ -219,7 +219,7 @@ def _label_head(local: ShardSizes) -> list[Piece]:
 
 
 def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
-    """Transient bytes of the head beside the logits that it keeps."""
+    """Transient bytes of the head, besides the saved logits."""
     if local.job.loss.head != "vocabulary":
         return 0.0
     seen = _seen_by_head(model, local)

@@ -1,4 +1,4 @@
-"""The mixture-of-experts half of a layer, as the rank with the busiest experts runs it.
+"""The mixture-of-experts part of a layer, on the rank with the busiest experts.
 
 Dispatch and combine follow Megatron-LM's dispatchers (`perfmodel.spec.Dispatcher`): with an all-to-all each token
 travels once per chosen expert over the expert-parallel ranks, otherwise once per node and rank; where experts are
@@ -115,7 +115,7 @@ class Routing:
 
     @property
     def active_experts(self) -> int:
-        """Experts of this device that some token reaches."""
+        """Number of experts on this device that receive tokens."""
         return max(1, min(self.local_experts, self.processed))
 
     @property
@@ -125,7 +125,7 @@ class Routing:
 
 
 def route(model: Transformer, local: ShardSizes, experts: Experts) -> Routing:
-    """Spread the shard's tokens over all experts, evenly but for the load of the busiest rank.
+    """Distribute the shard's tokens over all experts evenly, except for the busiest rank's load.
 
     The load is `ExpertTokens.load`; one rank that holds all experts gets no more than there is. Errors are those of
     `expert_feed_forward`.

@@ -29,7 +29,7 @@ from perfmodel.workload._recurrent import (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlops:
-    """Forward FLOPs of one step over the whole global batch, and what a step makes of them."""
+    """FLOPs of one step over the whole global batch."""
 
     layers_forward: float
     """Dense products inside layers."""
@@ -50,7 +50,7 @@ class ModelFlops:
 
     @property
     def forward(self) -> float:
-        """Forward FLOPs, attention in full."""
+        """Forward FLOPs, with full (non-causal) attention."""
         return self.layers_forward + self.head_forward + self.attention_forward + self.adapters_forward
 
     @property
@@ -60,7 +60,7 @@ class ModelFlops:
 
     @property
     def total_causal(self) -> float:
-        """FLOPs of a step, only visible attention pairs counted."""
+        """FLOPs of a step, counting only visible attention pairs."""
         return self._with_backward(self.forward - self.attention_forward + self.attention_causal_forward)
 
     def hardware(self, recompute: Recompute) -> float:

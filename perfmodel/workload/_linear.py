@@ -1,4 +1,4 @@
-"""Dense products with their gradients, plain, column-parallel and row-parallel, and low-rank adapters beside them.
+"""Dense products with gradients (plain, column-parallel, row-parallel) and low-rank adapters.
 
 Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) and, with sequence
 parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
@@ -176,7 +176,7 @@ def adapters(
     *,
     row_parallel: bool = False,
 ) -> list[Piece]:
-    """The adapters beside a frozen product of `k` columns, or beside parts of it, of those that the job asks for.
+    """The requested adapters of a frozen product with `k` columns, or of its parts.
 
     Args:
         products: names of the product and its parts, with their outputs on this device.
@@ -288,7 +288,7 @@ def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tup
 
 
 class AdapterResult(NamedTuple):
-    """What brings an adapter's result to where it is added: collectives, and kernels that join and cut their parts."""
+    """Collectives and kernels that bring an adapter's result to the place of its addition."""
 
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()

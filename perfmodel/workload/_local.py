@@ -1,4 +1,4 @@
-"""Sizes that one device sees: a transformer's figures divided by a shard's degrees."""
+"""Sizes on one device: a transformer's figures divided by a shard's degrees."""
 
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
@@ -34,7 +34,7 @@ class Precision:
 
     @property
     def wide_dtype(self) -> str:
-        """Element type of products that are never quantised, that of the activations."""
+        """Element type of products that are never quantised (that of activations)."""
         # In a TF32 job activations are fp32 tensors that every product rounds to TF32 (torch `allow_tf32`, which
         # covers batched products too).
         return self.dtype if self.dtype == "tf32" else self.act_dtype
@@ -87,7 +87,7 @@ class ShardSizes:
 
     @property
     def unquantised(self) -> "ShardSizes":
-        """Sizes with products that are not quantised, of weights that are stored as they are used."""
+        """Sizes for unquantised products."""
         precision = replace(self.precision, dtype=self.precision.wide_dtype, base="")
         return replace(self, precision=precision)
 
@@ -114,14 +114,14 @@ class ShardSizes:
         return self.shard.tp
 
     def adapts(self, *modules: AdapterModule) -> bool:
-        """Whether adapters stand beside any of these products."""
+        """Whether any of these products has adapters."""
         return self.job.fine_tuning.adapter_rank > 0 and not set(modules).isdisjoint(
             self.job.fine_tuning.adapter_modules
         )
 
     @property
     def keys(self) -> int:
-        """Tokens of a sequence that its last token attends to: the step's and those cached before."""
+        """Number of keys for the last token: the step's tokens and cached ones."""
         return self.seq_len + self.job.cached_tokens
 
     @property
@@ -145,7 +145,7 @@ MASKED_TOKENS: Final = (20, 128)
 
 
 def masked_tokens(tokens: float) -> int:
-    """How many of so many tokens a head sees that takes the masked ones alone (`Job.masked_head`)."""
+    """Number of masked tokens that the head computes (`Job.masked_head`)."""
     places, tokens_per_period = MASKED_TOKENS
     return ceil(tokens * places / tokens_per_period)
 
@@ -270,7 +270,7 @@ def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]
 
 
 def require_whole_sequence(model: Model, local: ShardSizes, what: str) -> None:
-    """Raise `LayoutError` under context parallelism, whose ranks would have to pass the state of `what` on."""
+    """Raise `LayoutError` under context parallelism, which `what` does not support."""
     if local.shard.cp > 1:
         raise LayoutError(
             f"{model.name}: {what} cannot be split along the sequence; use cp=1",
@@ -280,7 +280,7 @@ def require_whole_sequence(model: Model, local: ShardSizes, what: str) -> None:
 
 
 def divide(model: Model, reason: Reason, what: str, value: int, dimension: str, degree: int) -> None:
-    """Raise `LayoutError` for `reason`, and name the degrees that there are, unless `degree` divides `value`."""
+    """Raise `LayoutError` for `reason`, with the possible degrees, unless `degree` divides `value`."""
     if value % degree:
         fitting = ", ".join(map(str, divisors(value, most=64)))
         raise LayoutError(

@@ -46,7 +46,7 @@ def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
 
 
 def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[KernelOp]:
-    """Products in bf16 by which Muon makes the update of every matrix of a layer orthogonal.
+    """The bf16 products by which Muon orthogonalises the updates of a layer's matrices.
 
     The matrices are those of the layer's routed experts, or those outside them. Tensor-parallel ranks do so with their
     own shards (the block-wise mode of Megatron-Core's Muon).

@@ -1,4 +1,4 @@
-"""What a model holds, in closed form from its architecture alone.
+"""Parameter counts of a model, in closed form.
 
 Parameters by category (vocabulary not padded), and keys and values of a sequence in the cache of every layer.
 """
@@ -47,7 +47,7 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All parameters, `active_experts` being a part of `experts`."""
+        """All parameters (`active_experts` is a part of `experts`)."""
         return (
             self.embedding
             + self.attention

@@ -1,4 +1,4 @@
-"""Pieces: sub-layers with their forward and backward work, put together into blocks.
+"""Pieces: sub-layers with forward and backward work, assembled into blocks.
 
 Every piece saves for backward exactly the inputs that its own gradients need, the rule by which
 Korthikanti et al. (arXiv 2205.05198, section 4.1) count activation memory.
@@ -18,7 +18,7 @@ from perfmodel.workload._local import Precision, storage_dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputedWork:
-    """Forward work that backward repeats where a module is recomputed, and the bytes that are not kept for that."""
+    """Forward work that is repeated if a module is recomputed, and the saved bytes."""
 
     module: RecomputeModule
     forward: tuple[KernelOp, ...]
@@ -82,7 +82,7 @@ def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence
 
 
 def joined(first: Piece, second: Piece) -> Piece:
-    """Two pieces as one, of inputs that are kept apart; backward runs the second before the first."""
+    """Join two pieces with separate inputs; the backward pass runs the second first."""
     return Piece(
         forward=first.forward + second.forward,
         backward_input=second.backward_input + first.backward_input,
@@ -111,7 +111,7 @@ def assemble(
     stops_recompute: bool = False,
     modules: tuple[RecomputeModule, ...] = (),
 ) -> BlockOps:
-    """Join pieces in forward order into a block; backward runs through them in reverse.
+    """Assemble pieces in forward order into a block; the backward pass runs them in reverse.
 
     Args:
         name: as shown to people.
@@ -268,7 +268,7 @@ def pointwise(
 
 
 def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int) -> BlockOps:
-    """The block with kernels that add its 16-bit gradients to fp32 ones, one for each of so many weights."""
+    """Add kernels that accumulate 16-bit gradients into fp32 ones, one per weight."""
     # A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32 addition.
     params = block.params + block.tied_params
     rows = round(params * 10 / 12 / hidden / tensors)

@@ -15,7 +15,7 @@ from perfmodel.workload._quantisation import QUANTISING
 
 
 def norm(model: Transformer, local: ShardSizes) -> Piece:
-    """Layer or RMS norm over the hidden size; keeps its input, or what its operators need (`small_norm`)."""
+    """Layer or RMS norm over the hidden size; saves its input, or what its operators need (`small_norm`)."""
     return small_norm(model, local, local.norm_tokens, local.hidden)
 
 
@@ -69,7 +69,7 @@ kept are x, the tanh and both factors of the last product."""
 
 
 def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
-    """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition."""
+    """A sub-layer with its norms and residual addition."""
     # A recomputed norm frees what the mixer keeps of its output, and keeps its own input.
     before: list[Piece] = []
     if model.norms.norm_at != "output":
@@ -87,7 +87,7 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
 def side_by_side(
     model: Transformer, local: ShardSizes, attention: list[Piece], feed_forward: list[Piece], *, one_norm: bool
 ) -> list[Piece]:
-    """Attention and a feed-forward, or a mixer, of one input, whose results are added to it
+    """Parallel attention and feed-forward (or mixer) on one input, with a joint residual addition
     (`Transformer.parallel_blocks`, `Transformer.parallel_mixers`).
 
     Args:
@@ -128,7 +128,7 @@ def side_by_side(
 
 
 def conditioning(local: ShardSizes, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
-    """Vectors of the hidden size made of the condition by SiLU and a product, and passes that apply them."""
+    """Computation of conditioning vectors by SiLU and a product, and their application."""
     rows, hidden = local.shard.micro_batch, local.hidden
     modulations = linear(local.precision, rows, vectors * hidden, hidden, bias=vectors * hidden)
     silu = pointwise(local.precision, [("silu", 1)], rows, hidden)
@@ -207,7 +207,7 @@ def rotary(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
 
 
 def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """Copies of queries, keys and values into the order of the attention kernel; gradients go the same ways back."""
+    """Copies of queries, keys and values into the attention kernel's layout, and of gradients back."""
     if local.job.kernels.fuses("attention_layout"):
         return []
 

@@ -1,4 +1,4 @@
-"""Kernels that bring operands of products to 8 or 4 bits, by recipe (`Job.fp8_recipe`).
+"""Kernels that quantise operands of products to 8 or 4 bits, by recipe (`Job.fp8_recipe`).
 
 Every product of a layer's weights runs in the narrow type, forward and both gradients; router, embedding and head stay
 in 16 bits, and so does attention unless it is asked for (`Job.fp8_attention`): Transformer Engine and torchao replace
@@ -97,7 +97,7 @@ def activation_quantises(local: ShardSizes) -> bool:
 
 
 def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The kernel that brings operands of 8-bit attention, or its results, from one type to the other."""
+    """The kernel that casts operands or results of 8-bit attention."""
     if not local.job.narrow.fp8_attention:
         return ()
 
@@ -107,7 +107,7 @@ def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[Memor
 
 
 def widened(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The kernel that brings a stored weight of [rows, hidden] to 16 bits before a product.
+    """The kernel that converts a stored weight of [rows, hidden] to 16 bits before a product.
 
     bitsandbytes `dequantize_4bit` in `MatMul4Bit`, forward and backward.
     """
@@ -120,12 +120,12 @@ def widened(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, 
 
 
 def is_cast(op: Op) -> bool:
-    """Whether an op brings an operand to 8 or 4 bits."""
+    """Whether an op quantises an operand to 8 or 4 bits."""
     return isinstance(op, MemoryBound) and op.op == QUANTISING
 
 
 def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
-    """The kernel that quantises an operand which most recipes have narrow from before.
+    """The kernel that requantises an operand, which most recipes already have in narrow form.
 
     Such are a weight, of which they keep a narrow copy, and operands of the weight gradient, of which they have a
     transposed one.
@@ -136,12 +136,12 @@ def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: b
 
 
 def gathered_bytes(precision: Precision) -> float:
-    """Bytes per element of a product's operand that ranks of tensor parallelism gather."""
+    """Bytes per element of an operand gathered over tensor-parallel ranks."""
     if precision.dtype not in ("fp8", "fp4"):
         return precision.act_bytes
     return _GATHERED_BYTES.get(precision.recipe, precision.act_bytes)
 
 
 def kept_bytes(precision: Precision) -> int:
-    """Bytes per element of a product's input as it is kept for the weight gradient."""
+    """Bytes per element of a product's input saved for the weight gradient."""
     return precision.act_bytes if precision.recipe in _EACH_PRODUCT else dtype_bytes(precision.dtype)

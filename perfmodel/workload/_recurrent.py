@@ -1,4 +1,4 @@
-"""Mixers that carry a state from token to token, sharded by heads or channels.
+"""Recurrent mixers, sharded by heads or channels.
 
 Mamba-2 (Dao and Gu, arXiv 2405.21060; as Megatron-Core shards it), the first Mamba (Gu and Dao, arXiv 2312.00752),
 gated delta nets (Yang et al., arXiv 2412.06464) and gated short convolutions.

@@ -153,7 +153,7 @@ def test_adapters_do_not_carry_more_than_they_can(words):
         ("A100-SXM4-80GB", 8, "Infinity Fabric", "", "only devices of AMD"),
         ("TPU-v5p", 4, "NVLink", "", "made by Google"),
         ("H100-SXM5-80GB", 8, "NVL72", "", "has no NVLink racks of 72"),
-        ("H100-SXM5-80GB", 16, "NVLink NVL8", "", "more than NVL8 joins"),
+        ("H100-SXM5-80GB", 16, "NVLink NVL8", "", "exceeds the devices of NVL8"),
     ],
 )
 def test_a_node_whose_parts_do_not_fit_together_is_refused(device, node, intra, inter, said):

@@ -122,7 +122,7 @@ def test_what_is_assumed_stands_in_the_result_and_on_stderr(capsys, tmp_path):
     assert not any("assumed" in warning for warning in json.loads(out)["warnings"])
     status, out, err = run(capsys, "search", *job, "--devices", "8", "--fix", "tp=8", "--json")
     assert any("seq_len=8,192 is assumed" in warning for warning in json.loads(out)["layouts"][0]["warnings"])
-    assert "8,192 tokens" in err
+    assert "seq_len=8,192 is assumed" in err
 
 
 TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--global-batch", "16", "--layout", "tp=8,pp=2"]

@@ -252,19 +252,17 @@ def test_two_processes_of_one_number_are_refused(tmp_path: Path):
 
 def test_other_counts_and_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refused, (end,) = come(tmp_path, [launch(1, 5)])
-    assert "process 1 on node-1 was started as one of 5, process 0 as one of 2" in refused
+    assert "process 1 on node-1 was started as one of 5 processes, but process 0 as one of 2" in refused
     assert refused in end
     versions = iter([{"jax": "1.0"}, {"jax": "2.0"}])
     monkeypatch.setattr("perfmodel.measure.ranks._agents.software", lambda packages: next(versions))
     refused, (end,) = come(tmp_path, [launch(1)])
-    assert re.search(r"process 1 on node-1 has jax \d.0, process 0 on node-0 \d.0: install the same", refused)
+    assert re.search(r"process 1 on node-1 has jax \d.0, but process 0 on node-0 has \d.0; install the same", refused)
     assert refused in end
 
 
 def test_without_process_0_or_with_another_secret_an_agent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(
-        CalibrationError, match=r("process 1 on node-1 could not connect to process 0 .* all nodes share")
-    ):
+    with pytest.raises(CalibrationError, match=r"could not connect to process 0 .* all nodes share"):
         serve_agent(launch(1), tmp_path, 0.3)
     found = {"host": "127.0.0.1", "port": 9, "key": "k" * 20}
     (tmp_path / NAME).write_text(json.dumps(found))

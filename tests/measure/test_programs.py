@@ -204,7 +204,7 @@ def test_element_types_are_kept(dtype: str):
         (Attention(batch=1, heads=2, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2, window=1), "window"),
         (Attention(batch=1, heads=3, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2), "multiple"),
         (OptimizerStep(n_params=3, bytes_per_param=29.0), "bytes_per_param"),
-        (OptimizerStep(n_params=3, tensors=4), "cannot be 4 tensors"),
+        (OptimizerStep(n_params=3, tensors=4), "cannot be divided into 4 tensors"),
         (Gemm(m=16, n=16, k=16, dtype="fp8", pass_="bwd"), "fp8 products can be measured only one at a time"),
     ],
 )

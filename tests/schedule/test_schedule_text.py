@@ -32,7 +32,7 @@ def test_comments_and_empty_lines_are_skipped() -> None:
         ("stages 0 | 1\nF0 X0\nF0 B0\n", "line 2: 'X0' is not a pass"),
         ("stages 0 | 1\nF0 B\nF0 B0\n", "line 2: 'B' is not a pass"),
         ("stages 0 | x\nF0\nF0\n", "line 1"),
-        ("stages 0 | 1\nF3-1\nF0\n", "backwards"),
+        ("stages 0 | 1\nF3-1\nF0\n", "descending order"),
         ("stages 0 | 1\nF0+F1+B0\nF0\n", "more than two"),
         ("stages 0 | 1 2\nF0\nF0\n", "same number of stages"),
         ("stages 0 | 1\nslices 2\nF0\nF0\n", "not a multiple of 2 slices"),

@@ -70,10 +70,10 @@ from perfmodel.catalog.huggingface._vision import Dit, Siglip, Vit
 
 
 class Family(Protocol):
-    """A family's configuration."""
+    """Protocol of a family's configuration."""
 
     def fields(self) -> Fields:
-        """Fields of the model that it means."""
+        """Fields of the described model."""
         ...
 
 

@@ -51,7 +51,7 @@ def letters_of(kinds: Sequence[str], known: Mapping[str, str], key: str, layers:
 def with_layer_lists(
     fields: Fields, attention: Sequence[str] | None = None, feed_forward: Sequence[str] | None = None
 ) -> Fields:
-    """Fields of a model whose layers follow the lists instead of the rules that `fields` has.
+    """Replace the layer rules in `fields` by lists.
 
     A list that a rule describes (a window in all layers but every n-th, dense layers first) becomes that rule, so that
     configurations of one model agree however they spell it; only an irregular list becomes `mixers`.
@@ -100,7 +100,7 @@ def _expert_rule(experts: Experts, feed_forward: Sequence[str]) -> Experts | Non
 
 @dataclass(frozen=True, kw_only=True)
 class LayerLists:
-    """Keys with an entry per layer, the same in all families."""
+    """Keys with one entry per layer, common to all families."""
 
     layer_types: tuple[str, ...] | None = None
     """How each layer attends."""
@@ -159,7 +159,7 @@ def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fiel
 
 
 def one_number(value: Any) -> Any:
-    """The number that a list repeats for every layer (Hunyuan's `moe_topk`); any other value as it is."""
+    """The single number of a list that repeats it for every layer (Hunyuan's `moe_topk`); other values unchanged."""
     # Shapes of other things are lists too, and stay.
     if not isinstance(value, list) or not value or not isinstance(value[0], int):
         return value

@@ -23,7 +23,7 @@ VISION_ENCODERS: Final = ("siglip", "clip")
 
 
 def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, Any], str, list[str]]:
-    """Configuration and family of the language model, and what beside it is left out.
+    """Configuration and family of the language model, and descriptions of parts left out.
 
     Raises:
         PerfModelError: no family is named, or a model of several parts does not describe its language model.
@@ -53,7 +53,7 @@ def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, 
 
 
 def known_family(family: str) -> str:
-    """The family by the name that its reader has: the text part of Gemma 3 (`gemma3_text`) is `gemma3`."""
+    """The family's reader name: the text part of Gemma 3 (`gemma3_text`) is read as `gemma3`."""
     for name in (family, family.removesuffix("_text"), family.removesuffix("_text_model")):
         if name in FAMILIES or name in RELATIVES:
             return name

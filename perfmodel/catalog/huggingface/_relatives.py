@@ -1,4 +1,4 @@
-"""Hugging Face families that are a known one under another name, or differ from it in a few fields."""
+"""Hugging Face families that equal a known one, or differ from it in a few fields."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

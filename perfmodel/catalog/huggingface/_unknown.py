@@ -1,4 +1,4 @@
-"""The error for a Hugging Face family that is not known: the model as TOML, as far as its configuration tells."""
+"""The error for an unknown Hugging Face family, with a partly filled TOML of the model."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -47,7 +47,7 @@ ASK: Final = "?"
 
 
 def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> UnknownNameError:
-    """The error for a `model_type` that no reader knows; its note is the model as TOML, to complete."""
+    """The error for an unknown `model_type`; its note is a TOML of the model to complete."""
     remedy = "or complete the TOML below, save it and give --model mine.toml"
     error = UnknownNameError("Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)")
     error.add_note(toml_from_config(config))
@@ -55,7 +55,7 @@ def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, A
 
 
 def toml_from_config(config: Mapping[str, Any]) -> str:
-    """A model as TOML, of the sizes that a configuration of an unknown family tells; a decoder like LLaMA."""
+    """A TOML with the sizes stated by an unknown family's configuration, assuming a decoder like LLaMA."""
     # What the configuration tells is filled in, the rest is a comment to complete:
     # the user gets a file that is nearly done, in place of a bare refusal.
     lines = []

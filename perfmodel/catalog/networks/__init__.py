@@ -1,4 +1,4 @@
-"""Networks in words, as papers and tables state them, and clusters that are described by such words.
+"""Reads networks described in words, as in papers and tables, and clusters with such networks.
 
 A sentence names links and adapters ("8x 400 Gb/s InfiniBand per node"). What it leaves open comes from the device's
 reference system, and is said to be assumed.

@@ -1,4 +1,4 @@
-"""Clauses of the words for a network: each describes one set of equal adapters, token by token."""
+"""Parses clauses of a network description; each describes one set of equal adapters."""
 
 import re
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ _LABEL: Final = re.compile(r"^\s*([^:]{1,60}):(?!\d)\s*")
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """One set of equal adapters: what a clause says of it."""
+    """One set of equal adapters, from a clause."""
 
     count: int | None = None
     """None where the clause does not say it, as all that follows."""
@@ -79,7 +79,7 @@ class AdapterSet:
 
     @property
     def is_fragment(self) -> bool:
-        """Whether it is less than a network: rate, count or name alone, to be joined with its neighbour."""
+        """Whether the clause is incomplete (only a rate, count or name) and must be joined with its neighbour."""
         has_figures = self.count is not None or self.gbit_per_s is not None
         return not (has_figures and self.family)
 
@@ -224,7 +224,7 @@ def _generation_and_rate(kind: str, match: re.Match[str]) -> tuple[str, float | 
 
 
 def more_special(family: str, candidate: str) -> str:
-    """The more special of two names for one network."""
+    """The more specific of two names for one network."""
     if not family or family in CARRIES.get(candidate, ()):
         return candidate
     return family

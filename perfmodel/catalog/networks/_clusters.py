@@ -1,4 +1,4 @@
-"""Clusters from the words in which published tables describe them."""
+"""Builds clusters from descriptions in words."""
 
 import re
 from dataclasses import replace
@@ -138,7 +138,7 @@ def cluster_for(
     nics_per_node: int | None = None,
     nic_gbit_per_s: float | None = None,
 ) -> Cluster:
-    """The cluster that a published table's words most likely mean; empty words are allowed.
+    """The most likely cluster for a published table's words; empty words are allowed.
 
     Rules, per device and one way:
 
@@ -219,7 +219,7 @@ def network_level(
 
 
 def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]:
-    """The network that two descriptions of it tell, and in what they contradict each other.
+    """Merge two descriptions of a network, and list their contradictions.
 
     The one that says more of adapters and rates counts, the first where both say as much; a name that it leaves out is
     the other's.
@@ -273,7 +273,7 @@ def _check_links(accelerator: Device, devices_per_node: int | None, intra_link: 
         )
     if rack and devices_per_node and devices_per_node > rack:
         raise PerfModelError(
-            f"devices_per_node={devices_per_node} exceed the devices of NVL{rack}; correct one of them"
+            f"devices_per_node={devices_per_node} exceeds the devices of NVL{rack}; correct one of them"
         )
 
 

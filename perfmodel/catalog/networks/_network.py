@@ -1,4 +1,4 @@
-"""The network between nodes as a record: adapters, their rate, and whose they are."""
+"""The network between nodes: adapters, rates, kind."""
 
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -23,7 +23,7 @@ INFINIBAND_GBIT: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network between nodes, as far as words tell it."""
+    """A network between nodes, as described in words."""
 
     family: str = ""
     """`InfiniBand`, `RoCE`, `AWS EFA` and so on; empty where no word names one."""
@@ -55,7 +55,7 @@ class Network:
 
     @property
     def words(self) -> str:
-        """The network in the words of the grammar; reading them gives this network again."""
+        """The network in words that read back to the same network."""
         # Whatever is known is written so that the grammar reads the same record: the tests hold it to that.
         rack = f"NVL{self.domain}, " if self.domain else ""
         if self.absent:
@@ -71,7 +71,7 @@ class Network:
         return f"{rack}{rate} {self.name}".rstrip() + ("" if self.is_adapter_rate else f" per {scope}")
 
     def gbit_per_s_per_device(self, devices_per_node: int, devices_per_rack: int = 0) -> float | None:
-        """Rate that each device gets when all communicate; None where no rate is told.
+        """Rate per device when all communicate; None if not stated.
 
         Adapters of a node beyond a whole number for each device serve storage.
 
@@ -98,7 +98,7 @@ class Network:
         return 1 if self.adapters is None else 2
 
     def with_adapters(self, count: int | None, gbit_per_s: float | None) -> "Network":
-        """The network with adapters of a node as numbers tell them, which win over words.
+        """Set the adapters of a node from numbers, which override words.
 
         Numbers that repeat the words' own (`3x 100 GbE per card`, 3, 100) mean what the words mean.
         """

@@ -1,4 +1,4 @@
-"""Words for networks and links as tokens: rates, counts, names, what they are per, remarks."""
+"""Tokenizer of network descriptions: rates, counts, names, units, remarks."""
 
 import re
 from collections.abc import Iterator
@@ -173,17 +173,17 @@ _LINK_FILLER: Final = re.compile(
 
 
 def makers_of_links(text: str) -> set[str]:
-    """Makers whose devices alone have the links within a node that words name."""
+    """Makers of devices with the named links inside a node."""
     return {maker for pattern, maker in _SCALE_UP_MAKERS if re.search(pattern, text.lower())}
 
 
 def rack_size(text: str) -> int:
-    """Devices of the NVLink rack that words name, such as 72 of `NVL72`; 0 where they name none."""
+    """Number of devices in a named NVLink rack, such as 72 for `NVL72`; 0 if none is named."""
     return max((int(size) for size in re.findall(r"(?i)\bnvl-?(\d+)\b", text)), default=0)
 
 
 def unread_link_words(text: str) -> tuple[str, ...]:
-    """Words for links within a node that are not understood."""
+    """Words about links inside a node that cannot be read."""
     # Words for links inside a node share the grammar of networks, with some words of their own.
     unknown = [match[0] for kind, match in tokens_of(without_brackets(text)) if kind == "unknown"]
     return tuple(dict.fromkeys(word for word in unknown if not _LINK_FILLER.fullmatch(word)))

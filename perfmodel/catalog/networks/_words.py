@@ -1,4 +1,4 @@
-"""The network between nodes, read from the words that engineers use for it by a small grammar.
+"""Reads descriptions of the network between nodes with a small grammar.
 
     network   = "none" ... | clause {("," | ";" | "+" | "and") clause}
     clause    = [purpose ":"] {count | rate | name | per | noun | remark}
@@ -42,7 +42,7 @@ _ABSENT: Final = re.compile(r"^\s*(?:none\b|no network\b|(?:one|single|1)[- ](?:
 
 
 def read_network(text: str) -> Network:
-    """The network that words describe: `8x400 Gb/s`, `3.2 Tbps`, `4x HDR`, `EFA v2 3200`, `RoCE 200G`, ...
+    """Parse a network description: `8x400 Gb/s`, `3.2 Tbps`, `4x HDR`, `EFA v2 3200`, `RoCE 200G`, ...
 
     A rate without `per` is the whole node's; one that is the rate of the adapter or link that is named (`InfiniBand
     NDR 400 Gb/s`), and a name alone, is that of each device's own adapter. Of several networks the one for computing

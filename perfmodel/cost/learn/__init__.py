@@ -1,4 +1,4 @@
-"""Regressors of kernel times, as they are asked: queries, weights files, and records of what was measured.
+"""Regressors of kernel times: queries, weights files, and records of measurements.
 
 JAX is imported on use alone. Beside this door are:
 

@@ -1,4 +1,4 @@
-"""Backward of a product as a whole (`bwd`) and as its two gradient products: each answered by the other.
+"""Converts between a product's whole backward pass (`bwd`) and its two gradient products.
 
 Some sources time both gradients of a product together, others one at a time. Whichever a device's measurements
 know is believed: where they know the whole, a gradient product is its share of it, by the times of the two apart;
@@ -33,7 +33,7 @@ def way(
     stacks: tuple[Stack, ...],
     plan: Callable[[Query, KernelKind], Plan],
 ) -> Way:
-    """How a regressor of these stacks answers a kind on a device."""
+    """The method by which a regressor of these stacks answers a kind on a device."""
     # Dies on which training kernels were timed beside those of the tables (`learn._dies`), unless a source is named.
     if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
         return "by forward"
@@ -71,7 +71,7 @@ def _believed(
 
 
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
-    """The two products that rows of `bwd` stand for: input gradient and weight gradient."""
+    """The two products of `bwd` rows: input gradient and weight gradient."""
     of_inputs, of_weights = _rule(rows).split(rows.shape, rows.columns)
     return rows.changed(of_inputs, pass_=GRADIENTS[0]), rows.changed(of_weights, pass_=GRADIENTS[1])
 
@@ -89,7 +89,7 @@ def _rule(rows: Rows) -> GradientProducts:
 
 
 def added(a: Prediction, b: Prediction) -> Prediction:
-    """Two kernels one after the other; their errors as if they were one."""
+    """The time of two kernels in sequence, with fully correlated errors."""
     return Prediction(
         log_time=np.logaddexp(a.log_time, b.log_time),
         log_low=np.logaddexp(a.log_low, b.log_low),
@@ -99,7 +99,7 @@ def added(a: Prediction, b: Prediction) -> Prediction:
 
 
 def scaled(related: Prediction, log_ratio: np.ndarray) -> Prediction:
-    """A kernel by a related one and the log of their ratio; never itself measured."""
+    """A kernel's time from a related kernel and the log of their ratio; never counted as measured."""
     learned = 1
     return Prediction(
         log_time=related.log_time + log_ratio,
@@ -110,7 +110,7 @@ def scaled(related: Prediction, log_ratio: np.ndarray) -> Prediction:
 
 
 def share_of(backward: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:
-    """Return the share of a backward that one part of it takes, never itself measured.
+    """Return the share of one part of a backward pass; never counted as measured.
 
     Args:
         part, a, b: the part, and the two parts of the backward, each by itself.

@@ -1,4 +1,4 @@
-"""What a regressor is asked and what it answers; a measurement table's rows as such questions."""
+"""Queries to regressors and their answers, also from rows of measurement tables."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
 
 
 class Query(NamedTuple):
-    """What rows are asked for: a device, and optionally whose software."""
+    """The target of a query: a device, and optionally a software."""
 
     figures: Figures
     source: str | None = None
@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
 
     @classmethod
     def empty(cls, n: int) -> "Prediction":
-        """Room for `n` answers."""
+        """An empty answer of length `n`."""
         return cls(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
 
     @classmethod
@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
             column[at] = values
 
     def move(self, at: np.ndarray, log_by: Float64[np.ndarray, "m"]) -> None:
-        """Make the times at positions longer, and the ends of their intervals with them."""
+        """Increase the times at positions, together with their intervals."""
         for log in (self.log_time, self.log_low, self.log_high):
             log[at] += log_by
 
@@ -71,7 +71,7 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class PriceQuery:
-    """Rows, and the query that each is asked of."""
+    """Rows with their queries."""
 
     rows: Rows
     queries: tuple[Query, ...]
@@ -88,11 +88,11 @@ class PriceQuery:
         return replace(self, rows=self.rows.take(index), query=self.query[index])
 
     def instead(self, rows: Rows) -> "PriceQuery":
-        """Other rows of the same queries, one for one."""
+        """Replace the rows, keeping their queries."""
         return replace(self, rows=rows)
 
     def by_query(self) -> Iterator[tuple[Query, np.ndarray]]:
-        """Every query that is asked, with the positions of its rows."""
+        """Each query with the positions of its rows."""
         for q in np.unique(self.query).tolist():
             yield self.queries[q], np.flatnonzero(self.query == q)
 
@@ -101,7 +101,7 @@ class PriceQuery:
         return np.array([fact(query) for query in self.queries])[self.query]
 
     def combinations(self) -> tuple[list[tuple[Query, KernelKind]], np.ndarray]:
-        """The distinct pairs of query and kind, and which of them each row has [n]."""
+        """The distinct pairs of query and kind, and the index of each row's [n]."""
         kinds = self.rows.kinds
         # a pair as one number, as sorting these is much faster than comparing records
         pairs, pair_of = np.unique(self.query * len(kinds) + self.rows.kind, return_inverse=True)
@@ -111,7 +111,7 @@ class PriceQuery:
 def with_half_batches(
     asked: PriceQuery, divided: Bool[np.ndarray, "n"]
 ) -> tuple[PriceQuery, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-    """Rows together with those of half their batch, of a quarter and so on, as far as it divides.
+    """The rows, followed by copies with half the batch, a quarter and so on while divisible.
 
     Args:
         divided: of which rows the parts are asked too.
@@ -148,7 +148,7 @@ def with_half_batches(
 
 @dataclass(frozen=True)
 class TableQueries:
-    """Rows of a table with the query that each belongs to."""
+    """Rows of a table with their queries."""
 
     rows: Rows
     queries: tuple[Query, ...]
@@ -159,7 +159,7 @@ class TableQueries:
     """Whether the row's time contains the host's launch, bool[n]."""
 
     def parts(self) -> Iterator[tuple[np.ndarray, PriceQuery]]:
-        """The rows that can be asked, with their positions: those timed without the host's launch, and those with."""
+        """The answerable rows with their positions: those timed without the host's launch, and those with it."""
         for host_launch in (False, True):
             at = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
             if len(at):
@@ -167,7 +167,7 @@ class TableQueries:
 
 
 def table_rows(table: "pd.DataFrame", family: str) -> TableQueries:
-    """Questions of a table's rows of one family; unknown devices, dtypes and shapes get a reason."""
+    """Convert a table's rows of one family to queries; unknown devices, dtypes and shapes get a reason."""
     device_code, devices = factorise(text(table, "device"))
     figures = [in_catalog(name) for name in devices]
     table = clean_kernels(table)

@@ -1,5 +1,4 @@
-"""What the weights of a calibration rest on, as their files' metadata say: rows, devices, software, errors on what was
-kept out of their fit."""
+"""Describes a calibration's weights from their metadata: rows, devices, software and held-out errors."""
 
 from collections import Counter
 from pathlib import Path
@@ -32,7 +31,7 @@ def describe_calibration(calibration: Path | str | None = None) -> dict[str, str
 
 
 def calibration_files(calibration: Path | str | None = None) -> list[dict[str, Any]]:
-    """What every weights file of a calibration rests on, and how far off its fit was on what was kept out of it.
+    """The data and held-out errors of every weights file of a calibration.
 
     Returns:
         Of kernels `name`, `rows`, `devices`, `software`, and for each way of keeping out (`shapes`, `larger shapes`,
@@ -81,7 +80,7 @@ def _mean_of(figures: list[dict[str, Any]], name: str) -> float:
 
 
 def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:
-    """Count the measured kernels of a device that its regressors of a family rest on, by kind."""
+    """Count a device's measured kernels behind the regressors of a family, by kind."""
     counts: Counter[KernelKind] = Counter()
     for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
         for path in sorted(folder.glob("*.safetensors")):
@@ -94,7 +93,7 @@ def measured_kinds(calibration: Path | str | None, device: str, family: str) -> 
 
 
 def kernel_records() -> dict[str, dict[str, Any]]:
-    """Return the record of every shipped regressor's making (data, seed, errors), from its file's metadata."""
+    """Return the training record of every shipped regressor (data, seed, errors)."""
     records = {}
     for path in sorted(shipped_folder().glob("*.safetensors")):
         if any(belongs(path, family) for family in FAMILIES):

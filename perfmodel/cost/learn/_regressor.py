@@ -1,4 +1,4 @@
-"""A fitted regressor of one op family: parameters, what it was fitted on, and predictions."""
+"""A fitted regressor of one op family."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True)
 class Regressor:
-    """Predicts one family (or some of its dtypes). Immutable but for a cache of plans."""
+    """Predicts one family (or some of its dtypes). Immutable except for a cache of plans."""
 
     name: str
     family: str
@@ -64,7 +64,7 @@ class Regressor:
         return tuple(sorted({kind for _, kind in self.groups}))
 
     def closeness(self, figures: Figures, dtype: str) -> float:
-        """How near the measured devices are to one: 2 if it is among them, -1 if the dtype is not served."""
+        """Similarity of the measured devices to a device: 2 if it is among them, -1 if the dtype is not supported."""
         if self.dtypes and dtype not in self.dtypes:
             return -1.0
         return max(
@@ -242,7 +242,7 @@ class Regressor:
         return self._with_bounds(log_time, modes, terms, term_at[first], positions[first])
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
-        """How a kind is answered on a device (remembered); without `direct`, as if it was not measured there."""
+        """The plan for a kind on a device (cached); without `direct`, as if it had not been measured there."""
         return self._plans.get_or_compute((query, kind, direct), lambda: self._plan(query, kind, direct))
 
     def _plan(self, query: Query, kind: KernelKind, direct: bool) -> Plan:

@@ -85,7 +85,7 @@ def _unreadable(path: Path, error: Exception) -> CalibrationError:
 
 
 def parse_weights(content: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Metadata and arrays of a safetensors file (raises `SafetensorError` or `ValueError` where it is none)."""
+    """Parse metadata and arrays of a safetensors file (raises `SafetensorError` or `ValueError` for others)."""
     from safetensors.numpy import load
 
     arrays = load(content)
@@ -195,7 +195,7 @@ _ATTEMPTS: Final = 20
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """All files of a calibration folder as they were at one moment; equal if folder and content are."""
+    """A snapshot of all files of a calibration folder; equal if folder and content are equal."""
 
     folder: Path
     digest: str
@@ -216,7 +216,7 @@ class WeightFiles:
 
 
 def weight_files(calibration: Path | str | None) -> WeightFiles:
-    """The files of a calibration as they are now: read anew if anything in the folder has changed.
+    """The current files of a calibration; read again if anything in the folder has changed.
 
     Raises:
         CalibrationError: as `weights_folder`; or files that do not stop changing.
@@ -307,5 +307,5 @@ def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:
 
 
 def belongs(path: Path, family: str) -> bool:
-    """Whether a weights file is of a family."""
+    """Whether a weights file belongs to a family."""
     return path.stem == family or path.stem.startswith(f"{family}_")

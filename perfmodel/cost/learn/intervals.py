@@ -1,4 +1,4 @@
-"""Errors of predictions, and 90 % intervals: conformal quantiles on shapes, sizes and devices kept out."""
+"""Prediction errors, and 90 % intervals from conformal quantiles of held-out errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def absolute_percent(error: Float64[np.ndarray, "n"]) -> np.ndarray:
 
 
 def summary(samples: Samples, index: np.ndarray, error: np.ndarray) -> dict[str, Any]:
-    """Mean, median and 90th percentile of absolute percentage errors, in all and by dtype, device and source."""
+    """Mean, median and 90th percentile of absolute percentage errors, overall and by dtype, device and source."""
     devices = np.array([s.figures.name for s in samples.stacks], object)[samples.stack[index]]
     sources = np.array([s.source for s in samples.stacks], object)[samples.stack[index]]
     dtypes = samples.dtypes[index]
@@ -65,7 +65,7 @@ _BUCKETS: Final = 3
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Bounds of log(true / predicted), by predicted time where there are residuals enough."""
+    """Bounds of log(true / predicted), by predicted time if there are enough residuals."""
 
     edges: tuple[float, ...]
     """Ascending log-second edges between the buckets."""

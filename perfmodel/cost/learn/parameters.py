@@ -21,7 +21,7 @@ LAYERED: Final = ("kernels", "biases", "tables")
 
 
 class Parameters(NamedTuple):
-    """Everything fitted (a pytree). G groups (stack and kind), S stacks, F features, A axes."""
+    """All fitted parameters (a pytree). G groups (stack and kind), S stacks, F features, A axes."""
 
     log_fixed_s: Float[Any, "G"]
     """Log of the time of an empty kernel."""
@@ -54,7 +54,7 @@ class Parameters(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """`n` kernels as the regressor sees them."""
+    """`n` kernels as input of the regressor."""
 
     shape: dict[str, Any]
     """Shape columns and flags by name, arrays [n]."""
@@ -142,7 +142,7 @@ def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
 
 
 class Elsewhere(NamedTuple):
-    """Where kernels run, if on another part of the same die than the one they are evaluated on."""
+    """The device of kernels that are evaluated on another part of the same die."""
 
     machine: Machine
     log_memory: Float[Any, "G"]
@@ -192,7 +192,7 @@ def log_time_and_positions(
 
 
 def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
-    """How far the measured log time moves with the kernel's (0 to 1): the derivative of `join_floor`."""
+    """Derivative of `join_floor`: the sensitivity of the measured log time to the kernel's (0 to 1)."""
     return 0.5 + 0.5 * xp.tanh(0.5 * FLOOR_POWER * (log_kernel - log_floor))
 
 

@@ -1,4 +1,4 @@
-"""How a request is answered: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
+"""Plans for answering requests: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ _OTHER_CLOCK: Final = 0.1
 
 
 class Term(NamedTuple):
-    """One evaluation of the regressor that enters the log time with a coefficient."""
+    """One term of a plan: an evaluation of the regressor with its coefficient."""
 
     coefficient: float
     stack: int
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class KernelRequest:
-    """A kind of kernel on a device, perhaps of some source and software, and the stacks to answer it by."""
+    """A request for a kind of kernel on a device, optionally with source and software, and the available stacks."""
 
     stacks: Sequence[Stack]
     figures: Figures
@@ -74,7 +74,7 @@ class KernelRequest:
         return tuple(stack.preference(self.kind, self.source, self.software) for stack in self.stacks)
 
     def likeness(self, stack: int) -> float:
-        """How far the device of a stack tells about the asked one."""
+        """Similarity of a stack's device to the requested one."""
         return similarity(self.figures, self.stacks[stack].figures, self.kind.dtype)
 
     @property
@@ -84,7 +84,7 @@ class KernelRequest:
 
 
 def timed_for(plan: Plan, stacks: Sequence[Stack], figures: Figures, source: str | None) -> bool:
-    """Whether a plan rests on what the source that is asked has timed, or a user on this device."""
+    """Whether a plan uses measurements of the requested source, or a user's on this device."""
     stack = stacks[plan.terms[0].stack]
     return stack.source == source or (stack.order == OWN_ORDER and stack.figures.same_kernels(figures))
 
@@ -200,7 +200,7 @@ def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures)
 
 
 def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
-    """A plan for a kind that `known` stands in for: its constants, but the work of `kind`.
+    """A plan for a kind via the stand-in `known`: its constants with the work of `kind`.
 
     A pass or dtype that was not measured is not called so: the ratio of efficiencies between the two is taken as one.
     """
@@ -277,7 +277,7 @@ def _known_names(stacks: Sequence[Stack], source: str | None, software: str | No
 
 
 def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
-    """The nearest kind that one of some stacks has, times the ratio to it on the most similar device that has both."""
+    """A plan from the nearest measured kind, times the ratio on the most similar device that has both."""
     stacks, kind = request.stacks, request.kind
     best_cost: tuple[float, tuple] | None = None
     best_terms: tuple[Term, ...] | None = None

@@ -1,5 +1,4 @@
-"""Kernel rows of one family as columns, made from ops or from a measurement table; their kinds, how far apart kinds
-are, and rows as the inputs of a regressor."""
+"""Kernel rows of one family as columns, from ops or measurement tables, and as inputs of a regressor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +61,7 @@ class Rows:
 def distinct(
     kinds: Sequence[KernelKind], index: Int64[np.ndarray, "n"]
 ) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:
-    """Drop kinds that no row has and merge equal ones: the kinds left, and the index of every row into them."""
+    """The distinct kinds of the rows, and the index of each row's kind."""
     is_named = np.bincount(index, minlength=len(kinds)) > 0
     place: dict[KernelKind, int] = {}
     moved = np.zeros(len(kinds), np.int64)
@@ -129,7 +128,7 @@ def rows_from_table(table: "pd.DataFrame", family: str) -> tuple[Rows, np.ndarra
 
 
 def dtype_class(dtype: str) -> str:
-    """Class of element types that run alike: fp16 and bf16 are `half`, all 8-bit floats `fp8`."""
+    """Class of equally fast element types: fp16 and bf16 are `half`, all 8-bit floats `fp8`."""
     if dtype in ("fp16", "bf16"):
         return "half"
     return "fp8" if dtype.startswith("fp8") else dtype
@@ -195,7 +194,7 @@ class KindCode:
 
 
 def kind_distance(a: KernelKind, b: KernelKind) -> float:
-    """How unlike two kinds are: differing pass 1, op 2, dtype 4 (forward is the best stand-in)."""
+    """Distance of two kinds: 1 for a different pass, 2 for op, 4 for dtype (forward is the best stand-in)."""
     distance = 4.0 * (a.dtype != b.dtype) + 2.0 * (a.op != b.op)
     if a.pass_ != b.pass_:
         distance += 1.0 if b.pass_ == "fwd" else 1.5
@@ -227,7 +226,7 @@ def _pass_cost(asked: str, candidate: str) -> float:
 
 
 def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
-    """The known kind closest to one that was never measured; `kind` itself if it was.
+    """The measured kind closest to `kind`; `kind` itself if measured.
 
     Ops that share a word (`layer_norm`, `rms_norm`) are alike, unless one is several unfused kernels;
     failing that an element-wise activation stands in. The pass matters more than the op, the dtype most.
@@ -249,7 +248,7 @@ def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
 
 
 def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:
-    """The rows' shape columns with what their kinds fix: whether both gradients are computed, gated or masked."""
+    """The rows' shape columns with the flags that their kinds fix."""
     shape = rows.shape | {"bwd": rows.by_kind(lambda kind: float(kind.pass_ == "bwd"))}
     flags_of_kind = {kind: FAMILIES[rows.family].kind_flags(kind) for kind in rows.kinds}
     flag_names: dict[str, None] = {}

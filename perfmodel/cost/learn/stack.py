@@ -1,4 +1,4 @@
-"""Stacks: one device under one software, the unit that measurements belong to; the figures that tell devices apart."""
+"""Stacks (one device with one software, the unit of measurements) and device figures."""
 
 import re
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
 
 @dataclass(frozen=True)
 class Figures:
-    """The part of a `Device` that weights files keep for every device they were fitted on."""
+    """The figures of a device that are stored in weights files."""
 
     name: str
     vendor: str
@@ -66,11 +66,11 @@ class Figures:
 
     @property
     def nominal(self) -> "Figures":
-        """Figures of the device of this name in the catalog; these where there is none."""
+        """The catalog's figures of this device, else these."""
         return in_catalog(self.name) or self
 
     def same_kernels(self, figures: "Figures") -> bool:
-        """Whether kernels run alike: the same device, or one that differs in memory size only.
+        """Whether kernels are equally fast: the same device, or one with a different memory size only.
 
         Of a device whose figures are changed, as of the one that the catalog has: what was measured on that stays so.
         """
@@ -81,15 +81,15 @@ class Figures:
         return self.architecture, self.bandwidth, self.units, self.l2, self.peaks
 
     def same_die(self, figures: "Figures") -> bool:
-        """Whether both have the same multiprocessors, if not as many: the same device, or parts of one die."""
+        """Whether both devices have the same kind of multiprocessors: the same device, or parts of one die."""
         return self.name == figures.name or (self.die != "" and self.die == figures.die)
 
     def same_silicon(self, figures: "Figures") -> bool:
-        """Whether the multiprocessors are alike in kind and number; clocks, caches and memory may differ."""
+        """Whether the devices have the same kind and number of multiprocessors."""
         return (self.architecture, self.units) == (figures.architecture, figures.units)
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of a dtype class; fp32's where the class is not known."""
+        """Peak FLOP/s of a dtype class; that of fp32 if unknown."""
         return self.peaks.get(dtype, self.peaks["fp32"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def in_catalog(name: str) -> Figures | None:
 
 @lru_cache(maxsize=512)
 def larger_part(name: str) -> Figures | None:
-    """Figures of the part with most multiprocessors of a device's die; None where no part has more than the device."""
+    """Figures of the largest part of a device's die; None if the device is the largest."""
     figures = in_catalog(name)
     if figures is None or not figures.die:
         return None
@@ -149,7 +149,7 @@ _GENERATION: Final = {
 
 
 def similarity(a: Figures, b: Figures, dtype: str) -> float:
-    """How far a measurement on `b` tells about `a`: 1 for equal figures, towards 0 with distance.
+    """Similarity of devices `a` and `b`: 1 for equal figures, towards 0 with distance.
 
     The weights are those under which devices left out were predicted best.
     """
@@ -203,7 +203,7 @@ class Stack:
 
     @property
     def under_load(self) -> bool:
-        """Whether its times are those of clocks that a power limit holds down."""
+        """Whether its times were measured with clocks lowered by the power limit."""
         return held_under_load(self.source)
 
     @property

@@ -1,4 +1,4 @@
-"""The environment that real ranks believe in: orders by which calls are delayed, and who answers them."""
+"""The emulated environment of real ranks: their orders, and the server that answers their calls."""
 
 from typing import TYPE_CHECKING
 

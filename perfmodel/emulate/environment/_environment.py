@@ -1,5 +1,4 @@
-"""The emulated cluster as its real ranks meet it: prices of collectives, agreement between ranks, a watchdog;
-and the line on which a rank asks it.
+"""The emulated environment's server (prices, agreement between ranks, watchdog) and client.
 
 NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is what every real rank says that it does.
 """
@@ -26,7 +25,7 @@ class _Meeting:
 
 
 class Environment:
-    """Answers the real ranks at a socket until it is closed."""
+    """Answers real ranks on a socket until closed."""
 
     def __init__(self, address: str, prices: Callable[[str, int, tuple[int, ...]], tuple[float, float]]) -> None:
         """
@@ -54,13 +53,13 @@ class Environment:
             self._listener.close()
 
     def fail(self, text: str) -> None:
-        """End the emulation; the first reason stays."""
+        """End the emulation with a reason; the first reason is kept."""
         with self._changed:
             self.failure = self.failure or text
             self._changed.notify_all()
 
     def stuck(self, timeout_s: float, ended: set[int]) -> str:
-        """The operation that a real rank has not come to for too long, or never will; empty for none."""
+        """Description of an operation in which a real rank is overdue or deadlocked; empty if none."""
         with self._changed:
             # A meeting that lacks a rank which has ended can never complete; one that lacks a living rank gets its
             # patience.
@@ -144,7 +143,7 @@ def _place_text(channel: str, sequence: int) -> str:
 
 
 class EnvironmentClient:
-    """A rank's end of the connection to the environment.
+    """A rank's connection to the environment.
 
     Prices are remembered: a call of the same kind and size in the same group takes as long the next time.
     """
@@ -176,12 +175,12 @@ class EnvironmentClient:
         return value
 
     def price(self, group: str, call: Call) -> tuple[float, float]:
-        """Seconds of the call, and those of them for which it takes the core."""
+        """Seconds and CPU seconds of a call."""
         key = (group, call.kind, call.nbytes)
         if key not in self._prices:
             self._prices[key] = self.ask("price", *key)
         return self._prices[key]
 
     def meet(self, channel: str, members: tuple[int, ...], sequence: int, call: Call, issued_s: float) -> float:
-        """When the last of the real members came to the same call."""
+        """Time at which the last real member reached the same call."""
         return self.ask("meet", channel, members, sequence, str(call), issued_s)

@@ -1,4 +1,4 @@
-"""Orders of a rank's process, descriptions of its calls, and the what-if conditions.
+"""Orders for a rank's process, its calls, and what-if conditions.
 
 Orders travel from the launching process to the rank. Conditions add delays, late emulated ranks or a rank that dies
 (NeuronaBox's what-if analysis, section 3.3).
@@ -31,7 +31,7 @@ _LEAST: Final = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Orders of one real rank; they travel as JSON in an environment variable."""
+    """Orders for one real rank, passed as JSON in an environment variable."""
 
     address: str
     """Address of the socket at which the emulated environment answers; empty: only record, on a real network."""
@@ -87,12 +87,12 @@ class Orders:
             raise PerfModelError(f"emulation: the jitter must be at least 0 and below 2, got {self.jitter}")
 
     def without_what_if(self) -> Self:
-        """The cluster as it is: no delays, slow ranks or failures."""
+        """The orders without delays, slow ranks or failures."""
         return replace(self, delays_s={}, swept="", sweep_s=(), straggler=1.0, jitter=0.0, fail_rank=-1)
 
     @property
     def exchanging(self) -> tuple[int, ...]:
-        """Ranks whose data this one gets, itself among them."""
+        """Ranks that exchange data with this one, including itself."""
         return (self.rank,) if self.apart else self.real_ranks
 
     def to_json(self) -> str:
@@ -111,7 +111,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a collective, as the ranks that take part in it must agree on it."""
+    """One collective call, on which all participating ranks must agree."""
 
     kind: str
     """One of `KINDS`."""
@@ -132,7 +132,7 @@ def delayed_as(kind: str) -> str:
 
 
 def check_delay(kind: str, delay_s: float) -> None:
-    """Refuse what cannot be added to a collective.
+    """Refuse invalid delays.
 
     Raises:
         UnknownNameError: no kind of collective, or one side of a message.
@@ -168,7 +168,7 @@ class Conditions:
         return delay_s
 
     def late_s(self, issued_s: float, emulated: int) -> float:
-        """Seconds by which the last of the emulated members comes after this rank.
+        """Seconds by which the last emulated member arrives after this rank.
 
         They have computed the same since all were last together, `straggler` times as long and each with a log-normal
         factor of its own: the largest of n of these is where the n-th power of the distribution function is uniform.

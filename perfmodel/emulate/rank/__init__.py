@@ -1,4 +1,4 @@
-"""The side of a real rank: its process group, its lane of delayed work, and the calls of a script that have effects."""
+"""The code inside a real rank: process groups, delayed work, and effects of collectives."""
 
 from typing import TYPE_CHECKING
 

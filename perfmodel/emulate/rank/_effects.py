@@ -1,4 +1,4 @@
-"""Contents that collectives leave in the buffers: real data of real ranks, data of the right shape of emulated ones.
+"""Fills buffers after collectives: real data from real ranks, placeholders from emulated ones.
 
 Emulated ranks compute nothing. To reductions they add nothing; what they would have gathered or sent is a copy of
 this rank's own, so that sizes that scripts exchange fit; what comes from them alone (a message) is zeros.

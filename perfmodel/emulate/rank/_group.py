@@ -1,4 +1,4 @@
-"""A process group of torch.distributed of whose ranks only some are real."""
+"""A torch.distributed process group in which only some ranks are real."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class EmulatedGroup(_ProcessGroup):
-    """Answers every collective with results of the right shapes when the modelled cluster would have done it."""
+    """Answers collectives with results of the right shapes after the modelled time."""
 
     def __init__(self, name: str, members: tuple[int, ...], rank: Rank, real: Any) -> None:
         """
@@ -45,7 +45,7 @@ class EmulatedGroup(_ProcessGroup):
         rank.at_end.append(self.shutdown)
 
     def try_out(self) -> None:
-        """Find out what a call takes to emulate, before the script makes its own."""
+        """Measure the emulation overhead of a call, before the script starts."""
         # Without other real members, so that trials wait for nobody; sequence numbers start anew afterwards.
         tensor, members = torch.zeros(1), self._real_members
         self._real_members = ()

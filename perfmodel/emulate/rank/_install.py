@@ -1,4 +1,4 @@
-"""torch.distributed made to build emulated groups, whatever library a script names; the script itself is left alone."""
+"""Makes torch.distributed build emulated groups, without changing the script."""
 
 import inspect
 import os

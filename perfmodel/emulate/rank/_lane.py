@@ -1,4 +1,4 @@
-"""Collectives of one communicator, answered one after another: by a thread of their own, or by the caller's."""
+"""Answers the collectives of one communicator in order, on a separate or the caller's thread."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ class EmulatedWork(dist.Work):
         self._error: Exception | None = None
 
     def finish(self, error: Exception | None = None) -> None:
-        """Let those go on who wait."""
+        """Release the waiters."""
         # Under the lock, so that a future asked for at this moment is told exactly once.
         self._error = error
         # The tensors of the effect belong to the script again.

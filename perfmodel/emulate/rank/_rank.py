@@ -1,4 +1,4 @@
-"""One real rank: its orders, its notes, and what emulating a call takes by itself."""
+"""State of one real rank: orders, record, and emulation overhead."""
 
 import atexit
 import os
@@ -57,7 +57,7 @@ class Rank:
                 end()
 
     def measure_overhead(self, call: Callable[[bool], Any]) -> None:
-        """Find what a call takes beyond what it is planned to take, which is taken off from now on.
+        """Measure the emulation overhead of a call, which is subtracted afterwards.
 
         Before each call the caches are filled with something else, as computing does. Nothing is delayed, late or
         dead meanwhile: what a what-if adds is not what emulating takes, and would be taken off from all later calls.
@@ -104,6 +104,6 @@ class Rank:
         return *self.environment.price(group, call), *self._overhead[at_once]
 
     def fail(self, error: Exception) -> None:
-        """Tell the environment, which ends the other ranks too."""
+        """Report a failure to the environment, which also ends the other ranks."""
         text = str(error)
         self.environment.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")

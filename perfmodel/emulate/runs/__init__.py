@@ -1,4 +1,4 @@
-"""Records of emulated runs: the calls of every rank, and what took their time."""
+"""Records of emulated runs: calls of every rank and their times."""
 
 from typing import TYPE_CHECKING
 

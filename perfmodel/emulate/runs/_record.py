@@ -1,4 +1,4 @@
-"""Notes of a real rank while it trains: its collectives, its iterations, its processor time and memory."""
+"""Records a real rank's collectives, iterations, CPU time and memory."""
 
 import json
 import os
@@ -47,7 +47,7 @@ COLLECTIVE_COLUMNS: Final = tuple(f.name for f in fields(CollectiveNote))
 
 
 def record_of(folder: Path, rank: int) -> Path:
-    """File of what a rank noted; there once its script has ended."""
+    """Path of a rank's record, written when its script ends."""
     return folder / f"rank{rank}.json"
 
 
@@ -74,7 +74,7 @@ class Record:
         self.mark("start")
 
     def mark(self, name: str) -> None:
-        """Note a moment of the script's own thread."""
+        """Record a moment of the script's thread."""
         self.marks.append((name, time.perf_counter(), self.thread_s(), time.process_time()))
 
     def thread_s(self) -> float:
@@ -87,7 +87,7 @@ class Record:
         self._served_s[thread] = self._served_s.get(thread, 0.0) + core_s
 
     def tell(self, text: str) -> None:
-        """Write down where the rank is, for the watchdog to read."""
+        """Publish the rank's progress for the watchdog."""
         os.pwrite(self._handle, text.encode().ljust(200)[:200], 0)
 
     def watch_training(self, torch: Any) -> None:
@@ -127,7 +127,7 @@ class Record:
         optim.register_optimizer_step_post_hook(after)
 
     def write(self) -> None:
-        """The notes as JSON."""
+        """Write the record as JSON."""
         self.mark("end")
         collectives = {}
         for name in COLLECTIVE_COLUMNS:

@@ -125,7 +125,7 @@ class EmulatedRun:
         return pd.concat([r.collectives.assign(rank=r.rank) for r in self.ranks], ignore_index=True)
 
     def iteration_s(self) -> Float[np.ndarray, " iterations"]:
-        """Time of every iteration after the first `_WARM_UP`, on the slowest rank of each."""
+        """Time of each iteration after the first `_WARM_UP`, on its slowest rank."""
         table = _steady(self.iterations())
         if not len(table):
             raise EmulationError(

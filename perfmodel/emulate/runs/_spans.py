@@ -1,5 +1,4 @@
-"""The script's own thread in one iteration: what it does between its collectives, what it waits for, and what
-these leave it of their common core."""
+"""Spans of the script's thread in one iteration: work between collectives, waits, and sharing of its core."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ _BEHIND_S: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The thread at work; times from the start of the iteration."""
+    """A span of work of the thread; times are relative to the iteration's start."""
 
     start_s: float
     end_s: float
@@ -164,7 +163,7 @@ def typical(rank: RankRun, numbers: np.ndarray) -> Iteration:
 
 
 class User(NamedTuple):
-    """A collective under way."""
+    """A collective in progress."""
 
     start_s: float
     end_s: float

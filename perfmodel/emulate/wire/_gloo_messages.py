@@ -1,4 +1,4 @@
-"""The messages of gloo's TCP transport (gloo/transport/tcp), spoken by one end without the library.
+"""The message protocol of gloo's TCP transport (gloo/transport/tcp), without the library.
 
 Every message is a header of six 64-bit numbers (bytes in all, what it is, slot, offset, bytes of data, offset) and its
 data. A transfer takes three: the receiver says that it is ready, the sender says that it will send, and the data
@@ -60,7 +60,7 @@ def connects_to(host: str, peer: str) -> bool:
 
 
 def rank_info(host: str, port: int, sequences: range) -> bytes:
-    """Return what a rank publishes: its host's name, where it listens, and the number by which each rank calls."""
+    """Return a rank's published address: host name, listening address, and connection numbers."""
     # As gloo serialises it: strings with their length before them, then a sequence number for each rank that may
     # call.
     name = b"emulated"
@@ -143,7 +143,7 @@ class Connection:
         return bool(self._out) and not self._out[0].ready()
 
     def receive(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> bool:
-        """Take what has come, up to some MiB.
+        """Receive available data, up to some MiB.
 
         Args:
             place: where the data of a message go.

@@ -1,4 +1,4 @@
-"""One collective as the emulated ranks take part in it: which of its messages have come, and which may go when.
+"""One collective on the emulated ranks' side: received messages, and when others may be sent.
 
 Of an operation's graph of messages only those between real and emulated ranks are on the wire (NeuronaBox, section
 2.2). All ranks run one program and begin it together, so that the emulated ranks' place in it is the real rank's own:
@@ -22,7 +22,7 @@ RETURNS_OWN: Final = ("all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Network:
-    """Latency and bandwidth between any two ranks, on top of what this machine's own wire takes."""
+    """Latency and bandwidth between two ranks, in addition to this machine's own wire."""
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")

@@ -22,7 +22,7 @@ from perfmodel.emulate.wire._python_peer import Peer
 
 
 def main() -> int:
-    """Serve, and write what there was."""
+    """Serve, and write the record."""
     # Byte by byte, so that nothing beyond the line is taken from what the selector watches.
     line = bytearray()
     while not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""The other ranks of a world on the wire, their messages answered one by one as `_operations` has it.
+"""The emulated ranks' message loop in Python.
 
 Groups, connections and the log are here for both message loops: this one in Python, and the one in C
 (`_compiled_peer`), which does the same for small messages in less time.
@@ -85,7 +85,7 @@ class _Endpoint:
 
 
 class Peer:
-    """Serves real ranks until it is told to end."""
+    """Serves real ranks until stopped."""
 
     compiled: ClassVar[bool] = False
     """Whether messages are answered in C."""
@@ -144,7 +144,7 @@ class Peer:
             self._take_turns()
 
     def log(self) -> list[dict[str, Any]]:
-        """Every operation that there was."""
+        """All operations so far."""
         for group in self._groups:
             while group.operations:
                 self._log_oldest(group)

@@ -1,4 +1,4 @@
-"""The other ranks of a world as a process on the wire: started and ended here, joined by the real ranks' own gloo."""
+"""Starts and ends the process of the emulated ranks, and connects real ranks to it by gloo."""
 
 import json
 import secrets
@@ -106,7 +106,7 @@ class Joined:
 
 
 def join(orders: Orders, members: tuple[int, ...]) -> Joined:
-    """Tell the emulated ranks of a group that is being made.
+    """Announce a new group to the emulated ranks.
 
     Raises:
         EmulationError: they are gone, or gloo would wait for them to connect.
@@ -198,7 +198,7 @@ class PeerProcess:
         return self.process.poll() is not None
 
     def end(self) -> None:
-        """Let it leave what it noted in the orders' folder: `PEER`."""
+        """End the process, which writes its record to the orders' folder (`PEER`)."""
         # Closing its standard input is the sign to end; it then prints what it noted.
         text, _ = self.process.communicate(timeout=_END_S)
         noted = json.loads(text)
@@ -208,7 +208,7 @@ class PeerProcess:
 
     @property
     def failure(self) -> str:
-        """Why it ended."""
+        """The reason why the process ended."""
         text = self.process.stdout.read() if self.process.stdout is not None else ""
         try:
             return json.loads(text)["failure"]
@@ -279,7 +279,7 @@ def _reply(process: "subprocess.Popen[str]", line: str) -> str:
 
 @contextmanager
 def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerProcess]:
-    """The emulated ranks, from their start until what they noted is read.
+    """Context of the emulated ranks' process, from start until its record is read.
 
     Raises:
         EmulationError: their process does not start.

@@ -66,7 +66,7 @@ class Degrees:
 
     @classmethod
     def of(cls, layout: Layout, global_batch: int) -> "Degrees":
-        """Return the degrees to which a layout distributes a program of `global_batch` samples.
+        """Convert a layout to degrees for a program of `global_batch` samples.
 
         Fused attention recomputes its core in any case, so that selective recomputation is none.
 
@@ -166,7 +166,7 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
 
 
 def staged(program: Program, degrees: Degrees) -> Program:
-    """Return the program cut into stages and micro-batches: the first half of `distribute`.
+    """Divide the program into stages and micro-batches: the first half of `distribute`.
 
     It depends on P and K alone, so a search shares it among layouts that differ in D and T.
 

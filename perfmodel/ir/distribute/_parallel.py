@@ -58,7 +58,7 @@ def expert_parallel(program: Program, parts: int, *, stride: int = 1, representa
 def data_parallel(
     program: Program, parts: int, *, zero: int = 0, stride: int = 1, representative: bool = False
 ) -> Program:
-    """Each replica takes a share of the batch; gradients are summed.
+    """Data parallelism: each replica computes a share of the batch, and gradients are summed.
 
     Args:
         program: any program.
@@ -176,7 +176,7 @@ def _axis(i: Instruction, place: int, spread: list[Sharding], ranks: list[int]) 
 
 
 def pad_vocabulary(program: Program, multiple: int) -> Program:
-    """The program with tables of embeddings, and heads of as many columns, grown to a multiple (Megatron-LM's padding).
+    """Pad embedding tables and heads to a multiple of the vocabulary size (as Megatron-LM does).
 
     Logits grow too; in a loss the added classes take part as tokens that never occur, as Megatron-LM's do.
 

@@ -1,4 +1,4 @@
-"""Preparation of a pipeline: how micro-batches share each value, and the instructions sorted into passes.
+"""Prepares a pipeline: sharding of values over micro-batches, and assignment of instructions to passes.
 
 A schedule orders passes (forward and backward of a stage, the latter possibly in two halves); `_pipeline` writes them.
 """
@@ -16,7 +16,7 @@ from perfmodel.schedule import Phase, Schedule, even_split
 
 
 def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], Function]:
-    """Find how micro-batches share each value; return that and the function as one micro-batch runs it.
+    """Determine each value's sharding over micro-batches, and return it with the function of one micro-batch.
 
     The rules are those of parallel devices, with time in the place of space: a value sharded along an axis
     is cut, a partial one is summed over micro-batches, a replicated one is the same for all. Where a replicated one (a
@@ -87,7 +87,7 @@ def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
 
 
 def for_micro_batch(instruction: Instruction, sharding: Mapping[str, Sharding], micro_batch: int) -> Attributes:
-    """Attributes of an instruction in one micro-batch: those slices differ that cut what is the same for all."""
+    """Attributes of an instruction in one micro-batch; slices of shared values differ."""
     values = dict(instruction.attributes)
     if instruction.op != "slice" or sharding[instruction.inputs[0]] != REPLICATED:
         return instruction.attributes
@@ -98,7 +98,7 @@ def for_micro_batch(instruction: Instruction, sharding: Mapping[str, Sharding], 
 
 
 def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tuple[dict[str, str], Function]:
-    """The sum over micro-batches that each value is a part of, of sums that updates use or the function returns.
+    """Map from partial values to the sums over micro-batches that are used or returned.
 
     What slices of a sequence add up one after another is part of the same sum, so that the function that goes with it
     adds nothing up by itself.
@@ -218,12 +218,12 @@ def _halves(
 
 
 def pass_parts(phase: Phase) -> tuple[Phase, ...]:
-    """Halves that a schedule's phase consists of."""
+    """The halves of a schedule's phase."""
     return (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT) if phase == Phase.BACKWARD else (phase,)
 
 
 def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
-    """Device that runs each (phase, stage, micro-batch), whole backward passes as both halves."""
+    """The device of each (phase, stage, micro-batch); whole backward passes count as both halves."""
     index, micro_batches = schedule.covers
     columns = (schedule.phase[index], schedule.instruction_stage[index], micro_batches, schedule.device[index])
     device_of = {}

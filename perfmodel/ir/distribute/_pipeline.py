@@ -24,7 +24,7 @@ from perfmodel.schedule import Phase, Schedule, WeightPolicy, get_schedule, requ
 
 
 def micro_batches(program: Program, count: int) -> Program:
-    """One device works through `count` micro-batches, each forward then backward, and updates once."""
+    """Run `count` micro-batches on one device, each forward and backward, with one update."""
     name = "1f1b" if program.trains else "forward"
     return pipeline(program, get_schedule(name)(1, count, 1)) if count > 1 else program
 

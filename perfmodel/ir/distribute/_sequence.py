@@ -14,7 +14,7 @@ _SEQUENCE: Final = Sharded(1)
 
 
 def sequence_slices(program: Program, count: int) -> Program:
-    """Every pass cut into `count` slices of the sequence: forwards in order, backwards last slice first.
+    """Divide every pass into `count` slices of the sequence: forwards in order, backwards in reverse.
 
     The rules are those of parallel devices, with time in the place of space, but for causal attention: the queries of a
     slice see the keys and values of this slice and those before, whose gradients the backward passes of later slices

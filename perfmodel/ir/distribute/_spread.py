@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def written(self) -> int:
-        """Parts that are written down."""
+        """Number of parts that are generated."""
         return 1 if self.representative else self.parts
 
 
 def spread(program: Program, plan: Plan) -> Program:
-    """The program over `plan.parts` times as many devices.
+    """Distribute the program over `plan.parts` times as many devices.
 
     Raises:
         LayoutError: a tensor that is to be sliced does not divide.
@@ -81,7 +81,7 @@ def spread(program: Program, plan: Plan) -> Program:
 
 
 def shard_axis(tensor: Tensor, parts: int) -> int | None:
-    """First axis that divides into `parts`, None where there is none (the tensor stays replicated)."""
+    """First axis divisible by `parts`; None if there is none (the tensor stays replicated)."""
     return next((axis for axis, n in enumerate(tensor.shape) if n % parts == 0), None)
 
 
@@ -266,7 +266,7 @@ def conversion(
     tag: Tag,
     replicas: tuple[int, int] | None = None,
 ) -> tuple[list[Instruction], Names]:
-    """Instructions that bring a value from one sharding to another, and the new parts.
+    """Append instructions that convert a value's sharding; returns the new parts.
 
     Args:
         parts: the value's parts, in the order of the slices.

@@ -1,4 +1,4 @@
-"""Versions of weights in programs that update them while other micro-batches are on their way."""
+"""Weight versions in programs that update weights while micro-batches are in flight."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Holders = Mapping[tuple[str, int], dict[int, str]]
 
 
 class Versions:
-    """Which value holds each version of each weight, and the updates that make the next.
+    """Tracks the value of each weight version, and creates updates.
 
     A version stays alive as long as a pass reads it, which is what keeping versions costs.
     """
@@ -34,7 +34,7 @@ class Versions:
         return name in self._names
 
     def enter(self, index: int, values: Holders) -> None:
-        """A pass begins, with number `index` in the schedule.
+        """Start the pass with number `index` in the schedule.
 
         Raises:
             LayoutError: a weight that sits on several devices.
@@ -54,11 +54,11 @@ class Versions:
             self._backwards[int(self._schedule.device[index])] += int(self._schedule.span[index])
 
     def value(self, name: str, device: int) -> str:
-        """The version of a weight that the current pass computes with."""
+        """The weight version used by the current pass."""
         return self._versions_of[name][int(self._version_of_pass[self._index])]
 
     def update(self, updates: Sequence[Instruction], device: int, values: Holders) -> list[Instruction]:
-        """Update the weights of a device with the mean gradient since its last update, which is then forgotten."""
+        """Update a device's weights with the mean gradient since its last update."""
         # The loss averages over all micro-batches of the program; a mean over those since the last update is larger
         # by this.
         share = self._schedule.micro_batches / self._backwards.pop(device)

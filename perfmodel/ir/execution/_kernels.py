@@ -38,19 +38,19 @@ def conv2d(x: Array, w: Array, attributes: Values, outputs: Outputs) -> Array:
 
 
 def conv2d_input_grad(w: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    """Gradient of the image; the convolution is linear in it, so that any image will do."""
+    """Gradient with respect to the image (the convolution is linear in it)."""
     image = jnp.zeros(outputs[0].shape, dy.dtype)
     return jax.vjp(lambda x: conv2d(x, w, attributes, outputs), image)[1](dy)[0]
 
 
 def conv2d_weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    """Gradient of the kernel, likewise."""
+    """Gradient with respect to the kernel."""
     kernel = jnp.zeros(outputs[0].shape, dy.dtype)
     return jax.vjp(lambda w: conv2d(x, w, attributes, outputs), kernel)[1](dy)[0]
 
 
 def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
-    """Largest or mean element of each window."""
+    """Maximum or mean pooling over windows."""
     # Padding counts as zeros of a mean (divided by the whole window), as the op is defined; for a maximum it never
     # wins.
     window = partial(

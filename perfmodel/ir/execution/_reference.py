@@ -28,7 +28,7 @@ _OF_NUMPY: Final = ("fp64", "fp32")
 
 
 def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Whole results of a program from whole inputs, both by name.
+    """Execute a program: global outputs by name, from global inputs by name.
 
     Float64 programs are computed in double precision, whatever JAX's global setting.
 
@@ -40,7 +40,7 @@ def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
 
 
 def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returned values by name from the values of all parameters."""
+    """Execute a function: returned values by name, from the values of all parameters."""
     # JAX computes in 32 bits unless told otherwise, and what it is told holds for the whole process: hence only here.
     with double_precision() if is_double(function.types.values()) else nullcontext():
         values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
@@ -66,7 +66,7 @@ def is_double(types: Iterable[Tensor]) -> bool:
 
 
 def argument(name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> jax.Array:
-    """One parameter's array: the known value of its type, or the one given.
+    """The array of a parameter: its known value, or the given one.
 
     Raises:
         UnknownNameError: none is given.
@@ -83,7 +83,7 @@ def argument(name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> 
 
 
 def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
-    """Whole inputs to try a program on: normal numbers of scale 0.5 and small indices.
+    """Random global inputs for a program: normal numbers of scale 0.5 and small indices.
 
     Adam's second moments, whose root is taken, are positive.
 

@@ -1,4 +1,4 @@
-"""Real execution: a program on as many processes as it has devices, timed instruction by instruction."""
+"""Runs a program on one process per device, with times of all instructions."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def timeline(self) -> Timeline:
-        """The run of median makespan."""
+        """The timeline of the run with the median makespan."""
         return self.timelines[int(np.argsort(self.makespans_s)[(len(self.timelines) - 1) // 2])]
 
 
@@ -53,7 +53,7 @@ Backend = Literal["jax", "torch"]
 
 
 def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()) -> RankGroup:
-    """Processes that run programs, on this host or several: a context manager, to be given to several `run`s in turn.
+    """Context manager of processes that run programs, on one or several hosts, reusable for several `run`s.
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks, or torch where it is not installed.

@@ -94,7 +94,7 @@ _BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RankCode:
-    """Instructions that one rank runs, with the types, groups and arguments that they need."""
+    """The code of one rank: instructions with types, groups and arguments."""
 
     instructions: tuple[Instruction, ...]
     groups: tuple[tuple[int, ...], ...]
@@ -130,7 +130,7 @@ class ProgramSession(RankSession):
         self._outputs = code.outputs
 
     def run(self) -> tuple[list[float], list[float]]:
-        """Execute once; seconds on this process's clock at which each instruction was reached and done."""
+        """Execute once; returns when each instruction was reached and finished, on this process's clock."""
         # Values die after their last use, so that memory in use is that of the program's live analysis.
         values = dict(self._arguments)
         reached_s, done_s = [], []
@@ -148,7 +148,7 @@ class ProgramSession(RankSession):
         return reached_s, done_s
 
     def values(self) -> dict[str, np.ndarray]:
-        """Returned values of the last run that live here."""
+        """Values returned by the last run on this rank."""
         return {name: self.array(value) for name, value in self._values.items()}
 
     def clock_s(self) -> float:
@@ -199,7 +199,7 @@ class ProgramSession(RankSession):
         return compiled_kernel(instruction, outputs)
 
     def finished(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Results once they are there."""
+        """Wait for results."""
         return jax.block_until_ready(results)
 
     def array(self, value: Any) -> np.ndarray:

@@ -44,7 +44,7 @@ def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
 
 
 def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " classes"]:
-    """Seconds of each class: its kernels and collectives one after another."""
+    """Duration of each class: the sum of its kernels and collectives."""
     # Classes share kernels; cost models are asked once, for the distinct ones.
     ops = list(dict.fromkeys(chain.from_iterable(work for _, work in events)))
     time_s = dict(zip(ops, timer(ops).tolist(), strict=True)) if ops else {}
@@ -55,7 +55,7 @@ def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " clas
 
 
 def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
-    """The timeline of when every instruction runs on every device (DistIR, section 3.3).
+    """Simulate the timeline of all instructions on all devices (DistIR, section 3.3).
 
     Args:
         program: a structure made for the timer's cluster, or a function (whose devices then share one node).
@@ -141,7 +141,7 @@ def simulate_on_cores(
 
 
 def class_means_s(structure: Structure, spans_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, " classes"]:
-    """Mean seconds of the ops of each class, 0 for those that take none."""
+    """Mean seconds of the ops of each class."""
     # A timeline carries durations by class; measured ops of a class differ, so their mean stands for it.
     count = np.bincount(structure.duration, minlength=structure.n_classes)
     total_s = np.bincount(structure.duration, spans_s, minlength=structure.n_classes)

@@ -1,4 +1,4 @@
-"""From a program to a `Structure`: one op per instruction and device, one class per kind of event.
+"""Converts a program to a `Structure`: one op per instruction and device, one class per kind of event.
 
 Instructions of a stream of a device run one after another; an instruction of several devices starts on all
 of them when the last is ready (DistIR, section 2.1). Instructions that do the same work on groups placed

@@ -69,7 +69,7 @@ class TorchProgramSession(ProgramSession):
         return torch_kernel(instruction, outputs, self._device)
 
     def finished(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Results once they are there."""
+        """Wait for results."""
         if self._device.type == "cuda":
             torch_module().cuda.synchronize(self._device)
         return results

@@ -1,5 +1,4 @@
-"""The distinct events of programs as ranks run them, kernels and collectives between processes, and their times on all
-ranks at once.
+"""The distinct events of programs on ranks (kernels and transfers), and sessions that time them.
 
 Equal instructions on any rank are one event (DistSim, section 4.1). A collective's event is known by what its ranks
 send, so that one measured between two ranks tells of the same collective between more (`_CARRIED_BY`).
@@ -96,12 +95,12 @@ class EventSession(ProgramSession):
         self.time_round()
 
     def load_transfer(self, transfer: Transfer, calls: int) -> None:
-        """Prepare a row of equal transfers between all ranks."""
+        """Prepare a sequence of equal transfers between all ranks."""
         self._calls = [self._prepared_call(*_transfer(transfer))] * calls
         self.time_round()
 
     def time_round(self) -> list[float]:
-        """Call everything loaded once, one after the other; seconds of each."""
+        """Call everything loaded once, in sequence; returns the seconds of each."""
         # Ranks start together, as a rank that waits for another would have that wait in its time.
         self._line_up()
         wall_s = []

@@ -86,7 +86,7 @@ class Curve:
     """Times of calls in a row of calls."""
 
     def at(self, operand_bytes: float) -> float:
-        """Seconds of a call in a row of calls, linear between the points and on beyond the last."""
+        """Seconds of a call, interpolated linearly between points and extrapolated beyond the last."""
         beyond = max(0.0, operand_bytes - self.bytes[-1])
         return float(np.interp(operand_bytes, self.bytes, self.steady_s) + beyond * self.s_per_byte)
 
@@ -163,7 +163,7 @@ def measure_pair(
     progress: Report = lambda *_: None,
     backend: Backend = "jax",
 ) -> PairTimes:
-    """Measure on two ranks what a set of events needs: each distinct kernel, and curves of each kind of transfer.
+    """Measure the kernels and transfer curves of a set of events on two ranks.
 
     Both ranks run the kernels at the same time and all kernels in turn, so that each finds the caches as it would
     in a program rather than as it left them itself.

@@ -1,4 +1,4 @@
-"""Writing IR from a jaxpr: what is known of each value while the equations are gone through."""
+"""Writes IR from other representations, tracking known values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value of the program; axes along which it was only broadcast have size 1 there.
+    """A reference to a program value; broadcast axes have size 1.
 
     Broadcasts are not written: ops of the IR broadcast by themselves, and a stored copy would cost memory and traffic.
     """
@@ -55,7 +55,7 @@ class IndexCheck:
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """An index plus the size of the axis: what a negative one would mean."""
+    """An index shifted by the axis size, as for negative indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,11 @@ class Emitter:
             instructions[place] = replace(instruction, tag=tag)
 
     def constant(self, array: np.ndarray, dtype: str) -> Ref:
-        """A known value, as small as broadcasting allows."""
+        """Emit a constant, as small as broadcasting allows."""
         return self.literal(collapsed(array), dtype)
 
     def literal(self, array: np.ndarray, dtype: str) -> Ref:
-        """A known value in its own shape."""
+        """Emit a constant in its full shape."""
         if array.size > _LARGEST_CONSTANT:
             raise CannotMapError(
                 f"a constant of {array.size} elements is too large for the program text; pass it as data"
@@ -195,7 +195,7 @@ class Emitter:
         return replace(self.op("reshape", unstopped, shape=tuple(shape)), unstopped=ref.unstopped)
 
     def transpose(self, ref: Ref, order: Sequence[int]) -> Ref:
-        """Axes in another order; of two transpositions in a row one or none is written."""
+        """Transpose; consecutive transpositions are merged."""
         # Exported graphs transpose back and forth; each transposition that is written is a copy.
         if ref.name in self._transposed:
             ref, before = self._transposed[ref.name]

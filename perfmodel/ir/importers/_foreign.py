@@ -1,4 +1,4 @@
-"""Graphs of other frameworks as programs: what ONNX and `torch.export` have in common.
+"""Common parts of importing ONNX and `torch.export` graphs as programs.
 
 A reader goes through a graph's nodes in order and hands each to `Graph.node` as a `Call`. What does not depend on
 weights or data is computed (mixed concrete and abstract interpretation, DistIR, section 3.3); for the rest the rule of
@@ -46,7 +46,7 @@ class Graph:
         self._products = 0
 
     def weight(self, name: str, dtype: str, shape: Sequence[int]) -> None:
-        """A trained parameter; the first number in its name is its layer, of the stack named before it."""
+        """Declare a trained parameter; the first number in its name is its layer."""
         # Weights of several types exist side by side; the builder's type is set for each.
         layer = self._layer(name)
         self.builder.dtype = Array.of(dtype, ()).dtype
@@ -65,7 +65,7 @@ class Graph:
         return self._stacks.index(stack) * _MOST_LAYERS + int(match.group(1) or match.group(2))
 
     def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
-        """An input; the first axis of the first one, and of all that agree with it, are samples."""
+        """Declare an input; the first axis indexes samples if it has the batch size."""
         # NumPy has no bfloat16; integers of every width become token numbers.
         kind = "int32" if np.dtype(dtype if dtype != "bfloat16" else "float32").kind in "iub" else ""
         self._batch = self._batch or (shape[0] if shape else 0)
@@ -141,7 +141,7 @@ class Graph:
         return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
 
     def program(self, outputs: Sequence[Any]) -> Program:
-        """The program that returns some items: the loss alone, where one of them is a scalar, else all.
+        """Build the program that returns the loss if one item is a scalar, else all items.
 
         Raises:
             PerfModelError: ops that could not be mapped, all named with the remedy.
@@ -167,7 +167,7 @@ class Graph:
 
 
 def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -> Known:
-    """The value of an input that is known beforehand; a number fills the input's shape.
+    """The given value of an input; a number fills the input's shape.
 
     Raises:
         PerfModelError: a value that does not fit the shape.
@@ -204,7 +204,7 @@ def label_of(name: str) -> str:
 
 
 def separate_projections(program: Program) -> Program:
-    """Split the weights of a product instead of its result, where the result is only split.
+    """Split a product's weights instead of its result, if the result is only used in parts.
 
     Slicing the columns of a joint weight would deal out queries to some ranks and keys to others; of separate ones
     each rank takes its heads of each. The weight stays one tensor of several pieces.

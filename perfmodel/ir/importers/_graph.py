@@ -1,4 +1,4 @@
-"""Imported programs as graphs of values, and how their element-wise chains fuse into kernels."""
+"""Graphs of imported programs, with fusion of element-wise chains into kernels."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ uses it; the others are events of their own. An `effect` is unmapped and happens
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """A tensor of the program, told apart from others by identity."""
+    """A tensor of the program, compared by identity."""
 
     array: Array
 
@@ -111,7 +111,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Region:
-    """Nodes in an order in which they can run; `count` executions."""
+    """Nodes in topological order, executed `count` times."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
@@ -201,8 +201,8 @@ class _Origins:
             self._maker.update(dict.fromkeys(node.outputs, node))
 
     def stored(self, value: Value) -> Value | None:
-        """The tensor in memory that a use of `value` reads: of a broadcast its source, of a slice only the
-        part; None for constants."""
+        """The stored tensor that a use of `value` reads: the source of a broadcast, the part of a slice; None for
+        constants."""
         # Views are read in place. A slice reads only its part, so the walk ends where the source is larger than the
         # use.
         node = self._maker.get(value)
@@ -313,7 +313,7 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
 
 
 def streamed(name: str, array: Array, traffic_bytes: float, n_inputs: int = 1) -> MemoryBound:
-    """A kernel over rows as long as those of a tensor, as many as make up the traffic."""
+    """A memory-bound kernel with the row length of a tensor and enough rows for the traffic."""
     # The regressor of streaming kernels takes rows and row length; as many rows are stated as give the chain's
     # traffic.
     hidden = max(1, array.shape[-1] if array.shape else 1)

@@ -78,8 +78,7 @@ _HALF: Final = ("bf16", "fp16")
 
 
 def widened(module: HloModule) -> bool:
-    """Whether the compiler widened 16-bit arithmetic to 32 bits, as XLA does for CPUs: half types occur, but
-    no product takes them."""
+    """Whether the compiler widened 16-bit arithmetic to 32 bits, as XLA does for CPUs."""
     # A program that multiplies in 16 bits does so somewhere, unless the compiler has replaced all of it.
     # XLA's CPU backend has no bf16 arithmetic: it converts to fp32, computes, converts back. An accelerator would
     # not.

@@ -29,7 +29,7 @@ def product(
 
 
 def product_dtype(lhs: Array, full_precision: bool) -> str:
-    """fp32 products run on TF32 units unless more precision is asked for: XLA's default on accelerators."""
+    """Element type of a product; fp32 runs as TF32 by default, as in XLA on accelerators."""
     return "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision else lhs.dtype
 
 
@@ -56,7 +56,7 @@ class ConvShape:
 
     @property
     def flops(self) -> float:
-        """Two per pair of a kernel tap and an element that is really there (padding and holes are not)."""
+        """FLOPs of the convolution: two per kernel tap on a real element (not on padding or holes)."""
         # Axes are independent, so the pairs of a window are products of pairs per axis.
         taps = prod(
             _valid_taps(*of_axis)

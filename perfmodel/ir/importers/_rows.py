@@ -80,7 +80,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """Something that has no kernel."""
+    """An operation without a kernel."""
 
     name: str
     reason: str
@@ -93,12 +93,12 @@ Row = TypeVar("Row", KernelRow, CollectiveRow, Unmapped)
 
 
 def repeated(rows: Iterable[Row], count: float) -> list[Row]:
-    """Rows executed `count` times as often."""
+    """Multiply the counts of rows by `count`."""
     return [replace(row, count=row.count * count) for row in rows]
 
 
 def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Equal rows as one, in order of first appearance."""
+    """Merge equal rows, in order of first appearance."""
     total: dict[Any, float] = {}
     for row in rows:
         # Layers repeat the same kernels: equal rows are one, with a count.

@@ -26,7 +26,7 @@ SOURCES: Final = "program.ir, a catalog model, FILE.onnx, FILE.pt2, or FILE.py:F
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """Settings that a source leaves open."""
+    """Settings to complete a source."""
 
     batch: int | None = None
     """Samples, of a catalog model."""
@@ -49,7 +49,7 @@ class SourceSettings:
 
 
 def read_program(source: str, settings: SourceSettings | None = None) -> Program:
-    """The program that a source says.
+    """Read the program of a source.
 
     Args:
         source: the text of a program (`.ir`), a catalog model, an ONNX file, a saved `torch.export` (`.pt2`), or
@@ -156,7 +156,7 @@ def _in_mode(program: Program, mode: Mode | None) -> Program:
 
 
 def input_value(text: str) -> tuple[str, Any]:
-    """A value given beforehand: `name=1`, `name=[[0, 1, 2]]` (JSON) or `name=FILE.npy`.
+    """Parse an input value: `name=1`, `name=[[0, 1, 2]]` (JSON) or `name=FILE.npy`.
 
     Raises:
         PerfModelError: neither.
@@ -210,7 +210,7 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
-    """Call into the user's file; return what the call returns.
+    """Call a function of the user's file, with errors that name its line.
 
     Raises:
         PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.

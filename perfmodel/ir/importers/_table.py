@@ -107,7 +107,7 @@ def _frame(rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, proven
 
 @dataclass(frozen=True, kw_only=True)
 class OpTable:
-    """One execution of an imported program, as one device runs it."""
+    """The kernels and collectives of one execution of an imported program on one device."""
 
     name: str
     kernels: tuple[KernelRow, ...]

@@ -26,7 +26,7 @@ _TEST_SHARE: Final = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Land or sea at places of a real map, from where they are: classes +1 and -1."""
+    """A classification task: land (+1) or sea (-1) at points of a real map."""
 
     features: Float[np.ndarray, "places width"]
     labels: Float[np.ndarray, " places"]
@@ -64,7 +64,7 @@ def land_or_sea(seed: int) -> Places:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Examples to learn from, the model that learns, and examples on which it is tested."""
+    """A learning task: training examples, model and test examples."""
 
     model: LayeredModel
     inputs: Float[np.ndarray, "examples ..."]
@@ -125,7 +125,7 @@ class AccuracyCurve:
     """Share of the test examples whose class is right."""
 
     def reaches(self, target: float) -> tuple[float, float]:
-        """Epochs and time to a target accuracy; infinite where it is not reached."""
+        """Epochs and time to a target accuracy; infinite if not reached."""
         there = np.flatnonzero(self.accuracy >= target)
         return (float(there[0] + 1), float(self.time_s[there[0]])) if len(there) else (np.inf, np.inf)
 

@@ -1,4 +1,4 @@
-"""Models as lists of small layers, so that a pass can be cut anywhere and weights exchanged in between.
+"""Models as lists of small layers, so that passes can be divided anywhere.
 
 A layer is cut so finely (product, activation, attention) that its input is all that a framework would
 save: the backward of a layer with newer weights then computes what the framework would.
@@ -69,7 +69,7 @@ class LayeredModel:
 # `apply` is static: a layer compiles once per shape, however many passes and versions of weights use it.
 @partial(jax.jit, static_argnums=0)
 def forward(apply: Apply, params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
-    """Output of a layer, and what it leaves for later slices."""
+    """Forward pass of a layer: its output, and its context for later slices."""
     return apply(params, x, context)
 
 

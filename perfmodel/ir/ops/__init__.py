@@ -1,4 +1,4 @@
-"""The ops: one table of rules each for a family of related ones."""
+"""All ops, with a table of rules per family."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

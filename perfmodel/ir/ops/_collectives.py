@@ -1,4 +1,4 @@
-"""Instructions of several devices: they take and give one value per device and run on all at once.
+"""Collective instructions, which take and return one value per device.
 
 Operands and results stand in the order of the devices of the group, which is also the order in which
 slices are joined and dealt out. With attribute `replicas=[n, stride]` an instruction stands for one of n devices,

@@ -1,4 +1,4 @@
-"""Element-wise ops with NumPy's broadcasting, and sums that undo it."""
+"""Element-wise ops with NumPy's broadcasting, and their gradients."""
 
 from dataclasses import replace
 from math import pi
@@ -72,7 +72,7 @@ def gradient_of_operands(infer: InferRule) -> InferRule:
 
 
 def shard_elementwise(query: ShardingQuery) -> ShardingDecision:
-    """Slice all operands alike, where they are not broadcast."""
+    """Shard all operands along the same axis, except broadcast ones."""
     # The first operand that is sharded, along an axis that it does not broadcast, decides the axis of the result.
     # Axes are counted from the right, as broadcasting aligns them.
     out = query.outputs[0]

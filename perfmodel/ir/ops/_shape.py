@@ -1,4 +1,4 @@
-"""Ops that make, cut, join and reshape tensors, and the shape arithmetic that imported graphs contain."""
+"""Ops that create, split, join and reshape tensors, and shape arithmetic of imported graphs."""
 
 from math import prod
 from typing import Any

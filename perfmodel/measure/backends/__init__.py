@@ -1,4 +1,4 @@
-"""What runs the measured kernels and collectives: JAX, PyTorch, or the programs of nccl-tests."""
+"""Backends that run measured kernels and collectives: JAX, PyTorch, nccl-tests."""
 
 from typing import TYPE_CHECKING
 

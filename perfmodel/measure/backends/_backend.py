@@ -1,4 +1,4 @@
-"""Backends: whose kernels and collectives are measured, on which device or between which local processes."""
+"""Interfaces of backends that measure kernels and collectives."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ INTERCONNECT: Final = "loopback"
 
 
 class Backend(Protocol):
-    """What measuring needs of a framework on one device."""
+    """Interface of a framework on one device."""
 
     @property
     def accelerator(self) -> str | None:
@@ -49,12 +49,12 @@ class Backend(Protocol):
 
     @property
     def method(self) -> Row:
-        """What the card says about how calls are timed."""
+        """Description of the timing method, for the card."""
         ...
 
     @property
     def meter(self) -> Meter:
-        """Tells how much others disturbed."""
+        """The interference meter."""
         ...
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
@@ -62,18 +62,18 @@ class Backend(Protocol):
         ...
 
     def variant(self, op: KernelOp) -> str:
-        """`variant` column where the framework computes the op otherwise than its family assumes."""
+        """`variant` column, if the framework computes the op differently from its family."""
         ...
 
     def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
-        """The op built with its inputs on the device: runs calls, waits for them, says what they took.
+        """Build the op with its inputs on the device; the sampler runs and times calls.
 
         With `cold`, the caches are flushed before every call, outside the time that counts.
         """
         ...
 
     def overhead_sampler(self) -> SampleCalls:
-        """Sampler of a call that does next to nothing: what every time contains."""
+        """Sampler of an almost empty call, for the overhead in every time."""
         ...
 
 
@@ -142,13 +142,13 @@ def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingR
 
 
 def call_overhead_s(backend: Backend, rule: StoppingRule) -> float:
-    """Time of a call that does next to nothing, which every measured time contains."""
+    """Time of an almost empty call, which is part of every measured time."""
     return time_calls(backend.overhead_sampler(), rule.resolved_by(backend.meter)).median_s
 
 
 @dataclass(frozen=True)
 class Transport:
-    """What moves the data between ranks."""
+    """Interface of the transport between ranks."""
 
     name: str
     """`algorithm` column."""
@@ -172,7 +172,7 @@ class Transport:
 
     @property
     def method(self) -> Row:
-        """What the card says about how calls are timed."""
+        """Description of the timing method, for the card."""
         if self.name == "nccl":
             return {"collective_calls": "CUDA graphs, between CUDA events"}
         return {}
@@ -269,7 +269,7 @@ def check_device(planned: str, accelerator: str | None) -> None:
 
 
 def same_device(name: str, accelerator: str) -> bool:
-    """Whether a catalog name and a driver's name may mean one device: chip alike, memory and form not at odds."""
+    """Whether a catalog name and a driver's name can mean the same device."""
     # The chip is the first word with a number in it, such as A100.
     ours, theirs = _words(name), _words(accelerator)
     chips = [word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)]

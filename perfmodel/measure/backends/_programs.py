@@ -1,4 +1,4 @@
-"""Ops as programs to be timed, and how their calls are timed by the host's clock, with warm caches or emptied ones.
+"""Ops as timed programs, with samplers by the host's clock for warm and cold caches.
 
 Ops of a whole plan are checked before anything runs.
 """
@@ -86,7 +86,7 @@ def torch_program(op: KernelOp, device: str) -> Program:
 
 
 def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:
-    """Calls in a row. `every_call` waits for each: a CPU would otherwise run independent calls at the same time."""
+    """Sampler of queued calls. `every_call` waits for each, because a CPU might run independent calls concurrently."""
     call = Calls(timed)
 
     # Calls that are queued run in order, so that waiting for the last one is waiting for all.
@@ -105,7 +105,7 @@ def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, 
 
 
 def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]) -> SampleCalls:
-    """Calls each after a flush of the caches; only the calls themselves count as time.
+    """Sampler of single calls after cache flushes, which are not timed.
 
     Interference is that of flushes and calls together, which others disturb alike.
     """
@@ -127,7 +127,7 @@ def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush
 
 
 class Calls:
-    """Calls a program again and again, its carried arguments fed back."""
+    """Calls a program repeatedly, feeding results back as arguments."""
 
     def __init__(self, timed: Program) -> None:
         self._timed = timed

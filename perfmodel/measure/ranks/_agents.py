@@ -1,4 +1,4 @@
-"""Ranks on several nodes: process 0 of a launch measures, every other one is an agent that runs a rank when told to.
+"""Ranks on several nodes: process 0 of a launch measures, and the others are agents that run ranks on request.
 
 Agents find process 0 through a file in the folder of the tables, which all nodes share: its address and a secret made
 for this launch. Without a shared folder both are given (`--coordinator`, `PERFMODEL_LAUNCH_KEY`). Each keeps one
@@ -28,7 +28,7 @@ ORDER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Hello:
-    """What a process says of itself when it comes."""
+    """A process's introduction on connecting."""
 
     index: int
     count: int
@@ -55,7 +55,7 @@ class Agent:
         self._connection, self.hello = connection, hello
 
     def fileno(self) -> int:
-        """Handle by which `multiprocessing.connection.wait` waits for an answer."""
+        """Handle for `multiprocessing.connection.wait`."""
         return self._connection.fileno()
 
     def free_port(self) -> int:
@@ -82,7 +82,7 @@ class Agent:
         return self._connection.recv()
 
     def end(self, grace_s: float) -> None:
-        """Have the rank ended, after a grace; answers still under way are dropped."""
+        """End the rank after a grace period; pending answers are dropped."""
         # Answers of the rank that are still under way come before the one that it has ended.
         with suppress(EOFError, OSError):
             self._connection.send(("end", grace_s))
@@ -93,7 +93,7 @@ class Agent:
         self._connection.close()
 
     def leave(self, why: str | None) -> None:
-        """Send the agent home."""
+        """Release the agent."""
         with suppress(OSError):
             self._connection.send(("leave", why))
         self._connection.close()
@@ -141,7 +141,7 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
 
 
 def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
-    """Be an agent until sent home.
+    """Serve as an agent until released.
 
     Raises:
         CalibrationError: if process 0 cannot be found, goes away, or stops for a cause, which is named.
@@ -158,7 +158,7 @@ def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
 
 
 def serve_orders(connection: Connection) -> str | None:
-    """Do as told until sent home; gives the cause, if it is not that all is done."""
+    """Serve requests until released; returns the cause if it ends early."""
     cores = usable_cores()
     rank: RankProcess | None = None
     try:
@@ -197,7 +197,7 @@ def serve_orders(connection: Connection) -> str | None:
 
 
 def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
-    """The agents that run a collective, in the order of ranks; none where there are none, as local processes do it.
+    """The agents that run a collective, in rank order; empty if local processes do.
 
     Raises:
         CalibrationError: where there are too few processes or nodes.

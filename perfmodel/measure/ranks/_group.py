@@ -1,4 +1,4 @@
-"""A group of processes joined by collectives, on this host or on those of agents."""
+"""A process group for collectives, on this host or on agents' hosts."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which process of a launch this is, and how its processes find each other and prove that they belong together.
+"""The identity of a launched process, and how processes of a launch find and authenticate each other.
 
 Torchrun, mpirun and srun start one command many times and number the copies.
 """
@@ -58,7 +58,7 @@ def find_launch(
     processes: int | None = None,
     coordinator: str | None = None,
 ) -> Launch | None:
-    """This process's place, by the arguments or else the launcher's environment; `None` without either.
+    """This process's rank in the launch, from arguments or the launcher's environment; `None` without either.
 
     Args:
         process: number of this process.
@@ -98,7 +98,7 @@ def find_launch(
 
 
 def forget_launcher() -> None:
-    """Take a launcher's variables out of the environment: frameworks would join its group instead of ours."""
+    """Remove the launcher's environment variables, so that frameworks do not join its group."""
     for name in list(os.environ):
         if name in _OTHERS or name.startswith(_PREFIXES):
             del os.environ[name]
@@ -132,7 +132,7 @@ KEEPALIVE_S: Final = 60
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where process 0 waits, and the secret."""
+    """Address of process 0, and the shared secret."""
 
     host: str
     port: int
@@ -170,7 +170,7 @@ class Server:
         self._socket.close()
 
     def accept(self, missing: Sequence[int], launch: Launch, timeout_s: float) -> Connection:
-        """The next process that knows the secret."""
+        """Accept the next process that knows the secret."""
         while True:
             left_s = self._started_s + timeout_s - time.monotonic()
             try:

@@ -26,7 +26,7 @@ from perfmodel.units import dtype_bytes
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of which group a process is, and where it runs."""
+    """A process's rank, group and core."""
 
     rank: int
     """Number of the rank in its group."""
@@ -44,7 +44,7 @@ class Place:
     """GPU of the rank among those that it sees; none: that of its local rank."""
 
     def on_one_of(self, cores: Sequence[int]) -> Self:
-        """The place with a core of its own; ranks share cores where there are too few."""
+        """Assign a core; ranks share cores if there are too few."""
         return replace(self, core=cores[self.local_rank % len(cores)])
 
 
@@ -90,7 +90,7 @@ def _receive(pipe: Connection) -> tuple[Any, ...] | None:
 
 
 class RankSession:
-    """A rank's membership in the group; what its subclasses can do, `RankGroup.ask` asks for by name."""
+    """A rank's session; `RankGroup.ask` calls methods of its subclasses by name."""
 
     def __init__(self, place: Place) -> None:
         # One thread per rank, set before JAX is imported.
@@ -122,7 +122,7 @@ Span = tuple[float, float]
 
 
 def spans(calls: int, call: Callable[[], object]) -> list[Span]:
-    """Start and end of each of `calls` calls, after one that lines the ranks up."""
+    """Start and end of each of `calls` calls, after a call that synchronises the ranks."""
     call()
     clock_s = [time.perf_counter()]
     for _ in range(calls):
@@ -151,7 +151,7 @@ class CollectiveSession(RankSession):
         self._function = jax.jit(mapped)
 
     def run(self, calls: int) -> list[Span]:
-        """Start and end of each of `calls` calls, after one that lines the ranks up."""
+        """Start and end of each of `calls` calls, after a call that synchronises the ranks."""
         import jax
 
         return spans(calls, lambda: jax.block_until_ready(self._function(self._buffer)))

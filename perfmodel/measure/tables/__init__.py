@@ -1,4 +1,4 @@
-"""Tables of measurements while they grow: rows and their keys, the card beside a table, resuming, and comparison."""
+"""Growing measurement tables: rows and keys, cards, resuming, and comparison."""
 
 from typing import TYPE_CHECKING
 

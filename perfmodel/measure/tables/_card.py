@@ -1,4 +1,4 @@
-"""Cards: where a table's numbers come from, as a JSON file beside it."""
+"""Cards: JSON files with the provenance of a table."""
 
 import hashlib
 import json
@@ -99,7 +99,7 @@ def card_path(table: Path) -> Path:
 
 
 def collector_sha256() -> str:
-    """Hash over the sources of this package and of the programs timed: tells collectors apart."""
+    """Hash of the measuring code: this package's sources and the timed programs."""
     # Names and separators go in too, so that moving code from one file to another changes the hash.
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]

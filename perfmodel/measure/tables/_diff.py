@@ -16,7 +16,7 @@ CARD_FIELDS: Final = ("device", "machine", "software", "collector_sha256", "meth
 
 
 def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
-    """What differs between two tables, or between all tables with cards in two folders.
+    """Compare two tables, or all tables with cards in two folders.
 
     Rows are matched by op, shape and cache; those that were disturbed to the end stay out. Where one
     side has several rows of one identity (other people's tables), their median counts.

@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """What one row of a table measures."""
+    """The measurement of one table row."""
 
     op: Op
     cold: bool = False
@@ -56,7 +56,7 @@ class Point:
 
     @property
     def state(self) -> str:
-        """State of the machine, if it is another than the usual one: warm caches, a cool device, one group alone."""
+        """State of the machine, if it differs from the default (warm caches, cool device, one group)."""
         if isinstance(self.op, Collective):
             return f"groups_at_once_{self.op.concurrent}" if self.op.concurrent > 1 else ""
         if self.cold:
@@ -114,12 +114,12 @@ def _key(columns: Mapping[str, Any], state: str) -> str:
 
 
 def present(value: Any) -> bool:
-    """Whether a cell holds something."""
+    """Whether a cell is not empty."""
     return value is not None and value != "" and not (isinstance(value, float) and isnan(value))
 
 
 def is_suspect(row: Mapping[str, Any]) -> bool:
-    """Whether others disturbed the row to the end."""
+    """Whether the row stayed disturbed by other work."""
     return str(row.get("variant", "")).startswith(SUSPECT)
 
 

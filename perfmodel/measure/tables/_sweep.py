@@ -1,4 +1,4 @@
-"""Many measurements: stored as they are made, resumable, disturbed rows measured again.
+"""Runs many measurements: stored immediately, resumable, with disturbed rows repeated.
 
 One run at a time writes to a folder.
 """
@@ -153,7 +153,7 @@ LOCK_NAME: Final = ".calibrate.lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system releases it however the process ends.
+    """Hold the folder's lock, which the system releases when the process ends.
 
     Raises:
         CalibrationError: if another process holds it.

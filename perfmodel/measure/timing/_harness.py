@@ -1,4 +1,4 @@
-"""How long a call takes: repeat until the median is known well enough.
+"""Times a call by repeating it until the median is precise enough.
 
 Outlier policy: a sample is set aside for a cause, never for its value. The one cause is
 interference: other work held the processor for more than a set share of the sample. Slow samples
@@ -49,7 +49,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Half the width of the median's interval over the median; infinite where there is no interval."""
+    """Half-width of the median's interval relative to the median; infinite without an interval."""
     # Infinite is wider than any rule allows, so that sampling goes on.
     interval = median_interval(values, confidence)
     if interval is None:
@@ -65,7 +65,7 @@ MIN_CLEAN: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingRule:
-    """When a measurement has run long enough, and which samples count."""
+    """Stopping rule of a measurement, and selection of samples."""
 
     half_width: float = 0.02
     """Wanted half-width of the median's confidence interval, as a share of the median."""
@@ -115,7 +115,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What the kept samples say about one call."""
+    """Statistics of a call from the kept samples."""
 
     median_s: float
     std_s: float
@@ -222,7 +222,7 @@ def measuring_s(rule: StoppingRule, call_s: float) -> Effort:
 
 
 def sampling_s(rule: StoppingRule, call_s: float, samples: int) -> float:
-    """Seconds that the warm-up and so many samples take.
+    """Seconds of the warm-up and a number of samples.
 
     Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample starts after
     `rule.max_s`.

@@ -32,7 +32,7 @@ class Reading:
 
 
 class Meter(Protocol):
-    """Tells the interference between two readings."""
+    """Interface: measures interference between two readings."""
 
     @property
     def min_sample_s(self) -> float:
@@ -50,7 +50,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True)
 class OwnCoreMeter:
-    """Meter of one busy thread on one core: what the thread did not get, others had.
+    """Meter for one busy thread on one core: time not given to the thread went to others.
 
     The core is busy all the while, so its busy time less the own time is wall less own time. That
     resolves samples far below the 10 ms ticks of the system's accounting.
@@ -121,7 +121,7 @@ def machine_meter() -> Meter:
 
 @contextmanager
 def pinned_to_one_core() -> Iterator[Callable[[], None]]:
-    """Keep this thread, and what it starts meanwhile, on the last core that it may use.
+    """Pin this thread, and threads started meanwhile, to its last usable core.
 
     XLA sizes its thread pool by the cores it finds when JAX first runs something: enter this before.
     Does nothing where the system has no affinities. Gives a function that ends the pinning early.

@@ -1,4 +1,4 @@
-"""The card of the model of sites: what all have in common, how far they lie apart, and what each source taught."""
+"""The card of the model of sites: common factors, spread, and the influence of each source."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import expm1
@@ -15,7 +15,7 @@ from perfmodel.validation.population._score import LEVELS
 
 
 def population_card(fit: PopulationFit) -> str:
-    """Markdown, written beside the parameters by `perfmodel fit --sites`."""
+    """Return the card as Markdown; `perfmodel fit --sites` writes it next to the parameters."""
     # The card holds figures and what they are for, and is written by the program that fits them.
     hyper = fit.hyperparameters
     posteriors = fit.parameters[""]["of"]

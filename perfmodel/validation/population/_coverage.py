@@ -1,4 +1,4 @@
-"""How wide intervals must be for runs of which little is known: `perfmodel.prediction.sites.Coverage`, fitted.
+"""Fits `perfmodel.prediction.sites.Coverage`: the width of intervals for runs about which little is known.
 
 Every run is predicted with its team left out, and again with its whole framework, device generation, year and kind of
 model left out. Its error over the half-width that the model of sites gives then says how much wider the interval has
@@ -36,7 +36,7 @@ TEAM: Final = "team"
 
 @dataclass(frozen=True, eq=False)
 class LeftOutRuns:
-    """Runs predicted without what they are held against."""
+    """Runs predicted by a model fitted without them."""
 
     left_out: np.ndarray
     """`TEAM`, or which of `WHOLE_GROUPS`, for every run."""
@@ -53,12 +53,12 @@ class LeftOutRuns:
     """Whether facts were ever looked up with the errors of the run's source in view."""
 
     def take(self, chosen: Bool[np.ndarray, " runs"]) -> "LeftOutRuns":
-        """Some of the runs."""
+        """The selected runs."""
         return LeftOutRuns(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     @classmethod
     def joined(cls, parts: Sequence["LeftOutRuns"]) -> "LeftOutRuns":
-        """All runs of some parts."""
+        """Concatenate runs."""
         columns = {}
         for field in fields(cls):
             columns[field.name] = np.concatenate([getattr(part, field.name) for part in parts])
@@ -66,8 +66,8 @@ class LeftOutRuns:
 
     @property
     def weight(self) -> Float[np.ndarray, " runs"]:
-        """Every source counts the same with its team left out, less with each whole group left out, and less where it
-        was looked at."""
+        """Weights of runs: equal per source with its team left out; lower with whole groups left out, and for sources
+        seen during development."""
         names = np.char.add(np.char.add(self.left_out.astype(str), " "), self.source.astype(str))
         _, place, count = np.unique(names, return_inverse=True, return_counts=True)
 
@@ -77,7 +77,7 @@ class LeftOutRuns:
 
 
 def fit_coverage(runs: LeftOutRuns) -> Coverage:
-    """Widths with which intervals hold nine tenths of the runs of teams left out, wide where errors are large."""
+    """Fit widths so that intervals cover 90 % of the runs of left-out teams, and are wide where errors are large."""
     if not len(runs.error):
         return Coverage()
     names = tuple(UNKNOWNS)
@@ -139,7 +139,7 @@ def _conformal_base(shape: Coverage, runs: LeftOutRuns) -> float:
 
 
 def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarray, " runs"]:
-    """Half-widths of the intervals of runs, with what each of them leaves open."""
+    """Half-widths of runs' intervals, given their unknown facts."""
     log_factor = coverage.base + runs.unknown @ [coverage.log_per_unit.get(name, 0.0) for name in UNKNOWNS]
     of_site = np.exp(log_factor) * runs.half_width**coverage.power
     return np.hypot(of_site, GAUSS_90 * runs.open_deviation)

@@ -1,4 +1,4 @@
-"""Errors of the other runs of a site once some of its runs are known, under the model of sites."""
+"""Errors for other runs of a site after some of its runs are known, under the model of sites."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ _DRAWS: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class FewRuns:
-    """Errors of the other runs of a source when some are known; means over random draws."""
+    """Errors for a source's other runs when some are known, as means over random draws."""
 
     error: float
     """Mean relative error."""
@@ -44,7 +44,7 @@ def others_given_known(
     known: Int[np.ndarray, " known"],
     unknown: Int[np.ndarray, " others"],
 ) -> tuple[Float[np.ndarray, " others"], Float[np.ndarray, " others"]]:
-    """Condition unknown runs on known ones of their source (`known_runs`).
+    """Condition unknown runs on the known ones of their source (`known_runs`).
 
     Returns:
         Residuals of the unknown runs less what the known ones explain, and half-widths of their 90 % intervals.
@@ -70,7 +70,7 @@ def others_given_known(
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """A source's other runs once some are known."""
+    """One draw of known runs, and the prediction of the others."""
 
     residual: Float[np.ndarray, " others"]
     """Residuals of the other runs less what the known runs explain (`others_given_known`)."""
@@ -90,7 +90,7 @@ def draws(
     residual: Float[np.ndarray, " runs"],
     index: Int[np.ndarray, " own"],
 ) -> Draws:
-    """Draws of known runs for each number of `FEW` that leaves runs to predict, and for `OTHERS`.
+    """Draw known runs for each possible number in `FEW`, and for `OTHERS`.
 
     A single known run is each in turn; several are drawn at random.
     """
@@ -118,8 +118,8 @@ def mean_error(draws: list[Draw]) -> float:
 
 
 def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float) -> dict[int, FewRuns]:
-    """How well a source's other runs are predicted, by the number of its runs that are known. Half-widths are as
-    predictions have them (`widened`).
+    """Prediction errors for a source's other runs, by the number of known runs. Half-widths are as in predictions
+    (`widened`).
 
     Args:
         drawn: draws of the known runs.

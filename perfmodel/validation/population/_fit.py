@@ -1,4 +1,4 @@
-"""The hierarchical model of sites fitted to published runs (`perfmodel.prediction` has what it says of a site)."""
+"""Fits the hierarchical model of sites to published runs; `perfmodel.prediction` applies it to a site."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True, eq=False)
 class PopulationFit:
-    """The model, and what it was fitted to."""
+    """The fitted model and its data."""
 
     parameters: dict[str, dict[str, Any]]
     """Values of `perfmodel.prediction.sites.SitePopulation` by the teams left out ("" for none).
@@ -75,12 +75,12 @@ class PopulationFit:
 
     @property
     def hyperparameters(self) -> dict[str, Float[np.ndarray, " values"]]:
-        """Hyperparameters by name, in the units of `SitePrior`; `constant` and `spread` by level."""
+        """Hyperparameters by name, in the units of `SitePrior`."""
         return {name: np.asarray(values) for name, values in unpack(self.state.vector).items()}
 
 
 def fit_population(runs: SiteRuns, progress: Report | None = None) -> PopulationFit:
-    """Fit the model to runs, and to those of all teams but one, for every team."""
+    """Fit the model to all runs, and once without each team."""
     import jax
 
     with jax.enable_x64(True):
@@ -173,7 +173,7 @@ def left_out_of(
     folds: Folds,
     only: str | None = None,
 ) -> LeftOutRuns:
-    """Every run that some folds are for (or only one of them), predicted without its fold.
+    """Predict each run of some folds without its fold.
 
     Where a framework's facts were looked up with a run's error in view, it counts without them (`SiteRuns.log_undone`):
     they would make it an easy run, and not one of a framework that nobody ever held against runs.
@@ -204,7 +204,7 @@ def left_out_of(
 
 
 def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"]) -> Seen:
-    """Frameworks, architectures, years and kinds of models of the chosen runs."""
+    """Frameworks, architectures, years and kinds of models in the chosen runs."""
     return Seen(
         frameworks=frozenset(labels["framework"][chosen].tolist()),
         architectures=frozenset(labels["architecture"][chosen].tolist()),
@@ -214,7 +214,7 @@ def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"])
 
 
 def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
-    """How much of each of `UNKNOWNS` every run has, its fold being left out; 0 of runs that no fold is for."""
+    """Value of each of `UNKNOWNS` for each run, with its fold left out; 0 for runs without a fold."""
     names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
@@ -240,7 +240,7 @@ def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"
 
 
 def parameters_text(fit: PopulationFit) -> str:
-    """The parameters as JSON, a posterior per line."""
+    """The parameters as JSON, one posterior per line."""
     fits = []
     for teams, numbers in fit.parameters.items():
         sites = [f"  {json.dumps(name)}: {json.dumps(posterior)}" for name, posterior in numbers["of"].items()]
@@ -333,7 +333,7 @@ def posterior(
     chosen: np.ndarray,
     site_pairs: set[tuple[str, str]] | None,
 ) -> dict[str, Any]:
-    """Factors of a site of each framework and architecture given the chosen runs, with what is the site's own.
+    """Posterior factors of a site, for each framework and architecture, given the chosen runs.
 
     Pairs of framework and architecture are those of `site_pairs`, or all if there is none.
     """

@@ -1,4 +1,4 @@
-"""Runs that are left out together: those of a team, and whole frameworks, device generations, years, kinds of model."""
+"""Folds of runs that are left out together: teams, frameworks, device generations, years, kinds of model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
 
 @dataclass(frozen=True, eq=False)
 class Folds:
-    """Sets of runs that are left out one after the other; a run is predicted in one of them at most."""
+    """Sets of runs that are left out in turn; each run is predicted in at most one of them."""
 
     names: tuple[str, ...]
     """Name of what each fold leaves out."""
@@ -25,14 +25,14 @@ class Folds:
     """Runs that each fold predicts, among those that it leaves out."""
 
     def only(self, name: str) -> "Folds":
-        """Return one of the folds."""
+        """Return a single fold."""
         fold = [self.names.index(name)]
         return Folds((name,), self.left_out[fold], self.predicted[fold])
 
     def padded(
         self,
     ) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
-        """Places of the runs left out in rows of one length, which of them are there, and which are predicted."""
+        """Padded indices of left-out runs, with masks of valid and predicted entries."""
         # JAX needs arrays of one shape: pad every fold to the longest, with a mask of the entries
         # that are runs.
         places = [np.flatnonzero(left_out) for left_out in self.left_out]
@@ -46,7 +46,7 @@ class Folds:
 
 
 def team_folds(teams: Sequence[str]) -> Folds:
-    """One fold for every team: it leaves out all runs that share a team with it.
+    """One fold per team, which leaves out all runs that share a team with it.
 
     Args:
         teams: of every run, joined by `+` (`perfmodel.prediction.sites.teams.team_key`).
@@ -64,8 +64,7 @@ def team_folds(teams: Sequence[str]) -> Folds:
 
 
 def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
-    """One fold for every group: it leaves out all runs of the sources that have runs of the group, since a source's
-    other runs know its site.
+    """One fold per group, which leaves out all runs of every source that has runs of the group.
 
     Args:
         groups: the framework, the device generation, the year or the kind of model of every run.
@@ -84,7 +83,7 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
 
 
 def folds_of(labels: Mapping[str, np.ndarray]) -> dict[str, Folds]:
-    """Folds by the kind of group that each leaves out whole; labels of runs as `SiteRuns.labels` has them."""
+    """Folds by kind of group, from the labels of `SiteRuns.labels`."""
     sources = labels["source"].tolist()
     folds_by_kind = {kind: whole_group_folds(labels[kind].tolist(), sources) for kind in WHOLE_GROUPS}
     return {kind: folds for kind, folds in folds_by_kind.items() if folds.names}

@@ -1,4 +1,4 @@
-"""How likely the published runs of every source are when its teams are left out, under the hierarchical model of sites.
+"""The likelihood of each source's published runs under the hierarchical model of sites fitted without its teams.
 
 log(measured / predicted) of runs is a Gaussian process: factors of classes of events, weighted by their shares of the
 step, that all sites have in common, that a framework's and a device's have, and that are a site's own; what a site adds
@@ -65,7 +65,7 @@ _SPLITS: Final = np.cumsum([len(values) for values in START.values()])[:-1]
 
 @dataclass(frozen=True, eq=False)
 class SiteRuns:
-    """Runs as the model sees them."""
+    """Runs as data of the model."""
 
     log: Float[np.ndarray, " runs"]
     """log(measured / predicted)."""
@@ -90,7 +90,7 @@ class SiteRuns:
 
     @cached_property
     def levels(self) -> dict[str, Int[np.ndarray, " runs"]]:
-        """Number of the group that each run belongs to, by level: runs of one group share its factors."""
+        """Group index of each run by level; runs of a group share its factors."""
         labels = self.labels
         source, framework, architecture = (labels[name] for name in ("source", *SHARED[1:]))
         site = [" ".join(parts) for parts in zip(source, framework, architecture, strict=True)]
@@ -104,13 +104,13 @@ class SiteRuns:
         return {"everywhere": np.zeros(len(self.log), int)} | numbers
 
     def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
-        """Some of the runs."""
+        """The selected runs."""
         labels = {name: values[index] for name, values in self.labels.items()}
         names = (field.name for field in fields(self) if field.name != "labels")
         return replace(self, **{name: getattr(self, name)[index] for name in names}, labels=labels)
 
     def arrays(self) -> dict[str, Any]:
-        """Return the arrays that covariances are computed from."""
+        """Return the arrays from which covariances are computed."""
         names = ("shares", "degrees", "events", "at", "layout", "open_deviation")
         named = {name: getattr(self, name) for name in names}
         return named | {"levels": self.levels}
@@ -123,7 +123,7 @@ def unpack(vector: Any) -> dict[str, Any]:
 
 
 def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """Covariance of runs by the factors of some levels."""
+    """Covariance of runs from the factors of some levels."""
     # Runs of one group of a level share its constant, and its class factors by the product of
     # their shares.
     total = 0.0
@@ -136,7 +136,7 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
 
 
 class OwnParts(NamedTuple):
-    """Covariances [runs, runs] of runs by what is their source's own, noise left out.
+    """Covariances [runs, runs] specific to a source, without noise.
 
     They are apart because a source scatters by two scales (`Scales` of `perfmodel.prediction.sites.known_runs`), of
     which each multiplies one part.
@@ -151,7 +151,7 @@ class OwnParts(NamedTuple):
 
 
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
-    """Return the covariances of runs by what is their source's own.
+    """Return the covariances that are specific to a source.
 
     Arrays are JAX's or NumPy's as `hyper` is; with NumPy's nothing is compiled for one number of runs.
     """
@@ -180,7 +180,7 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
 
 
 class LeftOut(NamedTuple):
-    """Every run as it is predicted without its fold."""
+    """Each run's prediction without its fold."""
 
     residual: Any
     """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
@@ -205,7 +205,7 @@ class State:
 
 
 class Score:
-    """How likely the runs of sources are when their teams are left out."""
+    """The likelihood of sources' runs when their teams are left out."""
 
     def __init__(self, runs: SiteRuns) -> None:
         self.runs = runs
@@ -226,12 +226,12 @@ class Score:
             self.known[k] = np.array(drawn), runs_of_source > k
 
     def start(self) -> State:
-        """Nothing known."""
+        """The initial state of a fit."""
         vector = np.log(np.concatenate([*START.values()]))
         return State(vector, np.ones(len(self.sources)), np.ones(len(self.runs.log)))
 
     def left_out(self, state: State, folds: Folds | None = None) -> LeftOut:
-        """Predict every run without its fold (that of its teams, where no folds are stated).
+        """Predict each run without its fold (by default that of its teams).
 
         All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks).
         """
@@ -280,7 +280,7 @@ class Score:
         return LeftOut(residual=flat, shared=together, own=parts, noise=noise)
 
     def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
-        """Negative log score of the sources that count, with the weak prior of the hyperparameters."""
+        """Negative log score of the weighted sources, plus the weak prior of the hyperparameters."""
         import jax
         import jax.numpy as jnp
         from jax.scipy.special import logsumexp
@@ -296,7 +296,7 @@ class Score:
         prior = np.log(heavy)[:, None]
 
         def unconditional(index: Any, there: Any) -> Any:
-            """Mean log score of a source's runs while none of them is known."""
+            """Mean log score of a source's runs when none is known."""
             fixed_of = jnp.diag(fixed)[index]
             within_of = jnp.diag(parts.within)[index]
             repeats_of = jnp.diag(parts.repeats)[index]
@@ -307,7 +307,7 @@ class Score:
             return jnp.where(there, log, 0.0).sum() / there.sum()
 
         def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
-            """Mean log score of a source's other runs once the drawn ones are known."""
+            """Mean log score of a source's other runs given the drawn ones."""
             # The source's block of every part, and in it the columns of the drawn runs. Parts
             # stay apart, since every node multiplies them by its own scales.
             covariances = [part[index][:, index] for part in (fixed, parts.within, parts.repeats)]
@@ -316,7 +316,7 @@ class Score:
                 columns_of_drawn.append([part[:, run] for part in covariances])
 
             def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
-                """Log likelihoods of the known runs, one after the other, and of the others after them.
+                """Log likelihoods of the known runs in sequence, and of the others given them.
 
                 Each known run takes its column of the covariance's Cholesky root from the residuals and variances.
                 """
@@ -361,7 +361,7 @@ class Score:
         return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
 
     def scaled(self, state: State) -> State:
-        """Scales of sources given their runs, and weights of runs by how far each lies from the others."""
+        """Scales of sources given their runs, and robust weights of runs."""
         left_out = self.left_out(state)
         residual = np.asarray(left_out.residual)
         shared = np.asarray(left_out.shared)

@@ -1,4 +1,4 @@
-"""Rows of tables of published runs, and the model, cluster, job and layout that each describes."""
+"""Reads rows of tables of published runs as models, clusters, jobs and layouts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,5 @@
-"""A published row -> model, cluster, job and layout, or the reason why it cannot be; a table of them -> what end-to-end
-calibration takes."""
+"""Converts a published row to model, cluster, job and layout, and a table of rows to runs for end-to-end
+calibration."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -102,16 +102,16 @@ class Case:
 
     @property
     def stated(self) -> frozenset[str]:
-        """Names of all fields of layout and job that the run states."""
+        """Names of the layout and job fields that the run states."""
         return frozenset(Layout.values(self.stated_layout)) | self.stated_job
 
     @property
     def recompute_stated(self) -> bool:
-        """Whether the run states what is recomputed."""
+        """Whether the run states its recomputation."""
         return not {"recompute", "recompute_full_layers"}.isdisjoint(self.stated)
 
     def relaid(self, **changes: Any) -> "Case":
-        """The case with some fields of the layout stated otherwise, and the rest as its framework then has it.
+        """The case with some layout fields changed, and the framework's defaults for the rest.
 
         Raises:
             LayoutError: a layout that is not possible.
@@ -122,7 +122,7 @@ class Case:
         return replace(self, layout=layout, stated_layout=text)
 
     def with_job(self, **changes: Any) -> "Case":
-        """The case with some fields of the job stated otherwise."""
+        """The case with some job fields changed."""
         job = replace(self.job, **changes)
         return replace(self, job=job, stated_job=self.stated_job | frozenset(changes))
 
@@ -140,7 +140,7 @@ _SCHEDULES = {
 
 
 def read_case(row: Row, framework: Framework | None = None) -> Case:
-    """Build the case of one row: what it states, completed by the framework of its column of that name.
+    """Build the case of one row, completed by its framework's defaults.
 
     Args:
         framework: instead of the row's.
@@ -246,8 +246,8 @@ def _with_degrees_of_devices(row: Row) -> Row:
 
 
 def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tuple[Cluster, tuple[str, ...]]:
-    """The cluster of a row: of its column of that name, else by its words, with the network that `network.*` columns
-    state; and in what its columns contradict each other.
+    """The cluster of a row, from the column `cluster` or from words, with changes from `network.*` columns; and
+    contradictions between its columns.
 
     Raises:
         Unusable, PerfModelError: the words or numbers of the network cannot be read.
@@ -354,8 +354,8 @@ def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[
 
 
 def framework_of(name: str) -> tuple[Framework, bool]:
-    """The framework that a cell names, `generic` for an empty one, and whether it is assumed: the first version for a
-    year before that, `generic` for a name that the catalog does not have."""
+    """The framework named in a cell (`generic` if empty or unknown, the first version for earlier years), and whether
+    it is assumed."""
     try:
         return catalog.framework(name or "generic"), False
     except PerfModelError:
@@ -366,7 +366,7 @@ def framework_of(name: str) -> tuple[Framework, bool]:
 
 
 def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
-    """The layout that a row states, and its recipe, in a layout's notation; what they leave out is its framework's.
+    """The layout stated by a row and its recipe, with the framework's defaults for the rest.
 
     Raises:
         Unusable: a schedule that is not modelled.
@@ -441,7 +441,7 @@ def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
 
 
 def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, int]]:
-    """Timed runs of a table, and why other rows are none (reason -> rows).
+    """The timed runs of a table, and the number of unused rows by reason.
 
     Args:
         file: csv with the columns of `data/published/README.md`, or with those that `predict` takes: `model`,

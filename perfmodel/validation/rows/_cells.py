@@ -1,4 +1,4 @@
-"""Tables of published runs, cells of their rows, and the degrees and batch that these state or leave open."""
+"""Reads tables of published runs and the cells of their rows, including degrees and batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ FROM_OTHERS: Final = "cells_of_other_rows"
 
 
 def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, str]]":
-    """All rows of the tables of runs among some files, and why other files are none.
+    """All rows of the tables of runs among some files, and the reasons why other files are not such tables.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -52,17 +52,17 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
 
 
 def missing_column(table: "pd.DataFrame") -> str | None:
-    """The first column that a table of runs needs and this one lacks."""
+    """The first missing column that a table of runs needs."""
     return next(iter(missing_columns(table)), None)
 
 
 def missing_columns(table: "pd.DataFrame") -> list[str]:
-    """All columns that a table of runs needs and this one lacks."""
+    """All missing columns that a table of runs needs."""
     return [name for name in NEEDED_OF_RUNS if name not in table]
 
 
 def read_rows(path: Path) -> "pd.DataFrame":
-    """Any csv file; of tables of runs with the heads that other rows tell (`with_heads`).
+    """Read any csv file; tables of runs get missing heads from other rows (`with_heads`).
 
     Raises:
         TableError: a file that is missing or no table.
@@ -82,12 +82,12 @@ def read_rows(path: Path) -> "pd.DataFrame":
 
 
 class Unusable(PerfModelError):
-    """A row that states too little, or runs something that is not modelled."""
+    """Raised for a row that states too little or is not modelled."""
 
 
 def with_heads(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The table with heads where they are empty and the other rows of the same source and hidden size agree on theirs;
-    the column `FROM_OTHERS` marks those rows."""
+    """Fill in missing heads if other rows of the same source and hidden size agree; the column `FROM_OTHERS` marks
+    them."""
     if not {"source", "hidden", "heads"} <= set(table.columns):
         return table
     # Sources often state the heads of a model in one of their rows only.
@@ -101,13 +101,13 @@ def with_heads(table: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def text(row: Row, name: str, default: str = "") -> str:
-    """A cell as text; `default` where it is empty."""
+    """A cell as text; `default` if empty."""
     value = row.get(name)
     return default if value is None else str(value).strip()
 
 
 def number(row: Row, name: str) -> float | None:
-    """A cell as a number; None where it is empty.
+    """A cell as a number; None if empty.
 
     Raises:
         Unusable: it is something else.
@@ -145,7 +145,7 @@ _DEGREES = ("tp", "pp", "dp")
 
 @dataclass(frozen=True)
 class Spread:
-    """Degrees, and the batch over them."""
+    """The degrees and the distribution of the batch."""
 
     tp: int
     pp: int
@@ -159,7 +159,7 @@ class Spread:
 
 
 def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
-    """How a row's batch is spread over its devices.
+    """The degrees and batch distribution of a row.
 
     One degree that is not stated follows from the devices; an empty micro-batch from the micro-batches per replica, and
     is what the framework takes where these are empty too; an empty global batch from micro-batches, or from the tokens

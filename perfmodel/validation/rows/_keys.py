@@ -1,4 +1,5 @@
-"""Columns of a table of runs that are keys of a job file: `layout.offload`, `job.optimizer`, `model.gated_ffn`, ...
+"""Reads columns of tables of runs that are keys of a job file: `layout.offload`, `job.optimizer`, `model.gated_ffn`,
+...
 
 They are checked by what checks the keys of a job file, and win over columns in words. Keys that a plain column says too
 (`layout.tp` and `tp`) fill that column, so that what looks at plain columns sees them.
@@ -59,14 +60,13 @@ _WHOLE_MODEL: Final = frozenset({"layers", "hidden", "heads"})
 
 
 def rows_of(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    """The rows of a table of runs, with plain columns filled in from keys (`with_plain_columns`)."""
+    """Iterate over the rows of a table of runs, with plain columns filled in from keys (`with_plain_columns`)."""
     records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
     return [dict(with_plain_columns(record)) for record in records]
 
 
 def cell_value(cell: Any) -> Any:
-    """A cell as a job file's TOML has its value: numbers that pandas widened are whole again, text is read as TOML,
-    plain text where it is none."""
+    """Convert a cell to a TOML value: restore whole numbers, parse text as TOML, else keep it as text."""
     if isinstance(cell, bool):
         return cell
     if isinstance(cell, int | float):
@@ -78,7 +78,7 @@ def cell_value(cell: Any) -> Any:
 
 
 def key_tables(row: Row) -> dict[str, dict[str, Any]]:
-    """The keys that a row's columns state, as tables of a job file.
+    """The keys stated by a row's columns, as tables of a job file.
 
     Raises:
         Unusable: a column with a dot whose table or key there is not; a key that is a table and a value at once.
@@ -110,8 +110,7 @@ def _typed(table: str, name: str, value: Any) -> Any:
 
 
 def with_plain_columns(row: Row) -> Row:
-    """The row with plain columns filled in from keys that say the same, and where both differ the key's value; what
-    differs is noted in `CONTRADICTIONS`.
+    """Fill in plain columns from equivalent keys; keys override, and differences are noted in `CONTRADICTIONS`.
 
     A `cluster` fills `device` and `devices_per_node`.
     """
@@ -187,12 +186,12 @@ def _contradictions_of_counts(row: Row) -> list[str]:
 
 
 def states_whole_model(model_keys: Mapping[str, Any]) -> bool:
-    """Whether `model.*` columns state a model by themselves."""
+    """Whether the `model.*` columns define a whole model."""
     return model_keys.keys() >= _WHOLE_MODEL
 
 
 def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
-    """Fields of a layout that keys state, checked.
+    """The layout fields stated by keys, checked.
 
     Raises:
         LayoutError, UnknownNameError: a key that no layout has, or a value that it cannot have.
@@ -210,7 +209,7 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
 
 
 def job_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
-    """Fields of a job that keys state, checked as the table [job] of a job file is.
+    """The job fields stated by keys, checked as in a job file.
 
     Raises:
         PerfModelError: a key that no job has, or a value that it cannot have.
@@ -219,7 +218,7 @@ def job_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
 
 
 def with_framework_keys(framework: Framework, keys: Mapping[str, Any], run_name: str) -> Framework:
-    """A framework with the facts that keys state.
+    """A framework with the facts stated by keys.
 
     Raises:
         PerfModelError: a key that no framework has, or a value that it cannot have.

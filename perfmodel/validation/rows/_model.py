@@ -1,4 +1,4 @@
-"""The model of a row of published runs: what the row states, and for the rest what its name stands for."""
+"""The model of a row of published runs: from its columns, completed by its name."""
 
 import re
 from dataclasses import dataclass, replace
@@ -40,15 +40,14 @@ MOST_HEADS: Final = 4096
 
 @dataclass(frozen=True)
 class RowModel:
-    """A row's model, and names of what was assumed of it."""
+    """A row's model, and the names of assumed facts."""
 
     model: Model
     assumed: tuple[str, ...] = ()
 
 
 def model_of(row: Row, framework: Framework) -> RowModel:
-    """The model of a row, with what its columns `model.*` state: whole by themselves, or changes of the model that its
-    plain columns describe.
+    """The model of a row; `model.*` columns define it or change the model of the plain columns.
 
     Args:
         framework: pads a vocabulary that the row does not state as it ran.
@@ -119,8 +118,7 @@ _MOST_OFF_SIZE: Final = 0.05
 
 
 def known_model(name: str) -> Model | None:
-    """The catalog's model of a name, which may end with the billions of parameters that the model has; None where the
-    catalog has none."""
+    """The catalog's model of a name, which may end with the number of parameters in billions; None if unknown."""
     named = _of_catalog(name)
     if named is not None:
         return named

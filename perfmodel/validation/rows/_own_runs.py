@@ -1,4 +1,5 @@
-"""Runs of a table whose columns are words of `perfmodel.predict`: model, cluster, layout, global_batch and so on."""
+"""Reads runs from tables whose columns are arguments of `perfmodel.predict`: model, cluster, layout, global_batch and
+so on."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,15 +25,14 @@ _REMARKS: Final = ("name", *RUN_COLUMNS)
 
 
 def has_words_of_predict(table: "pd.DataFrame") -> bool:
-    """Whether a table of runs states clusters and layouts as `predict` takes them; a `cluster` beside the columns of
-    published runs is one of theirs."""
+    """Whether a table of runs has the arguments of `predict` as columns, instead of the columns of published runs."""
     if "layout" in table:
         return True
     return "cluster" in table and not {"case_id", "source"} <= set(table)
 
 
 def require_words(table: "pd.DataFrame", name: str) -> None:
-    """Refuse a table without the columns that a step needs, or with one that nobody knows.
+    """Refuse a table with missing or unknown columns.
 
     Raises:
         TableError: names every column that is missing, or the unknown one.
@@ -54,7 +54,7 @@ def require_words(table: "pd.DataFrame", name: str) -> None:
 
 
 def own_run(row: Row, number: int) -> Run:
-    """The run of a row; `number` counts rows from 1.
+    """Read the run of a row; `number` counts rows from 1.
 
     Raises:
         PerfModelError: a cell that its column cannot have, or a layout that is not possible.

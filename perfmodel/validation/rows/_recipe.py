@@ -1,4 +1,4 @@
-"""What a row of published runs leaves to the recipe of its framework or release, as the catalog has it."""
+"""Settings of a row of published runs that come from the recipe of its framework or release."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,14 +26,14 @@ _JOB: Final = (
 
 @dataclass(frozen=True)
 class RowRecipe:
-    """Fields of a layout and of a job that a row leaves to its recipe."""
+    """Fields of layout and job that come from a recipe."""
 
     layout: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
 
 
 def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtype: str) -> RowRecipe:
-    """The recipe that a row refers to, as the catalog has it, or an empty one. Cells of the row go before it."""
+    """The catalog's recipe for a row, or an empty one. Cells of the row override it."""
     release = _recipe_release(row)
     if release is None:
         return RowRecipe()
@@ -89,7 +89,7 @@ def _usual_name(model: Model) -> str:
 
 
 def with_shards_of_recipe(row: Row, framework: Framework) -> Row:
-    """The row with the devices over which FSDP shards weights, where its recipe tells them and the row does not."""
+    """Fill in the number of devices over which FSDP shards weights, from the row's recipe."""
     release = _recipe_release(row)
     if not release or text(row, "sharding").lower() not in ("fsdp", "fsdp+dp"):
         return row

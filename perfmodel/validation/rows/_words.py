@@ -1,4 +1,4 @@
-"""What a row of published runs says in words: element type, recompute, network, how replicas shard model states."""
+"""Reads word columns of published runs: element type, recompute, network, sharding."""
 
 import re
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ _BERT_VOCAB: Final = 30522
 
 
 def dtype_of(row: Row) -> tuple[str, bool]:
-    """The class of element type that a row's products run in, and whether it is assumed.
+    """The element type of a row's matrix products, and whether it is assumed.
 
     `float8-rowwise`, `mxfp8`, `fp8 delayed hybrid` and the like are fp8 by some recipe; the recipe's own column stands
     in where `dtype` is empty.
@@ -79,7 +79,7 @@ def _dtype_reading(row: Row) -> Reading:
 
 
 def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
-    """The recipe of 8- and 4-bit products that a row's words mean in its framework; None where it says none."""
+    """The 8- or 4-bit recipe named by a row; None if not stated."""
     reading = _dtype_reading(row)
     for meaning, recipe in _RECIPES.items():
         if not reading.says(meaning):
@@ -93,12 +93,12 @@ def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
 
 
 def keeps_16_bits_alone(row: Row) -> bool:
-    """Whether a row says that weights and optimizer states are kept in 16 bits alone (`pure bf16`)."""
+    """Whether a row states that weights and optimizer states are only in 16 bits (`pure bf16`)."""
     return _dtype_reading(row).says("16 bits alone")
 
 
 def attends_in_8_bits(row: Row) -> bool:
-    """Whether a row's recipe says that attention multiplies in 8 bits too."""
+    """Whether a row's recipe states 8-bit attention."""
     return _dtype_reading(row).says("attention in 8 bits")
 
 
@@ -122,7 +122,7 @@ _RECOMPUTE_MODES: Final = {
 
 
 def recompute_of(row: Row) -> str:
-    """The mode of recomputation that comes nearest to a row's words; empty where it says nothing.
+    """The recomputation mode closest to a row's words; empty if not stated.
 
     `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's policies those
     repeat most of a layer that keep but its projections of attention.
@@ -139,8 +139,8 @@ def recompute_of(row: Row) -> str:
 
 
 def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
-    """Layers of every stage that a row's words say to be repeated as a whole, the others not (`full block 21 layers`,
-    `every 2nd layer`); None where they say no such number.
+    """Number of fully recomputed layers per stage in a row's words (`full block 21 layers`, `every 2nd layer`); None if
+    not stated.
 
     A JAX policy that keeps all but the feed-forward's first products repeats as much as so many layers in full.
     """
@@ -164,19 +164,18 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
 
 
 def offloads_activations(row: Row) -> bool:
-    """Whether a row says that activations go to the host (`minimal_offloaded`)."""
+    """Whether a row states offloading of activations (`minimal_offloaded`)."""
     return any(reading.says("policy offload") for reading in _recompute_readings(row))
 
 
 def leaves_policy_open(row: Row) -> bool:
-    """Whether a row says that a policy of its own decides tensor by tensor what is kept, and not how (`custom`)."""
+    """Whether a row uses a custom recomputation policy without stating it (`custom`)."""
     says_custom = any(reading.says("policy custom") for reading in _recompute_readings(row))
     return says_custom and not text(row, "recompute_detail")
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
-    """Return what `selective` recomputation repeats, in the names of Megatron-Core; empty where the row's words name
-    none of them."""
+    """Return the modules of `selective` recomputation in Megatron-Core's names; empty if not stated."""
     readings = _recompute_readings(row)
     named = (
         *readings[0].all_of(*get_args(RecomputeModule)),
@@ -190,17 +189,17 @@ _ASSUMED_ADAPTER_RANK: Final = 16
 
 
 def adapter_rank_of(row: Row) -> int | None:
-    """Rank of the LoRA adapters that a model's name tells (`llama2-70b-lora`); None where all weights are trained."""
+    """Rank of LoRA adapters implied by a model's name (`llama2-70b-lora`); None if all weights are trained."""
     return _ASSUMED_ADAPTER_RANK if re.search(r"(?<![a-z])lora(?![a-z])", text(row, "model").lower()) else None
 
 
 def launch_switches(row: Row) -> Mapping[str, bool]:
-    """Switches of the launch that a row's `launch_and_overlap` states, by what they set (`LAUNCH_SWITCHES`)."""
+    """Launch switches in a row's `launch_and_overlap`, by the setting they change (`LAUNCH_SWITCHES`)."""
     return read_switches(text(row, "launch_and_overlap"))[0]
 
 
 def graphs_of(switches: Mapping[str, bool]) -> CudaGraphs:
-    """Return what runs from CUDA graphs by a launch's switches: the whole step, or layers (NeMo, Megatron-Core)."""
+    """Return the scope of CUDA graphs from a launch's switches: the whole step, or layers (NeMo, Megatron-Core)."""
     if switches.get("graph of the step"):
         return "step"
     return "layers" if switches.get("graphs of layers") else "none"
@@ -211,7 +210,7 @@ _SHARDING_OVERLAPS: Final = ("overlap_grad_reduce", "overlap_param_gather")
 
 
 def layout_switches(row: Row) -> dict[str, bool]:
-    """Fields of a layout that the launch states: what is overlapped with kernels."""
+    """Layout fields for overlap, from the launch switches."""
     switches = launch_switches(row)
     stated = {name: switches[name] for name in _LAYOUT_SWITCHES if name in switches}
     if read_phrases(text(row, "sharding"), SHARDING).says("overlapped"):
@@ -220,7 +219,7 @@ def layout_switches(row: Row) -> dict[str, bool]:
 
 
 def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
-    """Tokens per sequence: of their column; else the model's, and then assumed."""
+    """Tokens per sequence: from the column, else assumed from the model."""
     if number(row, "seq_len") is not None:
         return count(row, "seq_len"), False
     return model.seq_len, True
@@ -248,7 +247,7 @@ _VOCABULARY_BY_COLUMN: Final = {
 
 
 def unread_words(row: Row) -> tuple[str, ...]:
-    """Words of a row's columns that are not understood, each with its column."""
+    """Words in a row that cannot be read, each with its column."""
     network, _ = network_of(row)
     unread = {
         "inter_link": network.not_understood,
@@ -282,7 +281,7 @@ def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
 
 
 def adapters_of(row: Row) -> tuple[int | None, float | None]:
-    """Network adapters of a node and the rate of one in Gbit/s, None where columns do not say.
+    """Network adapters per node and the rate of one in Gbit/s; None if not stated.
 
     Raises:
         Unusable: a rate that is not above zero.
@@ -315,8 +314,7 @@ def _dtypes_named(cell_text: str) -> frozenset[str]:
 
 
 def contradictions_in_words(row: Row) -> tuple[str, ...]:
-    """Say where a row's columns in words contradict its other columns, one sentence each; the first named there counts,
-    of ZeRO the number."""
+    """Sentences about contradictions between a row's word columns and other columns."""
     contradictions = []
 
     # Columns contradict each other if their readings share no possible value.
@@ -371,7 +369,7 @@ def _compiles(row: Row) -> bool:
 
 
 def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
-    """Fields `zero`, `replicate` and `offload_states` of a layout that a row's `zero_stage` and `sharding` state.
+    """The layout fields `zero`, `replicate` and `offload_states` from a row's `zero_stage` and `sharding`.
 
     Weights that FSDP shards stay gathered between the micro-batches of a pipeline (arXiv 2407.21783, section 3.3.2;
     torchtitan's default). `HSDP` without a number shards inside a node.

@@ -1,4 +1,4 @@
-"""Closed vocabularies of columns in words: every phrase that is known, with what it means; all else is named.
+"""Vocabularies of word columns: known phrases and their meanings; unknown words are reported.
 
 A column's text is read phrase by phrase, the longest known phrase first. What no phrase explains is not matched to
 anything: it is returned, and named in `assumed`.
@@ -15,7 +15,7 @@ from perfmodel.display import shorten_reprs
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase that a column may hold."""
+    """A known phrase of a column."""
 
     pattern: str
     """Regular expression over lower-case text; its groups are figures of the meaning."""
@@ -33,22 +33,22 @@ class Reading:
     """Words that no phrase explains."""
 
     def says(self, meaning: str) -> bool:
-        """Whether the text has a phrase of a meaning."""
+        """Whether the text contains a phrase with this meaning."""
         return any(name == meaning for name, _ in self.said)
 
     def figure(self, meaning: str) -> int | None:
-        """The first whole number beside a meaning; None where there is none."""
+        """The first whole number in a phrase with this meaning; None if there is none."""
         for name, figures in self.said:
             if name == meaning and figures:
                 return int(figures[0])
         return None
 
     def first(self, *meanings: str) -> str:
-        """The first of some meanings that the text has, empty where it has none."""
+        """The first of these meanings in the text; empty if there is none."""
         return next((name for name, _ in self.said if name in meanings), "")
 
     def all_of(self, *meanings: str) -> tuple[str, ...]:
-        """Return those of some meanings that the text has, each once."""
+        """Return the meanings that the text contains, each once."""
         return tuple(dict.fromkeys(name for name, _ in self.said if name in meanings))
 
 
@@ -64,7 +64,7 @@ _REMARK: Final = re.compile(r"\([^()]*\)")
 
 @lru_cache(maxsize=1024)
 def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
-    """Meanings of a text by a vocabulary. A remark in brackets of which nothing is known is left out."""
+    """Parse a text with a vocabulary. Unknown remarks in brackets are ignored."""
     lowered = text.lower()
     meanings: list[tuple[str, tuple[str, ...]]] = []
     unread: list[str] = []

@@ -1,4 +1,4 @@
-"""What described runs leave open: every choice that they may have made, and the prediction as a mixture of all.
+"""Predicts runs with open settings as a mixture over all plausible choices.
 
 Beside this door are `priors` (how people run) and `mixture` (weights and quantiles of log-normal step times).
 """

@@ -1,4 +1,4 @@
-"""A choice of a run beside its degrees, and the values that it may have.
+"""An open choice of a run, besides its degrees, and its possible values.
 
 A choice knows whether a run states it, what value a run has, and the run with every value that its framework can run.
 How likely the values are is learned from published runs that state them (`perfmodel.validation.unstated.priors`).
@@ -21,7 +21,7 @@ OF_FRAMEWORK: Final[Chain] = (("era",), ("framework",))
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One value of a choice, and what a run with it states."""
+    """One value of a choice, and the settings that it implies."""
 
     value: str
     """Value of the choice, by which runs are told apart."""
@@ -48,7 +48,7 @@ class Variant:
 
 
 class OpenChoice(ABC):
-    """One choice of a run, such as what is recomputed."""
+    """One choice of a run, such as its recomputation."""
 
     name: str
     chain: Chain = OF_FRAMEWORK
@@ -59,7 +59,7 @@ class OpenChoice(ABC):
 
     @abstractmethod
     def matters(self, case: Case) -> bool:
-        """Whether the run has such a choice at all."""
+        """Whether the choice is relevant for the run."""
 
     @abstractmethod
     def stated(self, case: Case) -> bool:
@@ -67,14 +67,14 @@ class OpenChoice(ABC):
 
     @abstractmethod
     def value(self, case: Case) -> str:
-        """The value that the run has, as published runs are counted by it."""
+        """The run's value, in the form in which published runs are counted."""
 
     @abstractmethod
     def variants(self, case: Case) -> Sequence[Variant]:
         """The values that the run's framework can run."""
 
     def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
-        """Values of a run that leaves the choice open, with their prior probabilities; none of a run that does not."""
+        """Possible values with prior probabilities; empty if the run states the choice."""
         # Several variants may be counted as one value in published runs. The value's probability
         # is shared out among them by `share`.
         if self.stated(case) or not self.matters(case):
@@ -88,7 +88,7 @@ class OpenChoice(ABC):
         return [(variant, variant.share * chance[variant.counted_as or variant.value]) for variant in variants]
 
     def usual(self, case: Case) -> str | None:
-        """Return what the framework does by default, which a case whose run leaves the choice open has."""
+        """Return the framework's default value."""
         return None if self.stated(case) else self.value(case)
 
 

@@ -1,4 +1,4 @@
-"""Everything that a described run may have been: its completions, each with a prior probability.
+"""The completions of a described run, each with a prior probability.
 
 A description states some settings of a run. A completion states all of them. Choices are filled in one after another:
 the framework, the degrees and the batch (`_open_cells`), then the others (`_open_choices`). Wherever there are more
@@ -58,7 +58,7 @@ TUNABLE: Final = frozenset({*_TUNABLE_CELLS, *(choice.name for choice in OPEN_CH
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """A run with everything stated."""
+    """A run with all settings filled in."""
 
     case: Case
     prior: float
@@ -68,14 +68,14 @@ class Completion:
 
     @property
     def given(self) -> tuple[tuple[str, str], ...]:
-        """The choices among `chosen` that nobody who runs it can tune."""
+        """The choices among `chosen` that users cannot tune."""
         return tuple((name, value) for name, value in self.chosen.items() if name not in TUNABLE)
 
 
 def completions(
     run: DescribedRun, framework: Framework | None, priors: ChoicePriors
 ) -> tuple[list[Completion], list[str]]:
-    """Completions of a run but for the choices that take no memory, at most `MOST_WEIGHED`, and why others cannot be.
+    """Completions of a run over the choices that affect memory, at most `MOST_WEIGHED`, and why others are impossible.
 
     Args:
         framework: instead of the run's own, if given.
@@ -109,7 +109,7 @@ def completions(
 
 
 def open_choices(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> list[str]:
-    """Names of what a run leaves open under a framework, the framework first if nobody names it.
+    """Names of a run's open choices under a framework; the framework comes first if it is not named.
 
     Raises:
         Unusable, PerfModelError: the run cannot be read.
@@ -130,7 +130,7 @@ def _assuming(case: Case, name: str) -> Case:
 
 
 def thinned(candidates: Sequence[Completion], most: int) -> list[Completion]:
-    """Return at most so many completions that stand for all of them, with priors that sum to 1."""
+    """Return a limited number of representative completions, with priors that sum to 1."""
     chosen, weight = representatives(np.array([candidate.prior for candidate in candidates]), most)
     return [replace(candidates[i], prior=share) for i, share in zip(chosen.tolist(), weight.tolist(), strict=True)]
 
@@ -143,7 +143,7 @@ def with_open_choices(
     takes_memory: bool,
     most: int = MOST_WEIGHED,
 ) -> list[Completion]:
-    """Completions with the choices filled in that take memory, or with those that take none, at most `most`."""
+    """Fill in the choices that affect memory, or those that do not, with at most `most` completions."""
     for choice in OPEN_CHOICES:
         if choice.takes_memory == takes_memory:
             expanded = []
@@ -234,7 +234,7 @@ def _narrow_dtype(device: Device, framework: Framework) -> str | None:
 
 
 def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framework, float]]:
-    """The frameworks that may have run a run, with their probabilities.
+    """The possible frameworks of a run, with their probabilities.
 
     A framework of the catalog is itself: the version of its year, of the run's year where it states none, or the first
     one for a year before that; any of its versions where no year is known. A name that begins with one of the catalog's

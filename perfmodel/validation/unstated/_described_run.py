@@ -1,4 +1,4 @@
-"""A run as somebody describes it: by a row of a table, or by the settings of a job.
+"""A run described by a row of a table or by the settings of a job.
 
 Either states some of a run's cells. What the cells leave open is filled in under each framework that may have run it
 (`perfmodel.validation.unstated._completions`), in the same way whoever describes the run.
@@ -36,7 +36,7 @@ FILLED_CELLS = (*DEGREES, "vpp", "micro_batch")
 
 
 class DescribedRun(ABC):
-    """A run as far as its description states it."""
+    """A partly described run."""
 
     @property
     @abstractmethod
@@ -62,24 +62,24 @@ class DescribedRun(ABC):
 
     @abstractmethod
     def read(self, cells: Row, framework: Framework) -> Case:
-        """The run under a framework, with further cells filled in.
+        """The run under a framework, with open cells filled in.
 
         Raises:
             PerfModelError: the run states too little, or cannot be so.
         """
 
     def cells_for(self, framework: Framework) -> Row:
-        """Cells with what the recipes of a framework add to them."""
+        """Cells completed by a framework's recipes."""
         return self.cells
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether the run is said to have run out of memory, or to have crashed."""
+        """Whether the run is known to have run out of memory or crashed."""
         return text(self.cells, "status") in ("oom", "oom_or_crash")
 
     @property
     def year(self) -> int | None:
-        """The year in which it ran, if it is stated; else that of the framework; None where neither says it."""
+        """The year of the run, else of its framework; None if neither is known."""
         year = number(self.cells, "year")
         if year is not None:
             return int(year)
@@ -238,7 +238,7 @@ def described_job(
     devices: int | None = None,
     **job: Any,
 ) -> JobRun:
-    """The run of a job's settings, of which any may be left out but model, cluster and global batch.
+    """Make a run from settings of a job; only model, cluster and global batch are required.
 
     Args:
         layout: what is stated of it, in its notation. Degrees that it does not state are open where `devices` says how

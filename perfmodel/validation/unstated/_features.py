@@ -1,4 +1,4 @@
-"""Features of a run that are known whatever else it leaves open; priors of its choices depend on them."""
+"""Features of a run that are always known; priors of its choices depend on them."""
 
 import re
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class RunFeatures:
     """Kind of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where it is not named."""
 
     def contexts(self, chain: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-        """Contexts of a chain of features, those whose features are all known, after the one that every run is in."""
+        """Contexts along a chain of known features, starting with the context of all runs."""
         # A feature that is not known drops its context, so that the chain falls back to the more
         # general ones.
         contexts = [EVERYWHERE]
@@ -56,8 +56,7 @@ class RunFeatures:
 
 
 def model_features(model: Model, device: Device, seq_len: int, framework: Framework, year: int | None) -> RunFeatures:
-    """Features of a run of which no layout is known. The year is that of the framework's version where nobody states
-    one."""
+    """Features of a run without a known layout. The default year is that of the framework's version."""
     known_year = year or framework.since or None
     return RunFeatures(
         framework=framework.name,

@@ -1,4 +1,4 @@
-"""Degrees, micro-batch and element type of a run: every plausible value, where the run leaves them open.
+"""Plausible values of open degrees, micro-batches and element types of a run.
 
 These are filled in as cells of a row, since the batch, the devices and the rest of the layout follow from them.
 """
@@ -62,8 +62,8 @@ def filled_rows(
     *,
     names_schedules: bool,
 ) -> list[FilledRow]:
-    """The row with what it leaves open of degrees, micro-batch, chunks and element type filled in, in every plausible
-    way; the row itself where nothing is open.
+    """Fill in open degrees, micro-batch, chunks and element type in every plausible way; returns the row itself if none
+    is open.
 
     - Two or more degrees: tensor parallelism of up to `MOST_TENSOR` ranks within a node (a slice of TPUs), up to
       `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not stated either), in powers of two,
@@ -234,7 +234,7 @@ def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
 
 
 def chunks_of(chunks: int, layers_per_stage: int) -> str:
-    """How published runs are counted by model chunks per stage."""
+    """The class of model chunks per stage by which published runs are counted."""
     if chunks == 1:
         return "one"
     return "a layer each" if chunks >= layers_per_stage else "some"
@@ -280,14 +280,14 @@ PARALLELISM_CHAIN: Final = (("size",), ("framework",))
 
 
 def parallelism_of(tp: int, pp: int) -> str:
-    """The most involved kind of parallelism of a layout."""
+    """The most complex kind of parallelism in a layout."""
     if pp > 1:
         return "pipeline"
     return "tensor" if tp > 1 else "data"
 
 
 def stated_degrees(row: Row) -> dict[str, str]:
-    """Degrees and micro-batch that a row states, by name, as they are counted."""
+    """Stated degrees and micro-batch of a row by name, in the form in which they are counted."""
     stated = {}
     for name in ("tp", "pp", "cp", "micro_batch"):
         if number(row, name) is not None:

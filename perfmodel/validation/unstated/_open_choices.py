@@ -1,4 +1,4 @@
-"""What runs may have chosen where they do not state it, in the order in which the choices are drawn."""
+"""The open choices of runs, in the order in which they are drawn."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ _WHOLE_STAGES: Final = 0.5
 
 
 class Recompute(OpenChoice):
-    """Recompute in backward: of nothing, of parts of layers, of some layers, of all layers."""
+    """Recomputation: none, parts of layers, some layers, or all layers."""
 
     name = "recompute"
     chain = (("size",), ("size", "era"), ("framework",))
@@ -70,7 +70,7 @@ class Recompute(OpenChoice):
 
 
 class HostActivations(OpenChoice):
-    """Whether a compiled step whose policy is its own (`remat_policy: custom`) copies activations to the host.
+    """Whether a compiled step with a custom policy (`remat_policy: custom`) offloads activations.
 
     Such a policy names tensors that stay on the device, go to the host or are computed again (MaxText configs/base.yml,
     `decoder_layer_input` and following). On the host go the inputs of layers and the products of attention; the rest of
@@ -134,7 +134,7 @@ class Sharding(OpenChoice):
 
 
 class SlicesThatShard(OpenChoice):
-    """Whether every slice of TPUs holds all model states, or all slices together hold them once.
+    """Whether each TPU slice holds all model states, or all slices share one sharded copy.
 
     XLA's frameworks shard over the links of a slice and copy over the network between slices unless asked for more
     (MaxText configs/base.yml: `ici_fsdp_parallelism` and `dcn_data_parallelism` are the axes of -1).
@@ -235,7 +235,7 @@ Ampere (Dao-AILab/flash-attention README, installation)."""
 
 
 class FlashAttention(OpenChoice):
-    """Whether attention is fused; on devices that FlashAttention does not run on it is not."""
+    """Whether attention is fused; false on devices without FlashAttention."""
 
     name = "flash_attention"
     tunable = False
@@ -258,7 +258,7 @@ class FlashAttention(OpenChoice):
 
 
 class UnsaidSwitch(OpenChoice):
-    """A switch of the job, of the choice's own name. No published run says it, so both values are as likely."""
+    """A switch of the job that no published run states, so both values are equally likely."""
 
     def stated(self, case: Case) -> bool:
         return self.name in case.stated
@@ -274,7 +274,7 @@ class UnsaidSwitch(OpenChoice):
 
 
 class ChunkedLoss(UnsaidSwitch):
-    """Whether head and loss take the tokens part by part."""
+    """Whether head and loss process the tokens in chunks."""
 
     name = "chunked_loss"
     tunable = False
@@ -286,7 +286,7 @@ class ChunkedLoss(UnsaidSwitch):
 
 
 class Fp8ActivationInputs(UnsaidSwitch):
-    """Whether inputs of activations are kept in 8 bits."""
+    """Whether inputs of activations are saved in 8 bits."""
 
     name = "fp8_activation_inputs"
 
@@ -305,7 +305,7 @@ class OperationFuser(UnsaidSwitch):
 
 
 class DataParallelOverlap(OpenChoice):
-    """Whether gradients are reduced and weights gathered beside kernels, where the framework can."""
+    """Whether gradient reductions and weight gathers overlap with kernels, if the framework supports it."""
 
     name = "dp_overlap"
     takes_memory = False
@@ -328,7 +328,7 @@ class DataParallelOverlap(OpenChoice):
 
 
 class TensorParallelOverlap(OpenChoice):
-    """Whether tensor-parallel collectives run beside products, where the framework can: by default or by a switch."""
+    """Whether tensor-parallel collectives overlap with matrix products, if the framework supports it."""
 
     name = "tp_overlap"
     takes_memory = False
@@ -347,7 +347,7 @@ class TensorParallelOverlap(OpenChoice):
 
 
 class ExpertOverlap(OpenChoice):
-    """Whether exchanges between experts run beside the pass of another micro-batch, where the framework can."""
+    """Whether expert exchanges overlap with another micro-batch's pass, if the framework supports it."""
 
     name = "ep_overlap"
     takes_memory = False
@@ -399,7 +399,7 @@ _RATES: Final = ("1", "1/2", "1/4", "1/8")
 
 
 class Network(OpenChoice):
-    """Rate of the network between nodes, where the run names none of known rate, or not how many adapters have it."""
+    """Rate of the network between nodes, if the run does not determine it."""
 
     name = "network"
     tunable = False

@@ -1,4 +1,4 @@
-"""The prediction of a described run: the mixture of all that it may have been.
+"""Predicts a described run as the mixture over its completions.
 
 Every completion of the description (`_completions`) has a prior probability, learned from how people run. A run that
 ended well has fitted into memory, so each completion is weighted by its probability to fit: what cannot have fitted
@@ -88,7 +88,7 @@ class RunPrediction:
     """Posterior probabilities of `completions`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: those of the likeliest completion, with time, interval and memory of the mixture."""
+        """Plain values for JSON: the likeliest completion, with time, interval and memory of the mixture."""
         return self.prediction.to_dict() | {
             "step_time_s": self.step_time_s,
             "step_time_lo_s": self.step_time_lo_s,
@@ -126,7 +126,7 @@ def predict_run(
     site: Site | None = None,
     framework: Framework | None = None,
 ) -> RunPrediction:
-    """Predict a run of which some settings are stated, as the mixture of all that it may have been.
+    """Predict a partly described run as the mixture over its completions.
 
         predict_run(described_job("llama3-8b", "dgx-h100", devices=64, global_batch=256))
 
@@ -174,7 +174,7 @@ def predict_run(
 
 
 def name_open_choices(run: DescribedRun) -> list[str]:
-    """Names of what a run leaves open, under its framework or `generic` if it names none.
+    """Names of a run's open choices, under its framework or `generic`.
 
     Raises:
         PerfModelError: the run cannot be read.
@@ -252,7 +252,7 @@ def log_likelihoods(
     site: Site,
     priors: ChoicePriors,
 ) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
-    """The scale of a run and the log-likelihood of its step time under each tuning; None where it leaves nothing open.
+    """The scale of a run and the log-likelihood of its step time under each tuning; None if nothing is open.
 
     Raises:
         PerfModelError: as `predict_run`.

@@ -1,4 +1,4 @@
-"""Mixtures of log-normal step times: weights, quantiles, and which open choice moves the answer.
+"""Mixtures of log-normal step times: weights, quantiles, and effects of open choices.
 
 A run that leaves choices open has several completions. Each completion has a prior weight, a probability that it fits
 in memory, and a step time with a 90 % interval of its own. The run's step time is the mixture of the completions.
@@ -37,7 +37,7 @@ def posterior_weights(
 
 @dataclass(frozen=True)
 class Tuning:
-    """Preference for faster completions: exponents of the step time, 0 where nobody cares."""
+    """Preference for faster completions, as exponents of the step time; 0 for none."""
 
     choices: float = 0.0
     """Between completions that whoever runs the job chooses from, such as layouts."""
@@ -52,7 +52,7 @@ def tuned_weights(
     group_of: Sequence[Hashable],
     tuning: Tuning,
 ) -> Float[np.ndarray, " completions"]:
-    """Weights of people who prefer what is faster, by step time to a negative power.
+    """Weights that prefer faster completions, by a negative power of the step time.
 
     A nested logit model of discrete choice (McFadden 1978): the weight of a group is divided anew among its completions
     by their times, and all weight is divided anew among groups by their mean times.
@@ -103,7 +103,7 @@ class LogNormalMixture:
         return float(self.weight @ ndtr(distance / deviation))
 
     def density(self, value: float) -> float:
-        """Probability density of the quantity's logarithm at that of `value`."""
+        """Probability density of the quantity's logarithm at log(`value`)."""
         distance, deviation = self._distances(value)
         components = np.exp(-0.5 * (distance / deviation) ** 2) / (deviation * sqrt(2 * pi))
         return float(self.weight @ components)
@@ -117,7 +117,7 @@ class LogNormalMixture:
         return distance, np.maximum(np.where(distance < 0, lower_sd, upper_sd), 1e-12)
 
     def quantile(self, share: float) -> float:
-        """The value below which a share of the mixture lies, by bisection in the logarithm.
+        """The quantile of the mixture at a share, by bisection in the logarithm.
 
         Args:
             share: from 0.05 to 0.95. The ends of the components then bracket the answer.
@@ -148,7 +148,7 @@ def weighted_median(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, "
 
 @dataclass(frozen=True)
 class ChoiceEffect:
-    """How far one open choice moves the step time."""
+    """The effect of one open choice on the step time."""
 
     name: str
     """Name of the choice."""
@@ -207,7 +207,7 @@ def choice_effects(
 def representatives(
     weight: Float[np.ndarray, " n"], most: int
 ) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"]]:
-    """Indices of at most `most` items that stand for all of them, and the weights that they then have.
+    """Indices of at most `most` representative items, and their new weights.
 
     Nothing is random: the same weights give the same items (after Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003).
     """

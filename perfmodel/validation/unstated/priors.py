@@ -1,4 +1,4 @@
-"""How people run: the prior probability of every choice that a run may leave open.
+"""Prior probabilities of open choices, from how published runs are made.
 
 The prior is a table of counts. Published runs that state a choice are counted by team: in each context, such as models
 of 2 to 15 billion parameters, a team counts once, divided over the values that its runs have. So the 2,000 runs of one
@@ -152,7 +152,7 @@ def _shipped() -> dict[str, Any]:
 
 @lru_cache
 def choice_priors(without: str = "") -> ChoicePriors:
-    """Priors from both collections of published runs, but for those that share a team with `without`."""
+    """Priors from both collections of published runs, without runs that share a team with `without`."""
     shipped = _shipped()
     tunings = [Tuning(*exponents) for exponents in shipped["tunings"]]
     tuning = {
@@ -163,7 +163,7 @@ def choice_priors(without: str = "") -> ChoicePriors:
 
 
 def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Sequence[float]], without: str) -> Tuning:
-    """The tuning under which reported step times are likeliest, of all teams but some.
+    """The maximum-likelihood tuning for reported step times, without some teams.
 
     Args:
         tunings: that were tried.

@@ -1,5 +1,5 @@
-"""Curves: what measurements add to physics over sizes, at each measured placement (ranks, ranks per node); fitted,
-averaged, read at other counts, and as arrays of a file."""
+"""Correction curves over message sizes at each measured placement (ranks, ranks per node): fit, mean, interpolation,
+storage."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ GRID: Final = np.arange(LOWEST * PER_OCTAVE, HIGHEST * PER_OCTAVE + 1) / PER_OCT
 
 @dataclass(frozen=True)
 class Curve:
-    """What measurements add to physics at one placement: log(measured / physical time), piecewise linear over sizes."""
+    """The correction at one placement: log(measured / physical time), piecewise linear over sizes."""
 
     ranks: float
     ranks_per_node: float
@@ -30,7 +30,7 @@ class Curve:
     """Log correction at successive points of `GRID`, float32[m]."""
 
     def everywhere(self) -> np.ndarray:
-        """On the whole grid, constant beyond what was measured, float64[g]."""
+        """The curve on the whole grid, constant beyond the measured sizes, float64[g]."""
         index = np.clip(np.arange(len(GRID)) - self.start, 0, len(self.value) - 1)
         return self.value[index].astype(np.float64)
 
@@ -85,7 +85,7 @@ def fit_curves(
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of curves of one placement, wherever one of them was measured."""
+    """The mean of curves of one placement, at sizes where at least one was measured."""
     if len(curves) == 1:
         return curves[0]
     start, end = min(c.start for c in curves), max(c.start + len(c.value) for c in curves)
@@ -144,7 +144,7 @@ def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
 
 
 def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
-    """Write all curves as arrays of a file.
+    """Stack all curves into arrays for a file.
 
     `name` is the number of every curve's key, and `value` all values, one curve's behind the other's.
     """
@@ -165,7 +165,7 @@ def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
 
 
 def unstacked(keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[Any, Placements]:
-    """Inverse of `stacked`, whose arrays have this prefix to their names."""
+    """Inverse of `stacked`, for arrays with this name prefix."""
     key_numbers, places, starts, lengths, flat_values = (
         arrays[prefix + name] for name in ("name", "place", "start", "length", "value")
     )

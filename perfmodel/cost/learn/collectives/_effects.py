@@ -47,7 +47,7 @@ BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 
 
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
-    """All effects that a collective of this kind on these link classes depends on."""
+    """All effects on a collective of this kind and these link classes."""
     of_kind = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
     near = (Effect(name, inside) for name in _OF_LINKS_INSIDE)
     far = (Effect(name, between) for name in _OF_LINKS_BETWEEN)

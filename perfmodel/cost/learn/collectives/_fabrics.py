@@ -1,4 +1,4 @@
-"""Fabrics: a network as the collective model sees it."""
+"""Fabrics: networks in the form that the collective model uses."""
 
 import re
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Fabric:
         return self.levels[0]
 
     def key(self, between: bool, level: int = -1) -> str:
-        """What measurements of this fabric are filed under: links inside a node, or those and the network's."""
+        """Key of this fabric's measurements: links inside a node, or these and the network's."""
         if not between:
             return self.inside.link
         return self.levels[level].link if self.flat else f"{self.inside.link}+{self.levels[level].link}"
@@ -87,14 +87,14 @@ class Fabric:
         nic_gbit: float = np.nan,
         node_size: float = np.nan,
     ) -> "Fabric":
-        """The fabric that a row of a measurement table tells of, at nominal rates where it states none.
+        """The fabric of a measurement row, with nominal rates unless stated.
 
         Adapters (`nics` of `nic_gbit` each per node) count before the interconnect's name.
         """
         return _of_row(device, interconnect, ranks_per_node, nics, nic_gbit, node_size)
 
     def share_between(self, level: int, ranks_per_node: float, concurrent: float) -> float:
-        """One-way bytes/s between nodes that each rank of a group has to itself.
+        """One-way bytes/s between nodes per rank of a group.
 
         A level's bandwidth is per device with all devices busy, so a node owns `node_size` times that, which
         `concurrent` groups share. A rank alone gets at most one adapter (or the stated share, where that is
@@ -108,11 +108,11 @@ class Fabric:
         return min(node / (concurrent * ranks_per_node), one_rank)
 
     def carries_lines(self, level: int) -> bool:
-        """Whether groups that reach this level may use LL128: all their links carry it, from the devices' own on."""
+        """Whether groups that reach this level may use LL128, because all their links support it."""
         return not self.flat and all(x.link_class.lines for x in self.levels[: level + 1])
 
     def latency_shift_s(self, level: int, between: bool) -> float:
-        """Stated latency beyond the usual one, of the slowest level crossed."""
+        """Stated latency of the slowest crossed level, beyond the usual latency."""
         crossed = self.levels[0 if self.flat else 1 : level + 1] if between else self.levels[:1]
         return max(x.latency_s - x.link_class.latency_s for x in crossed or self.levels[-1:])
 

@@ -1,4 +1,4 @@
-"""Curves of what was measured beside physics, and the joining of a site's fit with the shipped one.
+"""Fits correction curves, and joins a site's fit with the shipped one.
 
 One curve per measured placement (ranks, ranks per node) of a key: a series with its software and element type, a
 series, a fabric on one device, or links inside a node on any device.
@@ -30,7 +30,7 @@ from perfmodel.ingest.tables import groups_of
 
 @dataclass(frozen=True)
 class Sources:
-    """What is known of the sources of tables, as in `training/collectives.toml`."""
+    """Facts about the sources of tables, as in `training/collectives.toml`."""
 
     reference: tuple[str, ...] = ()
     """Sources timed on the device, best first, that a fabric's usual price stands on; by default all, largest first."""
@@ -71,7 +71,7 @@ def fit_rows(
 
 
 def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
-    """Whether each row tells of links in general, bool[n]."""
+    """Whether each row is representative of its links, bool[n]."""
     on_unhealthy_network = rows.starting(sources.unhealthy) & rows.between
     timed_with_more = rows.starting(sources.as_timed)
     return ~on_unhealthy_network & ~timed_with_more & ~rows.slow

@@ -124,7 +124,7 @@ class LinkConstants:
 
 
 def namespace(*arrays: Array) -> ModuleType:
-    """`jax.numpy` if any argument is a JAX array (or tracer), else `numpy`; imports JAX for nobody else."""
+    """`jax.numpy` if any argument is a JAX array or tracer, else `numpy`; JAX is imported only if needed."""
     jax = sys.modules.get("jax")
     if jax is not None and any(isinstance(a, jax.Array) for a in arrays):
         return jax.numpy
@@ -179,7 +179,7 @@ class _Protocol(NamedTuple):
 def collective_time(
     kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, c: LinkConstants, algorithm: str = ""
 ) -> Array:
-    """Seconds of one kind on `ranks` ranks, `ranks_per_node` of them to a node; 0 for one rank.
+    """Seconds of one kind of collective on `ranks` ranks, `ranks_per_node` per node; 0 for one rank.
 
     Sizes as nccl-tests counts them (`perfmodel.ops.Collective`). Inside a node latency hides behind transfer
     (a smooth maximum fits the tables best); between nodes it adds to it. `algorithm`: the one of `ALGORITHMS` that the
@@ -229,7 +229,7 @@ def collective_time(
 
 
 def peers_of(ranks: Array) -> Array:
-    """Peers of a rank inside its node, as far as they change its bandwidth."""
+    """Number of peers inside a node that affect a rank's bandwidth."""
     return namespace(ranks).clip(ranks - 1.0, 1.0, REFERENCE_PEERS)
 
 

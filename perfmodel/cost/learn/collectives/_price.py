@@ -1,4 +1,4 @@
-"""Prices of collectives: physics times what was measured, made monotone in bytes and ranks.
+"""Prices of collectives: physics times measured correction, made monotone in bytes and ranks.
 
 For one kind on one fabric the product of the physical curve and the measured correction is laid out on a grid of
 sizes and rank (or node) counts and projected onto what grows with both, with bytes in proportion to them at most
@@ -49,7 +49,7 @@ LARGE: Final = 20
 
 @dataclass(frozen=True)
 class CollectiveRequest:
-    """What is priced together: one kind on one fabric, by what was measured under some names."""
+    """A pricing request for one kind on one fabric, with the names of measured series."""
 
     kind: str
     fabric: Fabric
@@ -117,7 +117,7 @@ class Priced:
 
     @classmethod
     def unknown(cls, n: int) -> "Priced":
-        """Room for `n` prices."""
+        """An empty record of `n` prices."""
         return cls(np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object), np.zeros(n))
 
     def put(self, at: np.ndarray, prices: "Priced") -> None:
@@ -363,8 +363,7 @@ class CollectivePrices:
 
 
 def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None) -> np.ndarray:
-    """Values that never fall along an axis: the mean of the running maximum from below and the running minimum from
-    above, which leaves alone what rises already.
+    """Make values non-decreasing along an axis: the mean of the running maximum from below and minimum from above.
 
     Monotone in every value, and moved with all of them: what is never larger, or larger by so much at most, stays so,
     along other axes too.
@@ -409,7 +408,7 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
-    """Prices of rows of tables, each alone on its fabric, by its own series where that was measured."""
+    """Prices of table rows, each alone on its fabric, using its own series if measured."""
     # Rows that ask the same table questions go together: they differ in sizes and counts alone.
     columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
     codes: dict[tuple[Any, ...], int] = {}

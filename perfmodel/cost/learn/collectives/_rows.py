@@ -1,4 +1,4 @@
-"""Measured collectives as typed columns, and which of them say nothing of a device's links.
+"""Measured collectives as typed columns, and the rows that do not represent a device's links.
 
 Rows of five kinds are set aside, each with the reason in words: rows that others disturbed, rows of several groups at
 once (`slowdowns` tells what they show), links that the table does not name (an efficiency would be relative to a
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class SeriesKey(NamedTuple):
-    """What identifies a measured series: one way of running one kind of collective, by one source."""
+    """Key of a measured series: one kind of collective, run in one way by one source."""
 
     source: str
     device: str
@@ -115,12 +115,12 @@ class CollectiveRows:
         return np.array([key.starts(leading) for key in self.keys] or [False], bool)[self.series]
 
     def anonymous(self) -> "CollectiveRows":
-        """The same rows as if nobody had said whose they are."""
+        """The rows without their source."""
         return replace(self, series=np.zeros(len(self), np.int64), keys=(SeriesKey("", "", "", "", "auto", ""),))
 
 
 def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
-    """Canonical rows of a collective table (columns of the data README); never raises for a strange row.
+    """Canonical rows of a collective table (columns of the data README); invalid rows do not raise.
 
     Missing text columns count as empty, missing `ranks_per_node` as `num_ranks / num_nodes` or, if neither
     is there, as up to eight ranks to a node.
@@ -228,7 +228,7 @@ MESH_PEERS: Final = 7
 
 
 def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> np.ndarray:
-    """Why each row says nothing of its links; `""` for those that do. str[n].
+    """The reason why each row does not represent its links; `""` if it does. str[n].
 
     Args:
         no_guide: first parts of series that are kept as they are between nodes, since nothing is learned from
@@ -238,7 +238,7 @@ def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> n
 
 
 def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """Why each row says nothing of its links (`set_aside`), and whether that is because it runs far below them.
+    """The reasons of `set_aside`, and whether the reason is a rate far below the links.
 
     Returns:
         str[n] and bool[n].

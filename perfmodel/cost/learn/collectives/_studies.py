@@ -1,5 +1,5 @@
-"""What the collective model is worth where nothing was measured (shapes, rank counts, devices, fabrics left out), and
-the widths of its intervals, which are conformal quantiles of those errors."""
+"""Held-out errors of the collective model (shapes, rank counts, devices, fabrics), and interval widths as their
+conformal quantiles."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ PER_SERIES: Final = 400
 def usable(
     tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES
 ) -> tuple[CollectiveRows, moe.MoeRows, dict[str, int]]:
-    """Rows that can be fitted (clean, of several ranks, with a time), and how many are set aside for what reason."""
+    """The usable rows, and the number of others by reason."""
     table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
     is_exchange = table["collective"].isin(moe.MOE_KINDS).to_numpy()
     exchanges = moe.moe_rows(table.loc[is_exchange])
@@ -57,7 +57,7 @@ def usable(
 
 
 def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
-    """Fold of every row: whole shapes (device, kind, ranks, size) together, at random but always alike."""
+    """A reproducible random fold for each whole shape (device, kind, ranks, size)."""
     columns = [rows.of_series("device"), rows.kind, rows.ranks, rows.ranks_per_node, rows.buffer_bytes]
     return (hashed(columns) % folds).astype(int)
 
@@ -128,7 +128,7 @@ def at_most(rows: CollectiveRows, index: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows predicted without their kind."""
+    """Rows with held-out predictions."""
 
     what: str
     rows: CollectiveRows
@@ -142,7 +142,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Study:
-    """Widths of intervals, and the errors that they come from."""
+    """Interval widths and the underlying errors."""
 
     spread: dict[Scope, float]
     parts: tuple[LeftOut, ...]
@@ -151,7 +151,7 @@ class Study:
 
 
 def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> Study:
-    """Leave shapes, rank counts, devices and fabrics out, one kind after another.
+    """Hold out shapes, rank counts, devices and fabrics in turn.
 
     Physics is fitted anew wherever devices, fabrics or the largest rank counts are left out; the latter two are then
     predicted by it alone. Fabrics whose network is known to have run far below its rate are no part of these studies.
@@ -215,7 +215,7 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
 
 
 def fabric_names(rows: CollectiveRows) -> np.ndarray:
-    """Who measured on what, by which whole fabrics are left out; str objects [n]."""
+    """Labels of measured fabrics, for holding out whole fabrics; str objects [n]."""
     device = np.array([fabric.device for fabric in rows.fabric], dtype=object)
     return rows.of_series("source") + ", " + device + ", " + rows.of_series("interconnect")
 

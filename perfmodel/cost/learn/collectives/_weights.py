@@ -1,5 +1,4 @@
-"""What a fit of collective tables leaves behind (effects of physics, measured curves, widths of intervals), and its
-file: safetensors with JSON metadata, loaded fail-closed."""
+"""The fitted collective model (physics effects, measured curves, interval widths) and its safetensors file."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ HALF_WIDTH: Final = {"measured": 0.12, "learned": 0.3, "analytical": 0.6, "extra
 
 
 class EntryKey(NamedTuple):
-    """A series as one software ran it with one element type."""
+    """Key of a series with one software and element type."""
 
     series: SeriesKey
     software: str
@@ -78,7 +77,7 @@ _CURVE_KEYS: Final = (SeriesKey, EntryKey, FabricKey, LinksKey)
 
 
 class MeasuredPlace(NamedTuple):
-    """What a series was measured on."""
+    """The place of a measured series: kind, device, links."""
 
     kind: str
     device: str
@@ -91,7 +90,7 @@ class MeasuredPlace(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What the half-width of an interval holds for."""
+    """Scope of an interval's half-width."""
 
     what: str
     """`measured`, `usual` (of a fabric), `links` (of other devices), or a provenance."""
@@ -150,13 +149,13 @@ class CollectiveWeights:
 
     @classmethod
     def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
-        """Keys to price by, in this order: of the device, of like parts of its die, of its links."""
+        """Keys for pricing, in order: the device, similar parts of its die, its links."""
         of_device, *of_links = cls.usual_keys(fabric, kind, between, level)
         of_parts = (of_device._replace(device=name) for name in names_of_parts(fabric.device))
         return tuple(dict.fromkeys((of_device, *of_parts, *of_links)))
 
     def by_die(self) -> "CollectiveWeights":
-        """File the usual curves of devices under the names of their like parts (`names_of_parts`).
+        """Store the usual curves of devices also under the names of similar parts (`names_of_parts`).
 
         Parts share the mean of what all of them were measured with on such links. What a site fits to its own device
         (`_merged`) stands before that.

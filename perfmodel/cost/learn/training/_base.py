@@ -1,5 +1,4 @@
-"""Constants of the base time: fitted by robust least squares per stack and kind, with priors; and those of a kernel
-moved to a device that it was not timed on."""
+"""Fits the constants of the base time by robust least squares per stack and kind, with priors."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple

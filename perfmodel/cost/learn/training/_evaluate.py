@@ -1,4 +1,4 @@
-"""Errors on what training never saw: shapes, large shapes and whole devices kept out."""
+"""Held-out errors: shapes, large shapes and whole devices."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ _TYPICAL: Final = {"near": 0.2, "far": 0.5, "beyond": 0.2}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was learned about errors."""
+    """Errors and intervals of a recipe."""
 
     intervals: Intervals
     record: dict[str, Any]
@@ -46,7 +46,7 @@ class Evaluation:
 
 
 def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages) -> Evaluation:
-    """Train with parts kept out; intervals and the figures of the model card."""
+    """Train with held-out parts, and return intervals and model-card figures."""
     trials = Trials(samples, recipe, code, seed, stages)
 
     # Whole shapes kept out: errors and intervals inside the range of what was measured.
@@ -74,7 +74,7 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """What all trainings of one recipe have in common."""
+    """Shared inputs of all trainings of one recipe."""
 
     samples: Samples
     recipe: Recipe
@@ -84,7 +84,7 @@ class Trials:
     stages: Stages
 
     def without(self, title: str, file: str, left_out: np.ndarray) -> Regressor:
-        """A regressor that has not seen the samples `left_out` (bool[n])."""
+        """Train a regressor without the samples `left_out` (bool[n])."""
         steps = self.recipe.left_out_steps
         return self.fit(title, file, np.flatnonzero(~left_out), np.zeros(0, np.int64), steps)
 

@@ -66,7 +66,7 @@ class Residual(nnx.Module):
 
 
 def stack_members(members: Sequence[Parameters]) -> Parameters:
-    """One set of parameters with the networks of several, which differ in nothing else."""
+    """Stack the networks of several parameter sets that are otherwise equal."""
     return members[0]._replace(**jax.tree.map(lambda *arrays: np.stack(arrays), *map(_network, members)))
 
 
@@ -84,7 +84,7 @@ def _network(params: Parameters) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """How far a training is."""
+    """State of a training run."""
 
     identity: int
     """Checksum of targets, recipe and seed."""
@@ -113,7 +113,7 @@ def save_run(path: Path, run: Run, tree: Any) -> None:
 
 
 def load_run(path: Path, identity: int, template: Any) -> tuple[Run, Any] | None:
-    """A saved run and its arrays in the structure of `template`; `None` if absent, damaged or another run's."""
+    """Load a saved run and its arrays; `None` if absent, damaged or from another run."""
     expected = jax.tree.leaves(template)
     # whatever is wrong with a checkpoint, the training begins anew
     try:

@@ -1,4 +1,4 @@
-"""From measurement tables to what a regressor is fitted on: cleaned, merged, split."""
+"""Prepares measurement tables for training: clean, merge, split."""
 
 import hashlib
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ class Samples:
         return self.rows.dtypes
 
     def physics(self) -> tuple[Physics, Machine]:
-        """What every sample has to do, and the figures of its device."""
+        """The work of every sample, and the figures of its device."""
         return physics_of([s.figures for s in self.stacks], self.stack, self.rows)
 
 
@@ -95,7 +95,7 @@ def _part(table: "pd.DataFrame", family: str, dtypes: tuple[str, ...]) -> "pd.Da
 
 
 def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
-    """Rows of a clean table with a time that says something of its kernel and that its source does not contradict."""
+    """Rows of a clean table that may be used for fitting."""
     return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
 
 
@@ -126,7 +126,7 @@ def held_out(samples: Samples, share: float) -> np.ndarray:
 
 
 def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices to fit on, to stop early by, and to report on; a shape is in one of them only."""
+    """Split into indices for fitting, early stopping and reporting; each shape is in only one."""
     # by the shape's hash, so that a shape is on the same side in every table and every run
     test = held_out(samples, share)
     check = ~test & ((samples.shape_key // np.uint64(10_000)) % np.uint64(100) < 4)

@@ -1,4 +1,4 @@
-"""A node of a foreign graph as the rules see it, and what they share."""
+"""Calls of foreign ops, and helpers for their rules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Call:
     attributes: Mapping[str, Any]
 
     def has(self, position: int) -> bool:
-        """Whether an operand is given."""
+        """Whether an operand is present."""
         return position < len(self.args) and self.args[position] is not None
 
     def item(self, position: int) -> Item:
-        """An operand, numbers as known values."""
+        """An operand; numbers become known values."""
         value = self.args[position] if self.has(position) else None
         if value is None:
             raise CannotMapError(f"operand {position} is missing")
@@ -41,7 +41,7 @@ class Call:
         return self.as_ref(self.item(position))
 
     def as_ref(self, item: Item) -> Ref:
-        """A known item written down, in the element type of the call's other operands."""
+        """Emit a known item in the element type of the call's other operands."""
         if isinstance(item, Ref):
             return item
         if not isinstance(item, Known):
@@ -55,7 +55,7 @@ class Call:
         return self.as_ref(Known(collapsed(item.array)) if isinstance(item, Known) else item)
 
     def finite(self, item: Known) -> Known:
-        """Floats of a known item with what stands for infinity in their place."""
+        """Replace infinities in a known item by large finite floats."""
         lowest = LOWEST[self.dtype]
         return Known(np.clip(np.asarray(item.array, float), lowest, -lowest))
 
@@ -122,7 +122,7 @@ def graph_dtype(name: str) -> str:
 
 
 def primitive(c: Call, name: str, *items: Item) -> Item:
-    """Write what the JAX primitive of a name does."""
+    """Emit the operation of a JAX primitive."""
     # ONNX and ATen share their element-wise semantics with JAX, so the JAX rules write the instructions.
     items = promoted(c, items)
     dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
@@ -134,7 +134,7 @@ def primitive(c: Call, name: str, *items: Item) -> Item:
 
 
 def promoted(c: Call, items: Sequence[Item]) -> tuple[Item, ...]:
-    """Operands of unlike float types in the widest of them, as PyTorch promotes them; integers become floats."""
+    """Promote operands to the widest float type, as PyTorch does; integers become floats."""
     dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
     floats = dtypes - set(INTEGER_DTYPES)
     if len(dtypes) < 2 or not floats:
@@ -152,5 +152,5 @@ def axes_of(values: Any, rank: int) -> tuple[int, ...]:
 
 
 def spelled(*names: str, rule: Rule) -> dict[str, Rule]:
-    """Return a table with one rule under several names."""
+    """Return a table that maps several names to one rule."""
     return dict.fromkeys(names, rule)
