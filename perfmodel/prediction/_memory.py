@@ -204,13 +204,8 @@ class BlockBytes:
     def saved(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
-<<<<<<< HEAD
-        """Activation bytes of so many blocks times micro-batches, `full` of them recomputed in full."""
-        return _dot(blocks, self.kept_bytes) - _dot(full, self.kept_bytes - self.kept_full_bytes)
-=======
         """Activation bytes of a number of blocks times micro-batches, `full` of which are recomputed in full."""
-        return _dot(blocks, self.kept) - _dot(full, self.kept - self.least)
->>>>>>> 9017a29f (Reword texts of planning, prediction, calibration, the command line and serving)
+        return _dot(blocks, self.kept_bytes) - _dot(full, self.kept_bytes - self.kept_full_bytes)
 
 
 @dataclass(frozen=True, eq=False)
