@@ -317,7 +317,7 @@ def test_steps_that_are_no_seconds_are_refused(name: str) -> None:
             fitted(wrong)
         assert runs[at].name in str(told.value)
         short = [replace(run, measured_s=run.measured_s / (30 if i == at else 1)) for i, run in enumerate(runs)]
-        with pytest.raises(PerfModelError, match="shorter than its arithmetic at the peak rate") as told:
+        with pytest.raises(PerfModelError, match="shorter than the least time of its FLOPs at the peak rate") as told:
             fitted(short)
         assert runs[at].name in str(told.value)
 
