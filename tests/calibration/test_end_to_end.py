@@ -400,7 +400,7 @@ def test_columns_are_taken_as_python_takes_them() -> None:
 def test_all_columns_that_are_missing_are_named(column: str) -> None:
     table = pd.DataFrame([{name: value for name, value in OWN.items() if name in (column, "layout", "cluster")}])
     missing = [name for name in OWN if name not in table]
-    with pytest.raises(PerfModelError, match=f"no columns? {', '.join(missing)};"):
+    with pytest.raises(PerfModelError, match=f"columns? {', '.join(missing)} missing;"):
         pm.read_runs(table)
     with pytest.raises(PerfModelError, match="no columns case_id, source, device, pp, dp, micro_batch, measured"):
         pm.read_runs(pd.DataFrame([{"model": "x", "tp": 1}]))
