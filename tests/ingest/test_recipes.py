@@ -1,15 +1,18 @@
 """Recipes by name: commands and scripts of torchtitan, Megatron-Bridge and NeMo 2, and files of Primus."""
 
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import parse_toml
 from perfmodel.ingest.launch import Launch, parse_launch, read_launch
 from perfmodel.ingest.launch import _recipes as recipes
+from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
 
 
@@ -120,6 +123,69 @@ def test_a_recipe_of_megatron_bridge(name: str, text: str) -> None:
     assert launch.model is not None
     assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
     assert launch.may_be_wrong == ()
+
+
+CHANGED_SIZES = [
+    ("run.sh", "torchrun --nproc-per-node=8 run_recipe.py --recipe llama3_8b_pretrain_config model.num_layers=2\n"),
+    ("run.sh", "nemo llm pretrain --factory llama3_8b model.config.num_layers=2\n"),
+    ("run.py", "cfg = llama3_8b_pretrain_config()\nlayers = 2\ncfg.model.num_layers = layers\n"),
+    ("run.py", "recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1)\nrecipe.model.config.num_layers = 2\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), CHANGED_SIZES)
+def test_sizes_of_a_recipe_are_changed(name: str, text: str) -> None:
+    """A model cut down to two layers is not the one that the recipe is named after."""
+    plain = catalog.model("llama3-8b")
+    launch = read(name, text, devices=8)
+    assert launch.model is not None
+    assert launch.model.name != plain.name
+    cut = replace(plain, layers=2)
+    assert parameter_count(launch.model) == parameter_count(cut) < 0.3 * parameter_count(plain)
+
+
+def test_experts_and_embeddings_of_a_recipe_are_changed() -> None:
+    command = "torchrun --nproc-per-node=8 run_recipe.py --recipe qwen3_30b_a3b_pretrain_config CHANGE\n"
+    plain = catalog.model("qwen3-30b-a3b")
+    assert isinstance(plain, Transformer)
+    assert plain.experts is not None
+    experts = replace(plain.experts, count=64, topk=2)
+    changes = "model.num_moe_experts=64 model.moe_router_topk=2 model.share_embeddings_and_output_weights=true"
+    net = read("run.sh", command.replace("CHANGE", changes), devices=8).model
+    assert net is not None
+    assert parameter_count(net) == parameter_count(replace(plain, experts=experts, tied_embeddings=True))
+    # The tokenizer of the data is no change of the model, nor is a size that is stated again.
+    for change in ("model.num_layers=48", "tokenizer.tokenizer_type=NullTokenizer tokenizer.vocab_size=1024"):
+        assert read("run.sh", command.replace("CHANGE", change), devices=8).model == plain
+
+
+def test_a_changed_size_that_nobody_can_read_is_refused() -> None:
+    script = "cfg = llama3_8b_pretrain_config()\ncfg.model.num_layers = args.layers\n"
+    with pytest.raises(LaunchFileError, match="num_layers"):
+        read("run.py", script, devices=8)
+
+
+NEMO_RECIPES = [
+    ("llama31_70b", 70.55e9, (4, 4, 2, 1, 1, 1, 1), 512, 8192),
+    ("mixtral_8x22b", 140.6e9, (2, 4, 2, 8, 8, 1, 1), 512, 4096),
+    ("nemotron4_340b", 341.0e9, (8, 12, 2, 1, 32, 1, 1), 2304, 4096),
+    ("gemma2_9b", 9.24e9, (8, 1, 1, 1, 1, 1, 2), 32, 4096),
+    ("qwen3_8b", 8.19e9, (4, 1, 1, 1, 2, 1, 2), 32, 4096),
+    ("deepseek_v2", 235.7e9, (1, 4, 1, 32, 32, 1, 1), 512, 4096),
+    # Their embeddings are tied as Hugging Face has them, and not in NeMo's configuration.
+    ("qwen2_500m", 494e6 + 151_936 * 896, (1, 1, 1, 1, 8, 1, 2), 32, 4096),
+    ("starcoder2_3b", 3.030e9 + 49_152 * 3072, (2, 1, 1, 1, 4, 1, 2), 32, 4096),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "layout", "global_batch", "seq_len"), NEMO_RECIPES)
+def test_recipes_of_nemo(
+    name: str, parameters: float, layout: tuple[int, ...], global_batch: int, seq_len: int
+) -> None:
+    launch = read("run.sh", f"nemo llm pretrain --factory {name}\n")
+    assert launch.model is not None
+    assert parameter_count(launch.model) == pytest.approx(parameters, rel=3e-3)
+    assert (degrees(launch), launch.global_batch, launch.seq_len) == (layout, global_batch, seq_len)
 
 
 def test_fine_tuning_recipes_of_megatron_bridge() -> None:

@@ -63,6 +63,8 @@ class Source:
     """Devices of the run that wrote the file (by a hook); files for launchers do not have it."""
     model: Model | None = None
     """The model of such a run, by its own configuration."""
+    recipe_model: Model | None = None
+    """The model of the recipe that it names, whose sizes its entries may change."""
 
 
 def as_list(value: Any) -> list[Any]:

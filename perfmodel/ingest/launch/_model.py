@@ -5,6 +5,7 @@ from typing import Final
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Experts, LatentAttention, Mamba, Model, Transformer
 
@@ -16,6 +17,8 @@ LATENT_DEFAULTS: Final = {
     "v_head_dim": 128,
 }
 """Sizes of latent attention where nobody says them (Megatron-Core `MLATransformerConfig`)."""
+_PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.")
+"""Beginnings of the fields of a file that describe its model."""
 
 
 def model_of(known: Fields, place: str, name: str) -> Model | None:
@@ -56,6 +59,29 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
         raise LaunchFileError(f"{place}: the file does not state all sizes of the model; give --model") from None
     # The catalog's entry knows more (its name, longest sequence, source), and published runs are found by its name.
     return _of_catalog(model) or model
+
+
+def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: str) -> Model:
+    """The model of a recipe with the sizes that a command or script changes; the recipe's own where it changes none.
+
+    Raises:
+        LaunchFileError: sizes that contradict one another, or that this kind of model does not have.
+    """
+    recipe_fields = model_fields(recipe_model)
+    changes: Fields = {}
+    for key, value in known.items():
+        if key.startswith(_PARTS_OF_MODEL) and recipe_fields.get(key) != value:
+            changes[key] = value
+    # A recipe's vocabulary is the model's; the tokenizer of its data does not change it.
+    if "model.vocab_size" not in entries:
+        changes.pop("model.vocab", None)
+    if not changes:
+        return recipe_model
+    # Layers that are listed one by one cannot be more or fewer than the list.
+    model = model_of(recipe_fields | changes, place, f"changed-{recipe_model.name}")
+    if model is None:
+        raise LaunchFileError(f"{place}: {recipe_model.name} has none of {', '.join(changes)}; give --model")
+    return model
 
 
 def _of(known: Fields, prefix: str) -> Fields:

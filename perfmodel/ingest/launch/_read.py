@@ -31,6 +31,7 @@ from perfmodel.ingest.launch._megatron_yaml import (
     neox_arguments,
     primus_overrides,
 )
+from perfmodel.ingest.launch._model import changed_model
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
@@ -178,6 +179,8 @@ def parse_launch(
     )
     # What the caller states is not asked of the file, where it may depend on variables that nobody set.
     stated, unread = form.read(source.entries, place, overrides.states)
+    if overrides.model is None and source.recipe_model is not None:
+        overrides = replace(overrides, model=changed_model(source.recipe_model, stated.fields, source.entries, place))
     # Settings that the format has no key for stand in a comment that `export_launch` writes.
     comment = _COMMENT.search(text)
     if comment:

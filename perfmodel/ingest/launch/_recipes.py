@@ -218,7 +218,7 @@ def _of_nemo(name: str, changes: Mapping[str, Entry], place: str, line: int) -> 
             raise broken(place, count.line, f"{key} must be a whole number of at least 1, got {count.value!r}")
         devices *= count.value
     source, form = nemo_entries(Source(place=place, entries=entries))
-    return replace(source, model=model, devices=devices), form
+    return replace(source, recipe_model=model, devices=devices), form
 
 
 def _bridge_name(argv: Sequence[str]) -> str:
@@ -252,7 +252,7 @@ def _bridge(command: Command, name: str, place: str) -> tuple[Source, LaunchForm
 def _of_bridge(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
     entries = _recipe("megatron-bridge", name, place=place, line=line)
     model = _named_model(entries)
-    return Source(place=place, entries=entries | dict(changes), model=model), BRIDGE
+    return Source(place=place, entries=entries | dict(changes), recipe_model=model), BRIDGE
 
 
 _RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_(pretrain|sft|peft)_config)\s*\(")
