@@ -161,8 +161,13 @@ FAMILY_COUNTS = json.loads((Path(__file__).parent / "huggingface_parameters.json
 NOT_COUNTED = {
     "afmoe": 7 * 64,  # biases that balance experts, which are not trained
     "apertus": 8 * 2,  # parameters of the activation
+    "axk1": 3 * 7168,  # norms of what experts give
+    "beam": 5 * 48,  # biases of attention's gates
     "bitnet": 8 * (2560 + 6912),  # norms inside attention and feed-forward
+    "big_bird": -(2 * 768 + 2),  # its masked-LM class has no head that tells whether sentences follow one another
+    "ctrl": 246_534,  # bias of the head
     "deberta-v2": 2 * 768,  # the norm of its distances
+    "gte": 12 * 2 * 768,  # biases of what attention and feed-forward give
     "marian": 2 * 1024 * 1024,  # positions, which are not trained
     "modernbert": -768,  # the first layer has no norm
     "mpnet": 32 * 12,  # relative positions
@@ -386,6 +391,55 @@ def test_towers_beside_the_language_model_are_told(vision, nested):
     )
     warnings = predict(net, "dgx-h100", "dp=8,zero=3", global_batch=8).warnings
     assert any("left out" in warning for warning in warnings)
+
+
+LONGCAT_FLASH = {
+    "model_type": "longcat_flash",
+    "hidden_size": 6144,
+    "num_layers": 28,
+    "num_attention_heads": 64,
+    "ffn_hidden_size": 12_288,
+    "vocab_size": 131_072,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 512,
+    "zero_expert_num": 256,
+    "moe_topk": 12,
+    "expert_ffn_hidden_size": 2048,
+}
+
+
+def test_layers_of_longcat_have_two_attentions_and_experts_beside():
+    """Parameters by the shapes of transformers models/longcat_flash/modeling_longcat_flash.py, where experts that do
+    nothing have rows of the router alone. Its card says 560 billion."""
+    net = model_from_config(LONGCAT_FLASH)
+    hidden = 6144
+    queries = hidden * 1536 + 1536 + 1536 * 64 * (128 + 64)
+    keys_and_values = hidden * (512 + 64) + 512 + 512 * 64 * (128 + 128)
+    attention = queries + keys_and_values + 64 * 128 * hidden
+    dense = 3 * hidden * 12_288
+    experts = 512 * 3 * hidden * 2048 + 512 * hidden
+    # The published layer gives experts the input of a feed-forward; here they have a norm of their own.
+    layer = 2 * attention + 2 * dense + experts + 5 * hidden
+    assert parameters(net).total == 28 * layer + hidden + 2 * 131_072 * hidden
+    assert parameters(net).total == pytest.approx(560e9, rel=3e-3)
+    # Of twelve choices among 768, eight fall on experts that compute.
+    assert net.experts is not None
+    assert net.experts.topk == 8
+    assert "experts that compute nothing" in net.left_out
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_each_further_attention_of_a_layer_adds_products(layers):
+    """Two attentions and two feed-forwards a layer are twice those of a layer with one each."""
+    net = model_from_config(LONGCAT_FLASH | {"num_layers": layers})
+    single = replace(net, mixers="*-E ")
+    counted, halved = parameters(net), parameters(single)
+    assert (counted.attention, counted.feed_forward) == (2 * halved.attention, 2 * halved.feed_forward)
+    assert (counted.experts, counted.router) == (halved.experts, halved.router)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILY_COUNTS))

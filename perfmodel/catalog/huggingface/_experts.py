@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
+from perfmodel.catalog.huggingface._layers import mixer_words
 from perfmodel.catalog.huggingface._llama import (
     Count,
     CountOrNone,
@@ -232,3 +233,26 @@ class Arctic(LlamaWithExperts):
         if not self.parallel_attn_mlp_res:
             return super().experts()
         return replace(super().experts(), shared_ffn_hidden=self.hidden_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongcatFlash(LatentLlama):
+    """LongCat-Flash (arXiv 2509.01322, section 2): a layer has two latent attentions, two dense feed-forwards, and
+    experts that run beside the first of these. The router also chooses experts that do nothing."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"num_layers": "num_hidden_layers", "ffn_hidden_size": "intermediate_size"}
+
+    n_routed_experts: Count
+    moe_topk: Count
+    expert_ffn_hidden_size: Count
+    zero_expert_num: CountOrNone = 0
+
+    def fields(self) -> Fields:
+        # Routers are trained to choose each expert equally often, those that do nothing too.
+        share_of_real_experts = self.n_routed_experts / (self.n_routed_experts + self.zero_expert_num)
+        experts = Experts(
+            count=self.n_routed_experts,
+            topk=max(1, round(self.moe_topk * share_of_real_experts)),
+            ffn_hidden=self.expert_ffn_hidden_size,
+        )
+        return super().fields() | {"experts": experts, "mixers": mixer_words(["*-E*-"])}

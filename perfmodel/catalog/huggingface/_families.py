@@ -49,6 +49,7 @@ from perfmodel.catalog.huggingface._experts import (
     GptOss,
     Llama4,
     LlamaWithExperts,
+    LongcatFlash,
     Qwen2Moe,
     Qwen3Moe,
 )
@@ -115,6 +116,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "llama": Llama,
     "llama4": Llama4,
     "llama_with_experts": LlamaWithExperts,
+    "longcat": LongcatFlash,
     "mamba": FirstMamba,
     "mamba2": Mamba2,
     "minicpm3": LatentLlama,

@@ -30,7 +30,9 @@ _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
 _LEARNED: Final = {"positions": "learned"}
 _RELATIVE_TERMS: Final = "the position scores of disentangled attention are left out"
+_BLOCK_SPARSE: Final = "attention is counted over all keys, of which block-sparse attention sees a part"
 _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
+_ZERO_EXPERTS: Final = "experts that compute nothing are left out, with their rows of the router"
 _INDEXER: Final = "the indexer that selects keys for each query is left out; attention is counted over all keys"
 
 RELATIVES: Final[Mapping[str, Relative]] = {
@@ -107,8 +109,14 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         fields={"positions": "none", "position_offset": 0},
     ),
     "youtu": Relative(family="minicpm3", defaults={"tie_word_embeddings": True}),
+    # Sines, which are not trained.
+    "ctrl": Relative(family="gpt2", aliases={"dff": "n_inner"}, fields={"positions": "none"}),
     # --- experts on LLaMA's or Qwen's attention ---
     "aria": Relative(family="llama_with_experts"),
+    "beam": Relative(
+        family="llama_with_experts",
+        fields=_QK_NORM | {"attention_gate": True, "norm_at": "both", "logit_softcap": True},
+    ),
     "bailing_moe": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
     "bailing_moe_v2": Relative(family="llama_with_experts", aliases={"use_qkv_bias": "attention_bias"}),
     "dots1": Relative(family="llama_with_experts", fields=_QK_NORM),
@@ -116,12 +124,14 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "exaone_moe": Relative(family="llama_with_experts", fields=_QK_NORM),
     "afmoe": Relative(family="llama_with_experts", fields=_QK_NORM | {"attention_gate": True, "norm_at": "both"}),
     "flex_olmo": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS | {"norm_at": "output"}),
+    "flint": Relative(family="llama_with_experts", fields=_QK_NORM | {"attention_sinks": True}),
     "granitemoe": Relative(family="llama_with_experts"),
     "granitemoe_swa": Relative(family="llama_with_experts", fields={"attention_sinks": True}),
     "granitemoeshared": Relative(family="llama_with_experts"),
     "glm4v_moe": Relative(family="glm4_moe"),
     "hunyuan_v1_moe": Relative(family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}),
     "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "kolibri1": Relative(family="llama_with_experts", fields=_QK_NORM | {"norm_at": "both"}),
     "minimax_m3_vl": Relative(
         family="llama_with_experts",
         aliases={"intermediate_size": "moe_intermediate_size", "dense_intermediate_size": "intermediate_size"},
@@ -138,15 +148,18 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "sarvam_moe": Relative(family="llama_with_experts"),
     "solar_open": Relative(family="llama_with_experts"),
     # --- experts on latent attention ---
+    "axk1": Relative(family="deepseek_v3"),
     "deepseek_v32": Relative(family="deepseek_v3", left_out=_INDEXER),
     "glm_moe_dsa": Relative(family="deepseek_v3", left_out=_INDEXER),
     "glm4_moe_lite": Relative(family="deepseek_v3"),
+    "longcat_flash": Relative(family="longcat", left_out=_ZERO_EXPERTS),
     "kimi_k2": Relative(family="deepseek_v3"),
     "mistral4": Relative(family="deepseek_v3"),
     "sarvam_mla": Relative(family="deepseek_v3"),
     # --- hybrids ---
     "qwen3_5_moe": Relative(family="qwen3_next"),
     # --- encoders with BERT's layers ---
+    "big_bird": Relative(family="bert", defaults={"max_position_embeddings": 4096}, left_out=_BLOCK_SPARSE),
     "camembert": Relative(family="roberta"),
     "data2vec-text": Relative(family="roberta"),
     "distilbert": Relative(
@@ -162,8 +175,12 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     ),
     "deberta-v2": Relative(family="roberta", left_out=_RELATIVE_TERMS),
     "ernie": Relative(family="roberta"),
+    "gte": Relative(family="nomic_bert", defaults={"hidden_act": "gelu"}, fields={"qkv_bias": True}),
+    "ibert": Relative(family="roberta"),
+    "jina_embeddings_v3": Relative(family="roformer"),
     "megatron-bert": Relative(family="roberta"),
     "mpnet": Relative(family="roberta", fields={"token_types": 0}),
+    "roberta-prelayernorm": Relative(family="roberta", fields={"embedding_norm": True}),
     "xlm-roberta": Relative(family="roberta"),
     "xlm-roberta-xl": Relative(family="roberta"),
     # --- encoder-decoders with BART's layers ---
