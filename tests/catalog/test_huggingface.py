@@ -348,7 +348,7 @@ def test_lists_of_layers_say_the_same_as_rules():
     assert model_from_config(irregular).stack == ("WE", "W-", "WE", "*-", "WE", "W-", "WE", "*-")
     assert model_from_config(plain | {"mlp_only_layers": [1]}).stack[:3] == ("WE", "W-", "WE")
     assert model_from_config(plain | {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]}).experts.first_dense_layers == 2
-    with pytest.raises(PerfModelError, match="layer_types has 2 entries for 8 layers"):
+    with pytest.raises(PerfModelError, match="layer_types must have an entry for each of 8 layers, got 2"):
         model_from_config(plain | {"layer_types": ["full_attention"] * 2})
 
 
@@ -387,7 +387,7 @@ def test_towers_beside_the_language_model_are_told(vision, nested):
     net = model_from_config(config | vision)
     size = r"0\.30" if "vision_config" in vision else r"0\.63"
     assert re.search(
-        rf"only the language model is counted; .* tower of about {size} B parameters is left out", net.left_out
+        rf"the \w+ tower of about {size} B parameters is left out; only the language model is counted", net.left_out
     )
     warnings = predict(net, "dgx-h100", "dp=8,zero=3", global_batch=8).warnings
     assert any("left out" in warning for warning in warnings)

@@ -615,3 +615,31 @@ def test_megatron_swift(before: str, after: str, adapters: dict[str, Any]) -> No
     assert {name: launch.job_fields.get(name) for name in adapters} == adapters
     assert launch.job_fields["dtype"] == "bf16"
     assert launch.may_be_wrong == ()
+
+
+CHAT = (
+    "deepspeed --num_gpus 8 main.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 "
+    "--max_seq_len 512 --gradient_accumulation_steps 1 --gradient_checkpointing --zero_stage 3 --deepspeed MORE\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype", "rank"),
+    [
+        ("", "fp16", None),
+        ("--lora_dim 0", "fp16", None),
+        ("--dtype bf16", "bf16", None),
+        ("--lora_dim 128 --lora_module_name layers. --only_optimize_lora", "fp16", 128),
+        ("--lora_dim 64 --lora_module_name decoder.layers. --offload", "fp16", 64),
+    ],
+)
+def test_deepspeed_chat_runs_in_16_bits_and_may_have_adapters(more: str, dtype: str, rank: int | None) -> None:
+    launch = parse_launch(CHAT.replace("MORE", more), "run.sh")
+    assert launch.layout is not None
+    assert (launch.devices, launch.global_batch, launch.layout.zero) == (8, 32, 3)
+    assert launch.job_fields["dtype"] == dtype
+    assert launch.job_fields.get("adapter_rank") == rank
+    assert launch.job_fields.get("frozen", False) == (rank is not None)
+    # Embeddings stay trained unless a flag freezes them, which the prediction cannot say.
+    trained_beside = rank is not None and "only_optimize" not in more
+    assert any("embeddings and norms" in doubt for doubt in launch.may_be_wrong) == trained_beside

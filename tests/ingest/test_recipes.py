@@ -263,3 +263,32 @@ def test_primus_over_torchtitan() -> None:
     assert (degrees(launch), launch.seq_len) == ((2, 1, 1, 1, 4, 3, 4), 8192)
     assert launch.model is not None
     assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
+
+
+NEMO_1 = """
+    trainer: {devices: 8, num_nodes: 1, precision: bf16}
+    model:
+      mcore_gpt: true
+      micro_batch_size: 1
+      global_batch_size: 8
+      encoder_seq_length: 4096
+      num_layers: 4
+      hidden_size: 1024
+      ffn_hidden_size: 2816
+      num_attention_heads: 8
+      normalization: rmsnorm
+      bias: false
+      NAME: true
+      activation: fast-swiglu
+      position_embedding_type: rope
+      override_vocab_size: 151936
+"""
+
+
+@pytest.mark.parametrize("name", ["qkv_bias", "add_qkv_bias"])
+def test_biases_of_queries_in_nemo_1(name: str) -> None:
+    """Its Qwen2 has biases in the projections of attention alone, under a name that Megatron-Core does not have."""
+    launch = read("train.yaml", NEMO_1.replace("NAME", name))
+    assert isinstance(launch.model, Transformer)
+    assert launch.model.attention.qkv_bias
+    assert launch.may_be_wrong == ()

@@ -120,7 +120,8 @@ _MODEL: Final = (
     *mixture_rules(_name, "num_moe_experts"),
     key("model.qk_layernorm", "model.qk_norm", FLAG),
     key("model.mtp_num_layers", "model.mtp_layers", SOME),
-    key("model.add_qkv_bias", "model.qkv_bias", FLAG),
+    # NeMo 1 calls it `qkv_bias` (megatron_qwen2_config.yaml).
+    key("model.add_qkv_bias", "model.qkv_bias", FLAG, also=("model.qkv_bias",)),
 )
 """Rules of the keys that both have: parallelism and architecture, as Megatron-Core's `TransformerConfig` names them."""
 

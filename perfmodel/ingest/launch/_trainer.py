@@ -211,11 +211,36 @@ _HARMLESS: Final = patterns(
 """Arguments that change neither time nor memory of a step: data, logs, checkpoints, learning rates."""
 
 
-_TRL_ADAPTERS: Final = ("use_peft", "lora_r", "lora_rank", "lora_target_modules", "lora_dropout", *_QUANTIZED)
+_CHAT_ADAPTERS: Final = ("lora_dim", "lora_module_name", "only_optimize_lora")
+_TRL_ADAPTERS: Final = (
+    "use_peft",
+    "lora_r",
+    "lora_rank",
+    "lora_target_modules",
+    "lora_dropout",
+    *_CHAT_ADAPTERS,
+    *_QUANTIZED,
+)
+
+
+def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
+    """LoRA as DeepSpeed-Chat says it (dschat/utils/module/lora.py): on every product of the layers; rank 0 for none."""
+    rank = WHOLE_OR_NONE.read(settings["lora_dim"])
+    if not rank:
+        return {}
+    fields = Adapters(rank=rank, targets="all").fields
+    if not is_on(settings.get("only_optimize_lora", False)):
+        fields["doubt.trained"] = (
+            "what is trained may be wrong: without only_optimize_lora embeddings and norms are trained beside the "
+            "adapters, but the prediction freezes them"
+        )
+    return fields
 
 
 def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA as trl's `ModelConfig` says it: only with `use_peft`, where that is said."""
+    if "lora_dim" in settings:
+        return _chat_adapters(settings)
     stated = any(name in settings for name in ("use_peft", "lora_r", "lora_rank"))
     # trl drops every other setting of adapters without `use_peft`; scripts of their own often have only the ranks.
     bits = _bits(settings)
