@@ -425,6 +425,7 @@ TORN = {
     "flash-attention": "train:\n  gpu_mem: 80\n  global_batch_size: 256\ndatamodule:\n  batch_size: 8\n",
     "maxdiffusion": "pretrained_model_name_or_path: x\nici_fsdp_parallelism: 4\nper_device_batch_size: 1\n",
     "OLMo": "global_train_batch_size: 8\ndevice_train_microbatch_size: 2\ntokenizer:\n  identifier: x\n",
+    "llm-foundry before MPT": "global_train_batch_size: 8\nmodel:\n  mlp_ratio: 4\n  attn_impl: flash\n",
     "verl": "actor_rollout_ref:\n  actor:\n    megatron:\n      tensor_model_parallel_size: 2\n"
     "      pipeline_model_parallel_size: 2\n      context_parallel_size: 1\n      expert_model_parallel_size: 1\n",
 }
