@@ -150,7 +150,7 @@ def test_no_step_of_the_loop_over_bundles_is_split_among_threads():
 
 def test_bad_lanes():
     compiled = compile_structure(PIPELINE)
-    with pytest.raises(PerfModelError, match=r"shape \(lanes, 4\)"):
+    with pytest.raises(PerfModelError, match=r"shape must be \(lanes, 4\)"):
         makespan_lanes(compiled, np.ones(4))
     with pytest.raises(PerfModelError, match="got 1 for 2 programs"):
         makespan_many([compiled, compiled], [np.ones((1, 4))])
