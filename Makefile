@@ -11,7 +11,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow smoke-bounds grid mutations reading lint format docs notebooks bench validate blind papers gate live distir checksums clean
+.PHONY: plan test slow smoke-bounds grid mutations reading walk lint format docs notebooks bench validate blind papers gate live distir checksums clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -35,6 +35,9 @@ mutations: $(VENV)/.test ## change a hundred formulas, one at a time, and count 
 
 reading: $(VENV)/.plan ## how hard each room is to read: lines, names, nesting, comments
 	$(BIN)/python tests/reading.py
+
+walk: $(VENV)/.plan ## functions and files that one prediction runs, and how often it changes rooms
+	$(BIN)/python tests/walk.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
