@@ -60,6 +60,8 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
                 stage = [list(map(int, chunks.split())) for chunks in by_device]
             elif fields[0] == "slices":
                 (slices,) = map(int, fields[1:])
+                if slices < 1:
+                    raise ValueError(f"slices {slices} must be at least 1")
             else:
                 orders.append(list(chain.from_iterable(map(_works, fields))))
         except ValueError as error:
@@ -70,8 +72,11 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
         raise PerfModelError(
             f"schedule {name}: the line with the stages is missing, such as 'stages 0 | 1' for two devices"
         )
-    if len({len(chunks) for chunks in stage}) != 1 or min(map(min, stage)) < 0:
-        raise PerfModelError(f"schedule {name}: every device needs the same number of stages, each at least 0")
+    stages_per_device = {len(chunks) for chunks in stage}
+    if len(stages_per_device) != 1 or 0 in stages_per_device or min(map(min, stage)) < 0:
+        raise PerfModelError(
+            f"schedule {name}: every device needs the same number of stages, at least one, each numbered from 0"
+        )
     if len(orders) != len(stage):
         raise PerfModelError(
             f"schedule {name}: give one line of passes per device, got {len(orders)} lines for {len(stage)} devices"

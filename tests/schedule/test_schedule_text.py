@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.schedule import check, get_schedule, parse_schedule, schedule_names, schedule_text
@@ -41,6 +43,29 @@ def test_comments_and_empty_lines_are_skipped() -> None:
 def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
     with pytest.raises(PerfModelError, match=message):
         parse_schedule(text)
+
+
+NUMBERS = st.sampled_from(("", "-1", "0", "1", "2", "x", "|", "0 |", "| 1", "0 | 1", "0 1 | 2 3", "1 | 0", "0 | 0"))
+PASSES = st.sampled_from(
+    ("F0", "B0", "F1", "B1", "F0-1", "B1-0", "F0.1", "F0.7", "BI0", "BW0", "F0+B1", "B0!", "F", "+")
+)
+LINES = st.one_of(
+    NUMBERS.map("stages {}".format), NUMBERS.map("slices {}".format), st.lists(PASSES, max_size=4).map(" ".join)
+)
+
+
+@example(["stages", "F0 B0"])
+@example(["stages |", "F0 B0", "F0 B0"])
+@example(["stages 0 | 1", "slices 0", "F0 B0", "F0 B0"])
+@example(["stages 0 | 1", "slices -2", "F0 B0", "F0 B0"])
+@given(st.lists(LINES, max_size=5))
+def test_any_text_is_a_schedule_that_can_be_checked_or_one_error(lines: list[str]) -> None:
+    message = ""
+    try:
+        check(parse_schedule("\n".join(lines)))
+    except PerfModelError as error:
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
