@@ -124,6 +124,8 @@ class BlockBytes:
     """Parameters of routed experts."""
     frozen: Float[np.ndarray, "*layouts blocks"]
     """Parameters of `dense` that have no gradients, though the rest has."""
+    shared: Float[np.ndarray, "*layouts blocks"]
+    """Parameters that a block shares with the one before it, and holds where a rank has none of that."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
     kept_bytes: Float[np.ndarray, "*layouts blocks"]
@@ -167,6 +169,7 @@ class BlockBytes:
             dense=spread([shard.dense_params(pipelined) for shard in shards]),
             expert=spread([shard.expert_params for shard in shards]),
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
+            shared=spread([shard.shared_params for shard in shards]),
             layers=spread([shard.layers for shard in shards]),
             kept_bytes=kept_bytes,
             kept_full_bytes=checkpoints,
@@ -293,6 +296,10 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # Updated ones have gradients and optimizer states. Stored ones count narrow weights of layers (`Job.base_weights`,
     # `Job.fp8_params`) as so many weights of the products' type as take the same bytes.
     dense, expert = _dot(ranks.stored, blocks.dense), _dot(ranks.stored, blocks.expert)
+    copied = 0.0
+    if blocks.shared.any():
+        copied = copied_params(ranks.stored, blocks.shared)
+        dense = dense + copied
     stored_params = updated_params = sharding.spread(dense, expert)
     if blocks.frozen.any():
         updated_params = sharding.spread(dense - _dot(ranks.stored, blocks.frozen), expert)
@@ -300,7 +307,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     held_share = held_weight_share(job, setting.cluster.device)
     if held_share != 1.0:
         layer_share = xp.where(blocks.layers, held_share, 1.0)
-        stored_dense = _dot(ranks.stored, blocks.dense * layer_share)
+        stored_dense = _dot(ranks.stored, blocks.dense * layer_share) + copied * held_share
         stored_expert = _dot(ranks.stored, blocks.expert * layer_share)
         stored_params = sharding.spread(stored_dense, stored_expert)
 
@@ -381,6 +388,21 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         # `transient` has all axes of a grid: it is added last.
         buffers = buffers + (transient + costs.context_bytes)
     return MemoryBatch(weights, gradients, optimizer, saved_bytes * runs_backward, buffers)
+
+
+def copied_params(
+    on_ranks: Float[Any, "*layouts ranks blocks"], shared: Float[np.ndarray, "*layouts blocks"]
+) -> Float[Any, "*layouts ranks"]:
+    """Parameters of layers that use earlier weights, on ranks that have none of the layers before them.
+
+    Args:
+        on_ranks: how many of each block every rank holds.
+        shared: parameters that each block shares with the one before it.
+    """
+    xp = on_ranks.__array_namespace__()
+    has_block = on_ranks > 0
+    has_block_before = xp.concatenate([xp.zeros_like(has_block[..., :1]), has_block[..., :-1]], axis=-1)
+    return _dot(xp.where(has_block & ~has_block_before, 1.0, 0.0), shared)
 
 
 def has_fp8_copies(job: Job, framework: Framework) -> bool:

@@ -99,6 +99,11 @@ class ShardBlocks:
         return np.array([block.expert_params for block in self.blocks], float)
 
     @cached_property
+    def shared_params(self) -> Float[np.ndarray, " blocks"]:
+        """Parameters that each block shares with the one before it (`BlockOps.shared_params`)."""
+        return np.array([block.shared_params for block in self.blocks], float)
+
+    @cached_property
     def activation_bytes(self) -> Float[np.ndarray, "blocks modes"]:
         """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
         rows = []

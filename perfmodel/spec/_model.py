@@ -73,8 +73,8 @@ class Transformer(Stated, Sectioned):
     seq_len: int
     """Default sequence length."""
     layer_groups: int = 0
-    """Number of layers with own weights, which the other layers share (ALBERT, arXiv 1909.11942, section 3.1); 0: every
-    layer has its own."""
+    """Groups of layers that follow one another and share the weights of their first (ALBERT, arXiv 1909.11942, section
+    3.1), of which every pipeline stage that runs some has a copy; 0: every layer has its own."""
     decoder_layers: int = 0
     """Decoder layers with cross-attention (T5); 0 for a single stack."""
     decoder_seq_len: int = 0

@@ -165,6 +165,8 @@ class BlockOps:
     """The part of `params` outside routed experts that has no gradients though the rest has."""
     tied_params: int = 0
     """Parameters shared with the first embedding; held again only where the two are on different stages."""
+    shared_params: int = 0
+    """Parameters shared with the block before it; held again only where a rank has none of that."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
     workspace_bytes: float = 0.0
     """Transient peak inside the block beside what `activation_bytes` counts."""

@@ -59,15 +59,22 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     local = local_sizes(model, job, shard, job.seq_len)
     n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
-    # Layers behind the groups use weights again, and hold none.
-    owners = model.layer_groups or len(model.stack)
-    stack = [(word, i >= first_wide, i < owners) for i, word in enumerate(model.stack)]
+    # The layers of a group follow one another and use the weights of its first (Transformers modeling_albert.py,
+    # `AlbertTransformer`: group i * groups / layers).
+    n_layers = len(model.stack)
+    groups = model.layer_groups or n_layers
+    stack = []
+    for i, word in enumerate(model.stack):
+        owns_weights = i == 0 or i * groups // n_layers > (i - 1) * groups // n_layers
+        stack.append((word, i >= first_wide, owns_weights))
 
     # Each kind of layer is worked out once, however often it stands in the stack.
     layers = {}
     for word, is_wide, owns_weights in set(stack):
         layer = _layer_of(model, local.unquantised if is_wide else local, word)
-        layers[word, is_wide, owns_weights] = layer if owns_weights else replace(layer, params=0)
+        if not owns_weights:
+            layer = replace(layer, params=0, shared_params=layer.params)
+        layers[word, is_wide, owns_weights] = layer
     body = []
     for kind, equal_layers in groupby(stack):
         body.append((layers[kind], len(list(equal_layers))))

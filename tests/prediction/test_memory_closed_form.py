@@ -6,13 +6,15 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.prediction import StepProblem, step_problem
 from perfmodel.prediction.memory import needed_memory
 from perfmodel.spec import Framework, Job, Layout
 from perfmodel.units import dtype_bytes
-from perfmodel.workload import BlockOps, Shard, blocks
+from perfmodel.workload import BlockOps, Shard, blocks, parameter_count
 
 PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
 STATE_BYTES = {"adam": 8, "lamb": 8, "lion": 4, "sgd": 4, "adafactor": 0, "plain-sgd": 0, "adam16bit": 4, "muon": 4}
@@ -241,3 +243,25 @@ def test_a_lone_replica_gathers_what_is_kept_on_the_host_alone() -> None:
     layout = Layout(zero=3)
     weight_bytes = 2 * gathered(Rank.of(problem, layout, 0), layout)
     assert of_weights.buffers - on_device.buffers == pytest.approx(weight_bytes)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_a_stage_has_the_weights_of_each_group_of_layers_that_it_runs(groups: int, pp: int) -> None:
+    """Once, wherever the group began; one stage has the model's own number of parameters."""
+    plain = replace(catalog.model("gpt3-1.3b"), layers=12, vocab=50304)
+    shared = replace(plain, layer_groups=groups)
+    job = Job(global_batch=4 * pp, seq_len=1024)
+    of_plain, of_shared = (
+        needed_memory(step_problem(model, catalog.cluster("dgx-a100"), job), Layout(pp=pp)) for model in (plain, shared)
+    )
+    layer = parameter_count(replace(plain, layers=2)) - parameter_count(replace(plain, layers=1))
+    for rank, (all_bytes, found) in enumerate(zip(of_plain, of_shared, strict=True)):
+        layers = range(rank * 12 // pp, (rank + 1) * 12 // pp)
+        groups_of_rank = {i * groups // 12 for i in layers}
+        saved = (len(layers) - len(groups_of_rank)) * layer
+        assert all_bytes.weights - found.weights == pytest.approx(2 * saved)
+        assert all_bytes.optimizer - found.optimizer == pytest.approx(12 * saved)
+    if pp == 1:
+        assert of_shared[0].weights == pytest.approx(2 * parameter_count(shared))
+    assert sum(found.weights for found in of_shared) >= 2 * parameter_count(shared)
