@@ -1,16 +1,29 @@
 """VGG and residual networks, written out layer by layer from their papers' rules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 from perfmodel.spec import ConvLayer, ConvNet
 
 CLASSES, IMAGE_SIZE = 1000, 224
 """ImageNet."""
+_VGG16_ALIASES = ("vgg16",)
 
 
-def convnets() -> tuple[ConvNet, ...]:
-    """All convolutional networks of the catalog."""
-    return vgg16(), resnet(50), resnet(101), resnet(152)
+class UnmadeConvNet(NamedTuple):
+    """A network of the catalog that is written out only when somebody asks for it."""
+
+    make: Callable[[], ConvNet]
+    aliases: tuple[str, ...]
+
+
+def convnets() -> dict[str, UnmadeConvNet]:
+    """All convolutional networks of the catalog, by name."""
+    networks = {"vgg-16": UnmadeConvNet(vgg16, _VGG16_ALIASES)}
+    for depth in (50, 101, 152):
+        networks[f"resnet-{depth}"] = UnmadeConvNet(partial(resnet, depth), _resnet_aliases(depth))
+    return networks
 
 
 def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
@@ -52,7 +65,7 @@ def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:
         name="vgg-16",
         stack=tuple(stack),
         image_size=image_size,
-        aliases=("vgg16",),
+        aliases=_VGG16_ALIASES,
         source="Simonyan and Zisserman 2014, arXiv 1409.1556, table 1 D",
     )
 
@@ -99,9 +112,14 @@ def resnet(depth: int, image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> 
         name=f"resnet-{depth}",
         stack=tuple(stack),
         image_size=image_size,
-        aliases=(f"resnet{depth}", f"resnet{depth}-v1.5"),
+        aliases=_resnet_aliases(depth),
         source="He et al. 2015, arXiv 1512.03385, table 1; stride as in version 1.5",
     )
+
+
+def _resnet_aliases(depth: int) -> tuple[str, ...]:
+    """Other names of a residual network: without the dash, and with the version whose strides it has."""
+    return f"resnet{depth}", f"resnet{depth}-v1.5"
 
 
 def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, project: bool) -> Iterator[ConvLayer]:

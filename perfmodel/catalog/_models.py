@@ -1,9 +1,9 @@
 """Models by name, from a Hugging Face `config.json`, or from a TOML file."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import getitem
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +66,7 @@ def model(name_or_path: str | Path | Model) -> Model:
         # An id of Hugging Face, such as meta-llama/Llama-3.1-70B-Instruct.
         known = [candidate for candidate in hub_names(name) if key(candidate) in names]
         name = known[0] if known else name
-    return resolve("model", name, names, table)
+    return resolve("model", name, names, table)()
 
 
 _VARIANT: Final = re.compile(
@@ -152,14 +152,23 @@ def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _catalog() -> tuple[MappingProxyType[str, Model], MappingProxyType[str, str]]:
-    table: dict[str, Model] = {}
+def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxyType[str, str]]:
+    """What makes each model of the catalog, and the name behind each name and alias.
+
+    A model is made, and checked, when it is asked for: a process needs one of some two hundred.
+    """
+    table: dict[str, Callable[[], Model]] = {}
+    aliases: dict[str, Sequence[str]] = {}
     for file, content in package_tables("models").items():
+        defaults = content.get("defaults", {})
         for name, entry in content["models"].items():
-            table[name] = model_from_toml(content.get("defaults", {}) | {"name": name} | entry, f"{file} [{name}]")
-    table |= {net.name: net for net in convnets()}
-    names = index((m.name, m.aliases) for m in table.values())
-    return MappingProxyType(table), MappingProxyType(names)
+            stated = defaults | {"name": name} | entry
+            table[name] = cache(partial(model_from_toml, stated, f"{file} [{name}]"))
+            aliases[name] = stated.get("aliases", ())
+    for name, network in convnets().items():
+        table[name] = cache(network.make)
+        aliases[name] = network.aliases
+    return MappingProxyType(table), MappingProxyType(index(aliases.items()))
 
 
 def read_config(path: Path) -> Transformer:
