@@ -99,7 +99,7 @@ def test_a_cluster_may_tell_its_links_in_the_words_of_a_table(tmp_path):
     told, expected = cluster(path), cluster_for("H100", 8, "", "4x 400 Gb/s RoCE")
     assert (told.name, told.levels, told.max_devices) == ("lab", expected.levels, 64)
     path.write_text("device = 'H100'\ninter_link = '4x 400 Gb/s FlorpNet'\n")
-    with pytest.raises(PerfModelError, match=r"lab\.toml: 'FlorpNet' not understood"):
+    with pytest.raises(PerfModelError, match=r"lab\.toml: 'FlorpNet' cannot be read in links"):
         cluster(path)
     path.write_text(TOML + "intra_link = 'NVLink'\n")
     with pytest.raises(PerfModelError, match="intra_link: to describe links in words"):

@@ -446,7 +446,7 @@ def test_each_further_attention_of_a_layer_adds_products(layers):
 def test_a_family_that_is_not_known_is_written_as_toml(family, tmp_path):
     """Whatever its keys are called: of LLaMA's sizes nothing is asked again, and the text is a model that loads."""
     config = FAMILY_COUNTS[family]["config"]
-    with pytest.raises(UnknownNameError, match=r"unknown Hugging Face model_type 'zzz'.* TOML file") as error:
+    with pytest.raises(UnknownNameError, match=r"model_type 'zzz'.* complete the TOML below") as error:
         model_from_config({key: value for key, value in config.items() if key != "text_config"} | {"model_type": "zzz"})
     (toml,) = error.value.__notes__
     path = tmp_path / "mine.toml"

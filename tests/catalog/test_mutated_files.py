@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mutations import mutations, refusal, toml_text
-from test_huggingface import FAMILY_COUNTS, PUBLISHED
+from test_huggingface import FAMILY_COUNTS, LONGCAT_FLASH, PUBLISHED
 from test_recent_models import NEMOTRON, NEMOTRON_H, RECENT, SIGLIP
 
 from perfmodel.catalog import cluster, model
@@ -31,6 +31,7 @@ CONFIGS |= {known_family(config["model_type"]): config for config, _, _ in PUBLI
     for config in [*_RECENT, NEMOTRON, NEMOTRON_H, SIGLIP]
 } | {
     "llama": LLAMA,
+    "longcat": LONGCAT_FLASH,
     "mt5": PUBLISHED["t5-small"][0] | {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
     "qwen2_moe": LLAMA | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
                           "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},

@@ -214,7 +214,7 @@ def test_tensor_parallel_ranks_share_out_the_work(name):
 
 
 def test_an_unknown_family_is_told_how_to_be_described():
-    with pytest.raises(UnknownNameError, match=r"TOML file") as error:
+    with pytest.raises(UnknownNameError, match="complete the TOML below") as error:
         model_from_config({"model_type": "zzz"})
     assert "# hidden = ?" in error.value.__notes__[0]
     with pytest.raises(PerfModelError, match="text_config: missing"):
