@@ -117,7 +117,7 @@ def test_the_call_at_which_a_rank_dies_is_counted_among_the_scripts_own(
 ) -> None:
     """Two to a step."""
     conditions = {"fail_rank": 3, "fail_call": call}
-    with pytest.raises(EmulationError, match=f"all_reduce #{call - 1} of group 0: emulated rank 3 has failed"):
+    with pytest.raises(EmulationError, match=f"all_reduce #{call - 1} of group 0: emulated rank 3 failed"):
         emulate(emulation("steps.py", "9", conditions=conditions))
     assert capfd.readouterr().err.count("step done") == call // 2
 

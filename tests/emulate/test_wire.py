@@ -138,7 +138,7 @@ def test_ddp_goes_by_a_rank_that_has_a_model() -> None:
 
 
 def test_an_emulated_rank_that_dies_is_named() -> None:
-    with pytest.raises(EmulationError, match=r"emulated ranks: .*group 0,1,2: emulated rank 2 has failed"):
+    with pytest.raises(EmulationError, match=r"emulated ranks: .*group 0,1,2: emulated rank 2 failed"):
         emulate(emulation("steps.py", "9", world_size=3, conditions={"fail_rank": 2, "fail_call": 3}))
 
 
