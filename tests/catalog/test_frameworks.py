@@ -104,7 +104,7 @@ def test_versions_of_a_file_count_until_the_catalog_s_newest(tmp_path: Path) -> 
     path = tmp_path / "ours.toml"
     path.write_text('[2040]\nzero = { value = 1, source = "our plans" }')
     assert catalog.framework(f"{path}@2040").since == 2040
-    with pytest.raises(PerfModelError, match="beyond 2040"):
+    with pytest.raises(PerfModelError, match="the catalog ends in 2040"):
         catalog.framework(f"{path}@2041")
 
 

@@ -76,7 +76,7 @@ def test_logs_that_do_not_name_their_program(format: str, tmp_path: Path, capsys
     name, path = write(tmp_path, format)
     table, links = tmp_path / "t.csv", ["--interconnect", "NVLink + InfiniBand NDR"]
     error = refused(capsys, "import", name, path, "--out", table, *links, "--collective", "send_recv")
-    assert "all_reduce_perf, not send_recv" in error
+    assert "all_reduce_perf, not of send_recv" in error
     path.write_text(path.read_text().replace("_perf", ""))
     if format == "nccl-tests":  # the printed bandwidths tell which collective it is
         answer(capsys, "import", name, path, "--out", table, *links)

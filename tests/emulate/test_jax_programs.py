@@ -38,7 +38,7 @@ def test_every_rank_runs_alone_and_waits_for_what_the_model_says(degrees: Degree
 def test_ranks_that_there_are_not() -> None:
     program = on_one_stream(distribute(training_step(mlp(8, (8, 8, 8))), Degrees(data=2)))
     prices = Prices(CLUSTER, lambda op: 0.0)
-    with pytest.raises(PerfModelError, match="rank 2 is none"):
+    with pytest.raises(PerfModelError, match="rank 2 does not exist"):
         emulate_program(program, random_inputs(program), prices, rank=2)
     with pytest.raises(PerfModelError, match="at least 1"):
         emulate_program(program, random_inputs(program), prices, repeats=0)

@@ -105,7 +105,7 @@ def test_failing_and_dying_ranks_are_named():
     with RankGroup(RANKS) as group:
         group._members[1].process.kill()
         group._members[1].process.join()
-        with pytest.raises(CalibrationError, match="rank 1 died"):
+        with pytest.raises(CalibrationError, match="rank 1 ended unexpectedly"):
             group.ask("own_s")
 
 

@@ -114,10 +114,12 @@ def test_runs_cover_all_sizes_in_order():
 
 
 def test_the_gpus_that_nccl_tests_lists_must_be_the_plans(tmp_path: Path):
-    with pytest.raises(CalibrationError, match="the plan's device is H100-SXM5-80GB, found A100-SXM4-80GB"):
+    with pytest.raises(
+        CalibrationError, match="the plan's device is H100-SXM5-80GB, but this machine has A100-SXM4-80GB"
+    ):
         run_plan(plan_in(tmp_path, "A100-SXM4", "H100-SXM5"), tmp_path, "nccl-tests")
 
 
 def test_gloo_between_cpus_is_not_filed_under_a_gpu(tmp_path: Path):
-    with pytest.raises(CalibrationError, match="A100-SXM4-80GB, found a CPU"):
+    with pytest.raises(CalibrationError, match="A100-SXM4-80GB, but this machine has a CPU"):
         run_plan(plan_in(tmp_path, "ranks_per_node = 8", ""), tmp_path, "jax")

@@ -224,7 +224,7 @@ def test_messages_take_no_time_unless_told(p: int, m: int) -> None:
 )
 def test_what_does_not_divide_goes_to_the_middle(layers: int, sizes: list[int]) -> None:
     assert even_split(layers, 4).tolist() == sizes
-    with pytest.raises(LayoutError, match="cannot fill 4 pipeline stages"):
+    with pytest.raises(LayoutError, match="too few for 4 pipeline stages"):
         even_split(1, 4)
 
 

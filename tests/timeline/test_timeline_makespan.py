@@ -171,8 +171,8 @@ def test_many_ops():
 @pytest.mark.parametrize(
     ("durations", "message"),
     [
-        (np.ones(3), r"shape \(4,\)"),
-        (np.ones((2, 4)), r"shape \(4,\)"),
+        (np.ones(3), r"shape must be \(4,\)"),
+        (np.ones((2, 4)), r"shape must be \(4,\)"),
         (np.array([0, 1, np.nan, 1]), "finite seconds.*nan at"),
         (np.array([0, 1, 1, np.inf]), "finite seconds.*inf at"),
         (np.array(["a"] * 4), "numbers in seconds"),

@@ -138,5 +138,5 @@ def test_nearest_measured_kernel_is_the_same_shape_where_it_was_measured(table: 
 def test_what_cannot_be_explained_is_refused(table: Path) -> None:
     with pytest.raises(TableError, match="no run 'x'"):
         explain_cases([table], "x")
-    with pytest.raises(PerfModelError, match="no step time was measured"):
+    with pytest.raises(PerfModelError, match="no measured step time"):
         explain_cases([table], "vtrain-single-oom")

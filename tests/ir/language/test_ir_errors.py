@@ -54,7 +54,8 @@ def test_error_inside_a_callee_names_the_calls_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"), [("%r = @g(%x)", "2 arguments, 1 named"), ("%r, %q = @g(%x, %x)", "1 results, 2 named")]
+    ("call", "says"),
+    [("%r = @g(%x)", "2 arguments, but 1 are given"), ("%r, %q = @g(%x, %x)", "1 results, but 2 are given")],
 )
 def test_calls_must_fit(call: str, says: str) -> None:
     text = "func @g(%a, %b) {\n%c = add(%a, %b)\nreturn %c\n}\n" + HEADER + call + "\nreturn %r\n}"
