@@ -142,7 +142,7 @@ class Selection:
 
     @property
     def measured(self) -> Mapping[Op, float]:
-        """Op to seconds."""
+        """Seconds of each op."""
         return self.beliefs.measured
 
     def to_frame(self) -> "pd.DataFrame":

@@ -173,7 +173,8 @@ def _check(arguments: argparse.Namespace) -> None:
     # Tables make a calibration of their own; runs, logs and profiles correct one that is there.
     if arguments.base and (arguments.tables or not (has_runs or arguments.profile)):
         raise PerfModelError(
-            "fit: --base DIR is the calibration that --runs, --log or --profile corrects; give one of them, no TABLE"
+            "fit: --base DIR is the calibration that --runs, --log or --profile corrects; "
+            "give exactly one of these, and no TABLE"
         )
 
 

@@ -133,7 +133,7 @@ what is quantised for backward is another tensor."""
 
 
 def fp8_weight_bytes(job: Job, device: Device) -> float:
-    """Bytes of a trained weight stored only in 8 bits (`Job.fp8_params`), over all layouts that products read."""
+    """Bytes of a trained weight stored only in 8 bits (`Job.fp8_params`): one for each layout that products read."""
     if device.architecture not in TRANSPOSED_FP8_WEIGHTS and job.narrow.fp8_recipe in _ONE_SCALE:
         return 1.0
     # MXFP8 has an 8-bit scale for 32 elements (OCP Microscaling Formats 1.0, section 5.2).

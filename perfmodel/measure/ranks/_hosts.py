@@ -188,7 +188,7 @@ class EmulatedHosts:
 
 
 def unavailable() -> str:
-    """What this system lacks to emulate hosts; empty where it can."""
+    """Tools that this system lacks for emulating hosts; empty if it has all."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "it needs root"
     tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
