@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         factorise,
         groups_of,
         hashed,
+        median_ratio,
         number,
         relabel,
         text,

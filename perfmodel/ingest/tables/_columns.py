@@ -1,6 +1,6 @@
 """Columns of a table as plain arrays, independent of pandas' types."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -82,6 +82,12 @@ def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
         key = tuple(_python_value(column[rows[0]]) for column in columns)
         groups.append((key, rows))
     return groups
+
+
+def median_ratio(values: Sequence[tuple[Hashable, float]], references: Mapping[Any, Sequence[float]]) -> float | None:
+    """Median of values over the median reference of their key; None if no key has references."""
+    ratios = [value / float(np.median(references[key])) for key, value in values if key in references]
+    return float(np.median(ratios)) if ratios else None
 
 
 def _python_value(value: Any) -> Any:

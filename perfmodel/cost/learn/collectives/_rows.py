@@ -26,7 +26,7 @@ from perfmodel.cost.learn.collectives.links import (
     states_rate,
 )
 from perfmodel.ingest import clean_collectives
-from perfmodel.ingest.tables import groups_of, number, text
+from perfmodel.ingest.tables import groups_of, median_ratio, number, text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,9 +294,9 @@ def slowdowns(rows: CollectiveRows) -> dict[str, float]:
     # Rows that were repeated count by their median.
     result = {}
     for (what, groups), timed in sorted(beside_s.items()):
-        ratios = [time_s / float(np.median(alone_s[same])) for same, time_s in timed if same in alone_s]
-        if ratios:
-            result[f"{what}, {groups} groups at once"] = float(np.median(ratios))
+        longer = median_ratio(timed, alone_s)
+        if longer is not None:
+            result[f"{what}, {groups} groups at once"] = longer
     return result
 
 

@@ -35,7 +35,7 @@ from perfmodel.cost.learn.training._tables import Samples, gather, table_hashes
 from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest import clean_kernels, is_marked_suspect
-from perfmodel.ingest.tables import number, read_table, table_kind, text
+from perfmodel.ingest.tables import median_ratio, number, read_table, table_kind, text
 from perfmodel.measure.tables import COLD, LOADED, MEASURED, SOURCE
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.units import require_seed
@@ -141,9 +141,9 @@ def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str,
 
     medians = {}
     for state, timed in in_state.items():
-        ratios = [time_us / float(np.median(usual_us[kernel])) for kernel, time_us in timed if kernel in usual_us]
-        if ratios:
-            medians[state] = float(np.median(ratios))
+        longer = median_ratio(timed, usual_us)
+        if longer is not None:
+            medians[state] = longer
     return medians
 
 
