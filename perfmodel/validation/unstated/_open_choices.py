@@ -11,6 +11,7 @@ from perfmodel.spec import RecomputeModule, Transformer
 from perfmodel.validation.rows import COPIES_TO_HOST, Case
 from perfmodel.validation.unstated._choice import OpenChoice, Variant, on_or_off
 from perfmodel.validation.unstated._encoder_choices import EncoderHead, EncoderLength, Padding
+from perfmodel.validation.unstated._features import kind_of
 
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
 """Shares of a stage's layers that a run may repeat in full, beside all of them."""
@@ -193,7 +194,7 @@ class ExpertTensorParallel(OpenChoice):
     name = "etp"
 
     def matters(self, case: Case) -> bool:
-        return case.layout.tp > 1 and isinstance(case.model, Transformer) and case.model.experts is not None
+        return case.layout.tp > 1 and kind_of(case.model) == "moe"
 
     def stated(self, case: Case) -> bool:
         return "etp" in case.stated
@@ -389,8 +390,8 @@ class CudaGraphs(OpenChoice):
         return case.job.kernels.cuda_graphs
 
     def variants(self, case: Case) -> Sequence[Variant]:
-        experts = isinstance(case.model, Transformer) and case.model.experts is not None
-        step = ("step",) if case.framework.capabilities.graphs_step(experts) else ()
+        has_experts = kind_of(case.model) == "moe"
+        step = ("step",) if case.framework.capabilities.graphs_step(has_experts) else ()
         return [Variant(value=graphs, job={"cuda_graphs": graphs}) for graphs in ("none", "layers", *step)]
 
 
