@@ -1,5 +1,8 @@
 """Rows that say nothing of a device's links are set aside with a word; all others are kept."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -155,15 +158,21 @@ def test_disturbed_rows_change_no_verdict_and_are_named(slower: float, disturbed
     assert (because[~np.array(disturbed, bool)] == set_aside(collective_rows(clean))[~np.array(disturbed, bool)]).all()
 
 
-def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
-    clean = log("L40S", "PCIe4", 20e9)
-    other = clean.assign(variant="suspect_interference", time_us=3 * clean["time_us"])
+def collectives_report_of_equal_fits(clean: pd.DataFrame, other: pd.DataFrame, folder: Path) -> dict[str, Any]:
+    """The report of a fit with other rows beside the clean ones, which are predicted as without them."""
     (_, alone), (report, both) = (
-        (fit_calibration(tables, tmp_path / name), CollectiveModel.load(tmp_path / name))
+        (fit_calibration(tables, folder / name), CollectiveModel.load(folder / name))
         for name, tables in (("clean", [clean]), ("both", [clean, other]))
     )
     assert (alone.table_times(clean).time_s == both.table_times(clean).time_s).all()
-    (count,) = (n for why, n in report["collectives"]["set_aside"].items() if "disturbed" in why)
+    return report["collectives"]
+
+
+def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
+    clean = log("L40S", "PCIe4", 20e9)
+    other = clean.assign(variant="suspect_interference", time_us=3 * clean["time_us"])
+    report = collectives_report_of_equal_fits(clean, other, tmp_path)
+    (count,) = (n for why, n in report["set_aside"].items() if "disturbed" in why)
     assert count == len(other)
     with pytest.raises(TableError, match="disturbed by other work while it was timed; measure again"):
         fit_calibration([other], tmp_path / "none")
@@ -206,12 +215,8 @@ def test_slowdowns_need_the_same_size_alone_and_no_disturbance() -> None:
 def test_rows_of_several_groups_are_no_part_of_a_fit(tmp_path) -> None:
     clean = log("L40S", "PCIe4", 20e9)
     beside = clean.assign(variant="groups_at_once_2", time_us=2 * clean["time_us"])
-    (_, alone), (report, both) = (
-        (fit_calibration(tables, tmp_path / name), CollectiveModel.load(tmp_path / name))
-        for name, tables in (("clean", [clean]), ("both", [clean, beside]))
-    )
-    assert (alone.table_times(clean).time_s == both.table_times(clean).time_s).all()
-    assert [*report["collectives"]["groups_at_once"].values()] == [pytest.approx(2.0)]
+    report = collectives_report_of_equal_fits(clean, beside, tmp_path)
+    assert [*report["groups_at_once"].values()] == [pytest.approx(2.0)]
 
 
 def test_kernels_set_aside_are_counted(tmp_path) -> None:
