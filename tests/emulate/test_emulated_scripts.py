@@ -201,5 +201,5 @@ def test_what_a_library_does_after_the_script_has_ended_is_no_failure_of_it() ->
 
 @pytest.mark.slow
 def test_silence_after_joining_has_an_end() -> None:
-    with pytest.raises(EmulationError, match=r"rank 0: silent for \d+ s after joining its world"):
+    with pytest.raises(EmulationError, match=r"rank 0: no call for \d+ s after joining its world"):
         emulate(emulation("wrong.py", "silent", world_size=4, timeout_s=3.0, quiet=True))
