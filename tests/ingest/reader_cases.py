@@ -249,8 +249,13 @@ def message(*fields: tuple[int, int | str | bytes]) -> bytes:
 
 def gpu_xspace(start_ps: int = 5_000_000, duration_ps: int = 7_000_000) -> bytes:
     """A GPU's profile: a product and an all-reduce of a module that the profile carries, in an annotated pass."""
-    shape = lambda kind, *dims: message((2, kind), (3, b"".join(map(varint, dims))))  # noqa: E731
-    operand = lambda number, name, *dims: message((1, name), (2, "parameter"), (3, shape(16, *dims)), (35, number))  # noqa: E731
+
+    def shape(kind: int, *dims: int) -> bytes:
+        return message((2, kind), (3, b"".join(map(varint, dims))))
+
+    def operand(number: int, name: str, *dims: int) -> bytes:
+        return message((1, name), (2, "parameter"), (3, shape(16, *dims)), (35, number))
+
     dot = message(
         (1, "dot.3"), (2, "dot"), (3, shape(16, 4, 64, 32)), (35, 3), (36, 1), (36, 2),
         (30, message((1, 2), (2, 1), (3, 0), (4, 0))),

@@ -9,7 +9,8 @@ Token = tuple[str, re.Match[str]]
 
 _SECOND = r"(?:ps|PS|/[sS](?:ec(?:ond)?s?)?|\s+per\s+second)?"
 _BITS = (
-    rf"(?:(?:[MGTmgt]b(?:its?)?|(?i:[mgt]bits?)){_SECOND}|(?i:(?:mega|giga|tera)bits?){_SECOND}|[MGTmgt])(?![A-Za-z])"
+    rf"(?:(?:[MGTmgt]b(?:its?)?|(?i:[mgt]bits?)){_SECOND}"
+    rf"|(?i:(?:mega|giga|tera)bits?){_SECOND}|[MGTmgt])(?![A-Za-z])"
 )
 _BYTES = rf"(?:[MGTmgt]i?B(?:ytes?)?{_SECOND}|(?i:(?:mega|giga|tera)bytes?){_SECOND})(?![A-Za-z])"
 _ETHERNET_UNIT = r"(?:(?i:gbe|gige|gbase-?\w*)|GE)(?![A-Za-z])"
