@@ -6,12 +6,13 @@ and any may be cleared at any moment.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
 
 
 class _Entry(NamedTuple):
@@ -57,19 +58,48 @@ class Cache:
         # Made without the lock, as it may ask this cache for others. Two threads may make the same value; the
         # later one stays.
         value = make()
-        size = self._size(value)
         with self._lock:
-            replaced = self._entries.pop(key, None)
-            if replaced is not None:
-                self._total_size -= replaced.size
-            self._entries[key] = _Entry(value, size)
-            self._total_size += size
-
-            # The last value stays, however large it is.
-            while self._total_size > self._most and len(self._entries) > 1:
-                _, dropped = self._entries.popitem(last=False)
-                self._total_size -= dropped.size
+            self._keep(key, value)
         return value
+
+    def get_or_compute_each(self, keys: Sequence[Key], make: Callable[[list[Key]], Iterable[tuple[Key, T]]]) -> list[T]:
+        """Return the values of keys, computing all absent ones in one call.
+
+        Args:
+            make: computes the absent keys, each once, and gives values with the keys that they are of: those of other
+                keys too where it has them.
+        """
+        with self._lock:
+            entries = [self._entries.get(key) for key in keys]
+            for key, entry in zip(keys, entries, strict=True):
+                if entry is not None:
+                    self._entries.move_to_end(key)
+        absent = dict.fromkeys(key for key, entry in zip(keys, entries, strict=True) if entry is None)
+        if not absent:
+            return [entry.value for entry in entries if entry is not None]
+
+        # Computed without the lock, as in `get_or_compute`. They need not all fit into the cache.
+        values = {key: entry.value for key, entry in zip(keys, entries, strict=True) if entry is not None}
+        computed = list(make(list(absent)))
+        values.update(computed)
+        with self._lock:
+            for key, value in computed:
+                self._keep(key, value)
+        return [values[key] for key in keys]
+
+    def _keep(self, key: Hashable, value: Any) -> None:
+        """Store a value as the last one, and drop the oldest ones beyond the size of the cache."""
+        size = self._size(value)
+        replaced = self._entries.pop(key, None)
+        if replaced is not None:
+            self._total_size -= replaced.size
+        self._entries[key] = _Entry(value, size)
+        self._total_size += size
+
+        # The last value stays, however large it is.
+        while self._total_size > self._most and len(self._entries) > 1:
+            _, dropped = self._entries.popitem(last=False)
+            self._total_size -= dropped.size
 
     def clear(self) -> None:
         """Forget everything."""

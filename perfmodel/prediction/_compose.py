@@ -6,12 +6,12 @@ than those of one.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
 from perfmodel.prediction._memory import BlockBytes
 from perfmodel.prediction._price import block_times, priced_events
-from perfmodel.prediction._problem import Setting, StepProblem, session_cached
+from perfmodel.prediction._problem import Setting, StepProblem, session_cached, session_cached_each
 from perfmodel.prediction._programs import Division, PartitionedProgram, divided, program_spec
 from perfmodel.prediction._shard import ranks_of, shard_events
 from perfmodel.prediction._step_costs import step_factors
@@ -31,11 +31,6 @@ from perfmodel.prediction.phases import N_PHASES, PLAIN, Variant, modes_of, pass
 from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
 from perfmodel.workload import layer_count
-
-_MOST_LAYOUTS: Final = 100_000
-"""Composed layouts of one problem that are kept."""
-_MOST_PLACED: Final = 4096
-"""Placements whose events in the classes of one program are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +125,7 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
     # `by_node_kind` prices every kind by itself.
     if problem.kinds:
         return layout_batches(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
-    terms = composed_layouts(problem).of(layouts)
+    terms = composed(problem, layouts)
     lanes_of: dict[tuple[PartitionedProgram, PerRank], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
         lanes_of[terms[lane].program, layout.kinds].append(lane)
@@ -141,69 +136,46 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
     return batches
 
 
-def composed(problem: StepProblem, layout: Layout) -> LayoutTerms:
-    """Compose one layout (cached in the session).
+def composed(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutTerms]:
+    """Terms of each layout.
 
     Raises:
-        LayoutError: the model does not divide as it asks.
+        LayoutError: the model does not divide as a layout asks.
     """
-    (terms,) = composed_layouts(problem).of([layout])
-    return terms
+    # The file of a schedule may change between calls.
+    if any(layout.schedule.startswith("file:") for layout in layouts):
+        return [_compose(problem, layout) for layout in layouts]
+    return _composed(problem, layouts)
 
 
-class ComposedLayouts:
-    """Layouts of one problem, composed on first use."""
-
-    def __init__(self, problem: StepProblem) -> None:
-        self._problem = problem
-        self._composed: dict[Layout, LayoutTerms] = {}
-
-    def of(self, layouts: Sequence[Layout]) -> list[LayoutTerms]:
-        """Terms of each layout (raises `LayoutError` if the model cannot be divided as a layout requires)."""
-        # A search asks for the same layouts again and again, but never for more than this at once.
-        if len(self._composed) + len(layouts) > _MOST_LAYOUTS:
-            self._composed.clear()
-        return [self._composed.get(layout) or self._compose(layout) for layout in layouts]
-
-    def _compose(self, layout: Layout) -> LayoutTerms:
-        blocks, program = _laid_out(self._problem.setting, layout)
-        terms = _composed_in(self._problem, program, blocks, layout)
-        # The file of a schedule may change between calls.
-        if not layout.schedule.startswith("file:"):
-            self._composed[layout] = terms
-        return terms
+@session_cached_each
+def _composed(problem: StepProblem, layouts: list[Layout]) -> Iterator[tuple[Layout, LayoutTerms]]:
+    """`composed` for schedules that follow from their names."""
+    for layout in layouts:
+        yield layout, _compose(problem, layout)
 
 
-@session_cached
-def composed_layouts(problem: StepProblem) -> ComposedLayouts:
-    """The session's table of composed layouts of a problem."""
-    return ComposedLayouts(problem)
-
-
-def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: ShardBlocks, layout: Layout) -> LayoutTerms:
-    """Compose a layout in a program that divides its blocks."""
-    (mode,) = modes_of([layout.recompute]).tolist()
-    return LayoutTerms(
-        program=program,
-        times=block_times(problem, layout),
-        placed=_placed_as(problem.setting, blocks, layout),
-        mode=mode,
-        factor=prod(step_factors(problem, layout)),
-    )
-
-
-def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, PartitionedProgram]:
-    """A layout's blocks, and its program, whose stages divide them."""
+def _compose(problem: StepProblem, layout: Layout) -> LayoutTerms:
+    """Compose a layout in the program whose stages divide its blocks."""
+    setting = problem.setting
     blocks = shard_events(setting, layout)
     spec = program_spec(setting, layout, layer_count(blocks.pairs))
     # A stack of linear layers is cut into other blocks where it is split, so the division depends on the shard, too.
     division = Division(blocks.kinds, layout.partition, layout.recompute_full_layers)
-    return blocks, divided(setting, spec, division)
+    return _composed_in(problem, divided(setting, spec, division), blocks, layout)
 
 
-def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> PlacedBlocks:
-    """A layout's blocks on its ranks."""
-    return _placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout))
+def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: ShardBlocks, layout: Layout) -> LayoutTerms:
+    """Compose a layout in a program that divides its blocks."""
+    setting = problem.setting
+    (mode,) = modes_of([layout.recompute]).tolist()
+    return LayoutTerms(
+        program=program,
+        times=block_times(problem, layout),
+        placed=_placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout)),
+        mode=mode,
+        factor=prod(step_factors(problem, layout)),
+    )
 
 
 @session_cached
@@ -290,37 +262,20 @@ def _events_between(setting: Setting, program: PartitionedProgram, placed: Place
 def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:
     """Events between blocks in each class, for each layout of a batch."""
     # Neither the number of micro-batches nor recompute changes what a class holds: programs that differ in these alone
-    # share a table.
-    tables = program_event_classes(problem, layout_batch.program.alike.between)
-    return tables.of([terms.placed for terms in layout_batch.composed])
+    # share results.
+    program = layout_batch.program.alike.between
+    return _event_classes(problem, [(program, terms.placed) for terms in layout_batch.composed])
 
 
-class ProgramEventClasses:
-    """Events between blocks in the classes of one program, by placement, computed on first use."""
-
-    def __init__(self, problem: StepProblem, program: PartitionedProgram) -> None:
-        self._problem, self._program = problem, program
-        self._by_placement: dict[PlacedBlocks, EventClasses] = {}
-
-    def of(self, placements: Sequence[PlacedBlocks]) -> list[EventClasses]:
-        """Events in each class, for each placement."""
-        if len(self._by_placement) > _MOST_PLACED:
-            self._by_placement.clear()
-        for placement in placements:
-            if placement not in self._by_placement:
-                self._by_placement[placement] = self._classes(placement)
-        return [self._by_placement[placement] for placement in placements]
-
-    def _classes(self, placement: PlacedBlocks) -> EventClasses:
-        ops, class_index, op_index = _entries(self._problem.setting, self._program, placement)
-        times = priced_events(self._problem, ops)
-        return EventClasses(ops, times, class_index, op_index, self._program.structure.n_classes)
-
-
-@session_cached
-def program_event_classes(problem: StepProblem, program: PartitionedProgram) -> ProgramEventClasses:
-    """The session's table of events in the classes of a program."""
-    return ProgramEventClasses(problem, program)
+@session_cached_each
+def _event_classes(
+    problem: StepProblem, placements: list[tuple[PartitionedProgram, PlacedBlocks]]
+) -> Iterator[tuple[tuple[PartitionedProgram, PlacedBlocks], EventClasses]]:
+    """Priced events between blocks in the classes of programs, for each placement of a program's blocks."""
+    for program, placed in placements:
+        ops, class_index, op_index = _entries(problem.setting, program, placed)
+        times = priced_events(problem, ops)
+        yield (program, placed), EventClasses(ops, times, class_index, op_index, program.structure.n_classes)
 
 
 @session_cached

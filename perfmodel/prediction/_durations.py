@@ -127,7 +127,7 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
     events_of_kinds: dict[int, list[EventClasses]] = {}
     for kind in np.unique(kind_of_rank).tolist():
         on_kind = problem.kinds[kind]
-        batches[kind] = replace(batch, composed=tuple(composed(on_kind, layout) for layout in batch.layouts))
+        batches[kind] = replace(batch, composed=tuple(composed(on_kind, batch.layouts)))
         events_of_kinds[kind] = event_classes(on_kind, batches[kind])
     assigned_events: dict[int, list[EventClasses]] = {kind: [] for kind in batches}
     for lane in range(len(batch.layouts)):

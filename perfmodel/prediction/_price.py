@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, sustained_share, under_load
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
-from perfmodel.prediction._problem import StepProblem, session_cached
+from perfmodel.prediction._problem import StepProblem, session_cached, session_cached_each
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard, shard_events
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction.overlap import BlockEvents, time_phases
@@ -27,18 +27,17 @@ _HALVINGS: Final = 12
 
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
-    """Times of events; each distinct event is computed once (DistSim, observation 1)."""
+    """Times of events, with corrections by measured runs."""
     # A fit of runs moves parameters hundreds of times. The prices behind them stay, and so are kept without them.
-    prices = event_prices(problem.unadjusted)
-    times = EventTimes.of_rows(prices.of(ops))
+    times = EventTimes.of_rows(event_prices(problem.unadjusted, ops))
     if problem.adjustment is None:
         return times
-    return problem.adjustment.times(ops, times, prices.latency_s(ops))
+    return problem.adjustment.times(ops, times, np.array(_latencies_s(problem.unadjusted, ops), float))
 
 
 def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
     """Slowdown of events in a training step relative to a kernel timed alone, by the power limit and the site."""
-    load = np.array([price.load for price in event_prices(problem.unadjusted).of(ops)], float)
+    load = np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
     if problem.adjustment is None:
         return load
     log_factors = problem.adjustment.of
@@ -63,75 +62,56 @@ class EventPrice(NamedTuple):
     """Its time relative to that at the clock of a kernel timed alone (`under_training_load`)."""
 
 
-class EventPrices:
-    """Prices of a problem's events, computed on first use."""
+@session_cached_each
+def event_prices(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, EventPrice]]:
+    """The price of each event; each distinct event is computed once (DistSim, observation 1)."""
+    device, site = problem.cluster.device, problem.site
+    in_steps = MonotoneGrid.of(ops)
+    ops = list(in_steps.ops)
 
-    def __init__(self, problem: StepProblem) -> None:
-        self._problem = problem
-        self._prices: dict[Op, EventPrice] = {}
-        self._latencies_s: dict[Op, float] = {}
+    # Each event as if it ran alone, with the kernels of the framework's generation.
+    alone = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
+    alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in ops]))
 
-    def of(self, ops: Sequence[Op]) -> list[EventPrice]:
-        """The price of each event."""
-        new = MonotoneGrid.of(op for op in ops if op not in self._prices)
-        if new.ops:
-            self._prices.update(zip(new.ops, self._compute(new), strict=True))
-        return [self._prices[op] for op in ops]
+    # Kernels of a step may not get faster with their work, nor slower than others that do more.
+    in_step = in_steps.times(alone.at_most(*_bounds(problem, ops)))
 
-    def _compute(self, in_steps: MonotoneGrid) -> Iterator[EventPrice]:
-        """Price events that were not asked for before."""
-        problem, ops = self._problem, in_steps.ops
-        device, site = problem.cluster.device, problem.site
+    # A training step keeps the device near its power limit, where the clock is lower.
+    load = np.ones(len(ops))
+    if site.power_limited:
+        load = under_load(device, ops, in_step.time_s, _sustained_share(problem))
+    load = load * np.array([site.clock(op, device) for op in ops])
+    times = in_step.scaled(load)
 
-        # Each event as if it ran alone, with the kernels of the framework's generation.
-        alone = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
-        alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in ops]))
-
-        # Kernels of a step may not get faster with their work, nor slower than others that do more.
-        in_step = in_steps.times(alone.at_most(*_bounds(problem, ops)))
-
-        # A training step keeps the device near its power limit, where the clock is lower.
-        load = np.ones(len(ops))
-        if site.power_limited:
-            load = under_load(device, ops, in_step.time_s, _sustained_share(problem))
-        load = load * np.array([site.clock(op, device) for op in ops])
-        times = in_step.scaled(load)
-
-        # Regressors see each part of a divided attention by itself and may promise it more than the whole can give.
-        times = times.at_least(*self._shares_of_undivided_attention(ops))
-        columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
-        return map(EventPrice, *columns)
-
-    def _shares_of_undivided_attention(self, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
-        """Which events are parts of an attention, with their share of its time by FLOPs: parts run at no higher
-        rate."""
-        parts: list[int] = []
-        undivided_ops: list[Op] = []
-        shares: list[float] = []
-        for i, op in enumerate(ops):
-            whole_attention = undivided(self._problem.model, self._problem.job, op)
-            if isinstance(op, Attention) and whole_attention is not None:
-                parts.append(i)
-                undivided_ops.append(whole_attention)
-                shares.append(op.flops / whole_attention.flops)
-        return parts, EventTimes.of_rows(self.of(undivided_ops)).scaled(np.array(shares))
-
-    def latency_s(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        """Latency of collectives in seconds; 0 for kernels."""
-        collectives = [op for op in ops if isinstance(op, Collective) and op not in self._latencies_s]
-        new = list(dict.fromkeys(collectives))
-        if new:
-            # Measured curves begin at some bytes, so that a byte stands for nothing.
-            empty = [replace(op, bytes=1.0) for op in new]
-            times = self._problem.collectives.times(self._problem.cluster, empty)
-            self._latencies_s.update(zip(new, times.time_s.tolist(), strict=True))
-        return np.array([self._latencies_s.get(op, 0.0) for op in ops])
+    # Regressors see each part of a divided attention by itself and may promise it more than the whole can give.
+    times = times.at_least(*_shares_of_undivided_attention(problem, ops))
+    columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
+    return zip(ops, map(EventPrice, *columns), strict=True)
 
 
-@session_cached
-def event_prices(problem: StepProblem) -> EventPrices:
-    """The session's table of event prices of a problem."""
-    return EventPrices(problem)
+def _shares_of_undivided_attention(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
+    """Which events are parts of an attention, with their share of its time by FLOPs: parts run at no higher rate."""
+    parts: list[int] = []
+    undivided_ops: list[Op] = []
+    shares: list[float] = []
+    for i, op in enumerate(ops):
+        whole_attention = undivided(problem.model, problem.job, op)
+        if isinstance(op, Attention) and whole_attention is not None:
+            parts.append(i)
+            undivided_ops.append(whole_attention)
+            shares.append(op.flops / whole_attention.flops)
+    return parts, EventTimes.of_rows(event_prices(problem, undivided_ops)).scaled(np.array(shares))
+
+
+@session_cached_each
+def _latencies_s(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, float]]:
+    """Latency of each event in seconds; 0 for kernels."""
+    collectives = [op for op in ops if isinstance(op, Collective)]
+    # Measured curves begin at some bytes, so that a byte stands for nothing.
+    empty = [replace(op, bytes=1.0) for op in collectives]
+    times = problem.collectives.times(problem.cluster, empty)
+    latency_s = dict.fromkeys(ops, 0.0) | dict(zip(collectives, times.time_s.tolist(), strict=True))
+    return iter(latency_s.items())
 
 
 @session_cached

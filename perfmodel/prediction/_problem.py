@@ -5,7 +5,7 @@ exactly these arguments (`session_cached`). A `Setting` has no prices, so that e
 alone, are shared by all problems that differ in prices: hundreds while runs are fitted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial, wraps
 from pathlib import Path
@@ -20,6 +20,8 @@ from perfmodel.workload import step_flops
 
 _MOST_KEPT: Final = 100_000
 """Results of one record that are kept, of all stages together."""
+_MOST_ITEMS: Final = 200_000
+"""Results of one record that are kept of each function of many items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +206,7 @@ def step_problem_of(
 Record = TypeVar("Record", Setting, StepProblem)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Item = TypeVar("Item", bound=Hashable)
 
 
 def store_of(record: Setting | StepProblem) -> Cache:
@@ -223,6 +226,23 @@ def session_cached(
     def cached(record: Record, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         key = (function, args, *sorted(kwargs.items()))
         return store_of(record).get_or_compute(key, partial(function, record, *args, **kwargs))
+
+    return cached
+
+
+def session_cached_each(
+    function: Callable[[Record, list[Item]], Iterable[tuple[Item, Result]]],
+) -> Callable[[Record, Sequence[Item]], list[Result]]:
+    """Decorator that caches a function of a setting or problem and of many items, item by item.
+
+    The function gets the items that are new, each once, and gives results with the items that they are of, those of
+    other items too where it has them. A result must follow from record and item alone, and must not be changed.
+    """
+
+    @wraps(function)
+    def cached(record: Record, items: Sequence[Item]) -> list[Result]:
+        results = store_of(record).get_or_compute(function, partial(Cache, _MOST_ITEMS))
+        return results.get_or_compute_each(items, partial(function, record))
 
     return cached
 

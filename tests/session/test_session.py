@@ -47,6 +47,32 @@ def test_a_store_tells_what_was_made_and_stays_small(asked: list[tuple[int, int]
         assert len(store) == len(used)
 
 
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=20), st.integers(1, 6))
+def test_many_keys_are_answered_in_one_call(requests: list[list[int]], most: int) -> None:
+    """In the order of the keys, from one call for those that are absent, each once; more may come with them."""
+    store, calls = Cache(most), []
+
+    def make(absent: list[int]) -> list[tuple[int, str]]:
+        calls.append(absent)
+        return [(key, str(key)) for key in [*absent, absent[0] + 10]]
+
+    for keys in requests:
+        calls.clear()
+        assert store.get_or_compute_each(keys, make) == [str(key) for key in keys]
+        assert len(calls) <= 1
+        for absent in calls:
+            assert len(set(absent)) == len(absent)
+            assert set(absent) <= set(keys)
+        assert len(store) <= most
+
+        # What was asked for last is still there, as far as there is room: it is not computed again.
+        calls.clear()
+        last_keys = list(dict.fromkeys(keys))
+        if len(last_keys) < most:
+            store.get_or_compute_each(last_keys, make)
+            assert not calls
+
+
 def test_what_cannot_be_made_leaves_nothing_behind() -> None:
     store = Cache(4)
     with pytest.raises(ZeroDivisionError):

@@ -135,7 +135,7 @@ class GridModel:
         for grid in grids:
             for part in self._parts_with_events(grid):
                 events |= dict.fromkeys(part.ops)
-        event_prices(self.problem.unadjusted).of(list(events))
+        event_prices(self.problem.unadjusted, list(events))
 
     def _parts_with_events(self, grid: LayoutGrid) -> list[ShardBlocks | Transfers | StateEvents]:
         """Everything of a grid that has events to price."""
