@@ -19,7 +19,7 @@ from perfmodel.ir import Instruction, Parameter, Piece, Program, attributes
 from perfmodel.ir.distribute import megatron_axes
 from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Known, Missing, Ref
 from perfmodel.ir.importers._graph import Array
-from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS, Call
+from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS
 from perfmodel.ir.models import ModelBuilder
 
 # `layers.3.attn`, `/encoder/block.3/`, `h_3.weight`; not `embedding_1` at the end of a name.
@@ -116,7 +116,7 @@ class Graph:
         try:
             if op not in FOREIGN_OPS:
                 raise CannotMapError("the IR has no such op")
-            outputs = FOREIGN_OPS[op](Call(self.emitter, tuple(args), attributes))
+            outputs = FOREIGN_OPS[op].write(self.emitter, args, attributes)
         except (CannotMapError, PerfModelError) as reason:
             known = self.missing.get(op, (str(reason), node_name, 0))
             self.missing[op] = (*known[:2], known[2] + 1)

@@ -331,6 +331,100 @@ def test_values_on_the_command_line(tmp_path):
         input_value("x=what")
 
 
-def test_every_rule_is_callable():
-    assert len(FOREIGN_OPS) > 90
-    assert all(callable(rule) for rule in FOREIGN_OPS.values())
+WORDS_OF_OTHERS = {
+    "x": "self input tensor data x a c weight",  # `weight`: the table of an embedding
+    "a": "self a mat1 batch1",
+    "b": "other b mat2 batch2",
+    "target": "other target target_type",
+    "bound": "other b",
+    "if_true": "self x",
+    "if_false": "other y",
+    "source": "src value",
+    "part": "src updates",
+    "parts": "tensors inputs",
+    "values": "data_0",
+    "logits": "self scores",
+    "labels": "target labels",
+    "class_weights": "weight weights",
+    "gain": "weight scale",
+    "weight": "weight w",
+    "bias": "bias b",
+    "shift": "bias b",
+    "mean": "running_mean input_mean",
+    "variance": "running_var input_var",
+    "training_mode": "training",
+    "by_input_statistics": "use_input_stats",
+    "epsilon": "eps",
+    "normalised_shape": "normalized_shape",
+    "axis": "dim",
+    "axes": "dim dims axes",
+    "perm": "dims",
+    "first": "dim0",
+    "second": "dim1",
+    "keepdims": "keepdim",
+    "shape": "shape size",
+    "size": "output_size",
+    "start": "start start_dim",
+    "end": "end end_dim",
+    "starts": "start starts",
+    "ends": "end ends",
+    "steps": "step steps",
+    "indices": "index indices",
+    "split": "split split_size split_sizes",
+    "exponent": "exponent y",
+    "value": "value constant_value",
+    "pads": "pad pads",
+    "padding": "padding padding_idx",
+    "strides": "stride",
+    "dilations": "dilation",
+    "group": "groups",
+    "kernel_shape": "kernel_size",
+    "divisor": "divisor_override",
+    "mask": "mask attn_mask",
+    "dropout": "dropout_p",
+    "causal": "is_causal",
+    "reduction": "reduction reduce_op",
+    "received_sizes": "output_split_sizes",
+    "sent_sizes": "input_split_sizes",
+}
+"""What ONNX and ATen call an operand that our table calls so, where that is not the same word."""
+
+
+def assert_in_order(name: str, operands: tuple[str, ...], foreign_operands: list[str]) -> None:
+    """Each operand of our table stands where the foreign op has it."""
+    assert len(operands) <= len(foreign_operands), name
+    for operand, foreign in zip(operands, foreign_operands, strict=False):
+        word = operand.removeprefix("*")
+        assert foreign.lower() in WORDS_OF_OTHERS.get(word, word).split(), (name, operand, foreign)
+
+
+def test_operands_stand_where_torch_has_them(torch):
+    checked = 0
+    for name, op in FOREIGN_OPS.items():
+        namespace, _, rest = name.rpartition("::")
+        base, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace or "aten"), base, None)
+        if packet is not None:
+            schema = getattr(packet, overload or "default")._schema
+            assert_in_order(name, op.operands, [argument.name for argument in schema.arguments])
+            checked += 1
+    assert checked > 100
+
+
+def test_operands_stand_where_onnx_has_them(onnx):
+    checked = 0
+    for name, op in FOREIGN_OPS.items():
+        if onnx.defs.has(name):
+            inputs = onnx.defs.get_schema(name).inputs
+            assert_in_order(name, op.operands, [operand.name for operand in inputs])
+            checked += 1
+    assert checked > 50
+
+
+def test_a_norm_over_several_axes_is_refused_without_a_gain_too(torch):
+    class Norm(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.layer_norm(x, x.shape[-2:])
+
+    with pytest.raises(PerfModelError, match="a norm over several axes"):
+        torch_program(Norm(), (torch.zeros(2, 3, 4),))

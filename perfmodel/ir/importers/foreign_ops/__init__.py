@@ -1,7 +1,8 @@
 """One table from the ops of ONNX (`Add`) and ATen (`add.Tensor`) to those of the IR: an op is one entry.
 
-A rule takes a `Call` and returns the item of its output, or a list of several. ONNX's inputs and ATen's arguments are
-read by position, so that one rule often serves both; what ONNX keeps in an attribute is read by that name first.
+A `ForeignOp` names the operands of an op and has a rule, which takes a `Call` and returns the item of its output, or a
+list of several. One rule often serves ONNX and ATen, whose operands have the same names in our table. What ONNX keeps
+in an attribute is read by the name of the attribute first.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from perfmodel.display import shorten_reprs
-from perfmodel.ir.importers.foreign_ops._call import Call, Rule
+from perfmodel.ir.importers.foreign_ops._call import ForeignOp
 from perfmodel.ir.importers.foreign_ops._choices import CHOICES
 from perfmodel.ir.importers.foreign_ops._communication import COMMUNICATION
 from perfmodel.ir.importers.foreign_ops._elementwise import ELEMENTWISE
@@ -17,9 +18,9 @@ from perfmodel.ir.importers.foreign_ops._images import IMAGES
 from perfmodel.ir.importers.foreign_ops._products import PRODUCTS
 from perfmodel.ir.importers.foreign_ops._shapes import SHAPES
 
-FOREIGN_OPS: Final[Mapping[str, Rule]] = MappingProxyType(
+FOREIGN_OPS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {**ELEMENTWISE, **SHAPES, **PRODUCTS, **CHOICES, **IMAGES, **COMMUNICATION}
 )
-"""Rule of each op; ATen's default overload is named by the op alone."""
+"""By name of the op; ATen's default overload is named by the op alone."""
 
 shorten_reprs(__name__)

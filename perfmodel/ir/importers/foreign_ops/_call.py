@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.ir import INTEGER_DTYPES, ITEM_BYTES
+from perfmodel.ir import INTEGER_DTYPES, ITEM_BYTES, Shape
 from perfmodel.ir.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, collapsed
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers._program_rules import mapped
@@ -19,26 +19,29 @@ LOWEST: Final = {"fp64": -1.7e308, "fp32": -3.4e38, "bf16": -3.3e38, "fp16": -65
 
 @dataclass(frozen=True)
 class Call:
-    """A node of a foreign graph."""
+    """A node of a foreign graph, as its rule reads it."""
 
-    d: Emitter
-    args: tuple[Any, ...]
+    emitter: Emitter
+    """Where the rule writes its instructions."""
+    operands: Mapping[str, Any]
+    """Items, lists of items and plain values by the names that the table of ops has for them."""
     attributes: Mapping[str, Any]
+    """Plain values that ONNX, or the reader, keeps beside the operands."""
 
-    def has(self, position: int) -> bool:
+    def has(self, name: str) -> bool:
         """Whether an operand is present."""
-        return position < len(self.args) and self.args[position] is not None
+        return self.operands.get(name) is not None
 
-    def item(self, position: int) -> Item:
+    def item(self, name: str) -> Item:
         """An operand; numbers become known values."""
-        value = self.args[position] if self.has(position) else None
+        value = self.operands.get(name)
         if value is None:
-            raise CannotMapError(f"operand {position} is missing")
+            raise CannotMapError(f"operand {name} is missing")
         return value if isinstance(value, (Known, Ref, IndexCheck)) else Known.of(value)
 
-    def ref(self, position: int) -> Ref:
+    def ref(self, name: str) -> Ref:
         """An operand as a value of the program."""
-        return self.as_ref(self.item(position))
+        return self.as_ref(self.item(name))
 
     def as_ref(self, item: Item) -> Ref:
         """Emit a known item in the element type of the call's other operands."""
@@ -47,12 +50,14 @@ class Call:
         if not isinstance(item, Known):
             raise CannotMapError("it depends on comparing data")
         if self.dtype.startswith("int"):
-            return self.d.literal(item.array, self.dtype)
-        return self.d.literal(self.finite(item).array, self.dtype)
+            return self.emitter.literal(item.array, self.dtype)
+        return self.emitter.literal(self.finite(item).array, self.dtype)
 
     def broadcast_ref(self, item: Item) -> Ref:
         """An item that the op broadcasts, written down as small as broadcasting allows."""
-        return self.as_ref(Known(collapsed(item.array)) if isinstance(item, Known) else item)
+        if isinstance(item, Known):
+            return self.as_ref(Known(collapsed(item.array)))
+        return self.as_ref(item)
 
     def finite(self, item: Known) -> Known:
         """Replace infinities in a known item by large finite floats."""
@@ -63,24 +68,22 @@ class Call:
     def dtype(self) -> str:
         """Element type of the operands that are values of the program."""
         # Lists of operands (of a concatenation) count too.
-        kinds = []
-        for arg in self.args:
-            for item in arg if isinstance(arg, list) else [arg]:
+        dtypes = []
+        for operand in self.operands.values():
+            for item in operand if isinstance(operand, list) else [operand]:
                 if isinstance(item, Ref):
-                    kinds.append(self.d.builder.types[item.name].dtype)
+                    dtypes.append(self.emitter.dtype(item))
         # Integers are indices beside what the call computes with.
-        return next((kind for kind in kinds if not kind.startswith("int")), kinds[0])
+        floats = [dtype for dtype in dtypes if not dtype.startswith("int")]
+        return floats[0] if floats else dtypes[0]
 
-    def shape(self, item: Item) -> tuple[int, ...]:
-        return self.d.shape(item) if isinstance(item, Ref) else np.shape(item.array)  # pyright: ignore
-
-    def value(self, name: str, position: int, default: Any = _ABSENT) -> Any:
-        """A plain value: ONNX's attribute of a name, or the known operand at a position."""
+    def value(self, name: str, default: Any = _ABSENT) -> Any:
+        """A plain value: an attribute, or else a known operand, of this name."""
         # One name serves ONNX's attributes of old operator sets and its inputs of new ones, where axes and the like
         # moved.
         if name in self.attributes:
             return self.attributes[name]
-        operand = self.args[position] if 0 <= position < len(self.args) else None
+        operand = self.operands.get(name)
         if isinstance(operand, Known):
             operand = operand.array.tolist()
         if isinstance(operand, Ref):
@@ -89,30 +92,101 @@ class Call:
             raise CannotMapError(f"{name} is not given")
         return default if operand is None else operand
 
-    def op(self, op: str, /, *refs: Ref, **attributes: Any) -> Ref:
-        return self.d.op(op, *refs, **attributes)
+    def integers(self, name: str) -> list[int]:
+        """The numbers of a plain value, of which a single one may stand without a list."""
+        return [int(n) for n in np.atleast_1d(self.value(name))]
 
-    def expanded(self, x: Ref, wanted: Sequence[int]) -> Ref:
-        """The value repeated along axes of size 1 where another size is wanted; -1 leaves an axis as it is."""
+    def axis(self, rank: int, default: Any = _ABSENT) -> int:
+        """The call's `axis`, counted from 0 in a tensor of `rank` axes."""
+        (axis,) = axes_of(self.value("axis", default), rank)
+        return axis
+
+    def shape(self, item: Item) -> Shape:
+        """Shape of a value of the program or of a known one."""
+        if isinstance(item, Ref):
+            return self.emitter.shape(item)
+        return np.shape(item.array)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def rank(self, item: Item) -> int:
+        """Number of axes."""
+        return len(self.shape(item))
+
+    def op(self, op: str, /, *refs: Ref, **attributes: Any) -> Ref:
+        """Emit an instruction of the IR."""
+        return self.emitter.op(op, *refs, **attributes)
+
+    def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
+        """The value in another shape."""
+        return self.emitter.reshape(x, shape)
+
+    def transpose(self, x: Ref, order: Sequence[int]) -> Ref:
+        """The value with its axes in another order."""
+        return self.emitter.transpose(x, order)
+
+    def expanded(self, x: Ref, shape: Sequence[int]) -> Ref:
+        """The value repeated along axes of size 1 where `shape` has another size; -1 leaves an axis as it is."""
         # Broadcasting aligns axes at the right.
-        have = (1,) * (len(wanted) - len(self.shape(x))) + self.shape(x)
-        x = self.d.reshape(x, have)
-        copies = [n if size == 1 and n > 1 else 1 for n, size in zip(wanted, have, strict=True)]
+        missing_axes = len(shape) - self.rank(x)
+        aligned = (1,) * missing_axes + self.shape(x)
+        x = self.reshape(x, aligned)
+        copies = [n if size == 1 and n > 1 else 1 for n, size in zip(shape, aligned, strict=True)]
         if prod(copies) == 1:
             return x
-        dtype = self.d.dtype(x)
+        dtype = self.emitter.dtype(x)
         if dtype not in INTEGER_DTYPES:
             # A product with ones keeps how samples are dealt out, which copies joined along their axis would not.
-            return self.op("mul", x, self.d.literal(np.ones(copies), dtype))
+            return self.op("mul", x, self.emitter.literal(np.ones(copies), dtype))
         for axis, n in enumerate(copies):
-            x = self.op("concat", *[x] * n, axis=axis) if n > 1 else x
+            if n > 1:
+                x = self.op("concat", *[x] * n, axis=axis)
         return x
 
-    def scaled(self, ref: Ref, factor: float) -> Ref:
-        return ref if factor == 1 else self.op("scale", ref, factor=float(factor))
+    def scaled(self, x: Ref, factor: float) -> Ref:
+        """The value times a number."""
+        if factor == 1:
+            return x
+        return self.op("scale", x, factor=float(factor))
 
 
 Rule = Callable[[Call], Any]
+"""Writes the instructions of a call; returns the item of its output, or a list of several."""
+
+
+@dataclass(frozen=True)
+class ForeignOp:
+    """An op of ONNX or ATen: what its operands are, and what it is in the IR."""
+
+    operands: tuple[str, ...]
+    """Names of the operands in the order of the foreign graph. The last may be `*name`, which stands for all others."""
+    rule: Rule
+
+    def write(self, emitter: Emitter, args: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+        """Emit a call with operands `args`; returns the item of its output, or a list of several.
+
+        Raises:
+            CannotMapError: a call that no op of the IR can express.
+        """
+        operands: dict[str, Any] = {}
+        for position, name in enumerate(self.operands):
+            if name.startswith("*"):
+                operands[name[1:]] = list(args[position:])
+            elif position < len(args):
+                operands[name] = args[position]
+        return self.rule(Call(emitter, operands, attributes))
+
+
+def foreign_ops(*signatures: str, rule: Rule) -> dict[str, ForeignOp]:
+    """Ops that one rule writes, by name.
+
+    Args:
+        signatures: an op's name and operands, as `slice.Tensor(x, axes, starts, ends)`. Operands that the rule does not
+            look at may be left out at the end.
+    """
+    ops = {}
+    for signature in signatures:
+        name, _, rest = signature.removesuffix(")").partition("(")
+        ops[name] = ForeignOp(tuple(rest.split(", ")), rule)
+    return ops
 
 
 def graph_dtype(name: str) -> str:
@@ -121,36 +195,37 @@ def graph_dtype(name: str) -> str:
     return Array.of(name, ()).dtype if is_float else "int32"
 
 
-def primitive(c: Call, name: str, *items: Item) -> Item:
+def primitive(call: Call, name: str, *items: Item) -> Item:
     """Emit the operation of a JAX primitive."""
     # ONNX and ATen share their element-wise semantics with JAX, so the JAX rules write the instructions.
-    items = promoted(c, items)
-    dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
+    items = promoted(call, items)
+    dtypes = [call.emitter.dtype(item) for item in items if isinstance(item, Ref)]
     if any(dtype.startswith("int") for dtype in dtypes):
         raise CannotMapError("the IR cannot compute integers; give the value of the input that they come from")
-    out = Array(next(iter(dtypes), c.dtype), (), 4)
-    floats = [Known.of(i.array, float) if isinstance(i, Known) else i for i in items]
-    return mapped(name, c.d, {}, floats, [Array(c.dtype, c.shape(i), 4) for i in items], out, integer=False)
+    out = Array(dtypes[0] if dtypes else call.dtype, (), 4)
+    floats = [Known.of(item.array, float) if isinstance(item, Known) else item for item in items]
+    arrays = [Array(call.dtype, call.shape(item), 4) for item in items]
+    return mapped(name, call.emitter, {}, floats, arrays, out, integer=False)
 
 
-def promoted(c: Call, items: Sequence[Item]) -> tuple[Item, ...]:
+def promoted(call: Call, items: Sequence[Item]) -> tuple[Item, ...]:
     """Promote operands to the widest float type, as PyTorch does; integers become floats."""
-    dtypes = {c.d.dtype(item) for item in items if isinstance(item, Ref)}
+    dtypes = {call.emitter.dtype(item) for item in items if isinstance(item, Ref)}
     floats = dtypes - set(INTEGER_DTYPES)
     if len(dtypes) < 2 or not floats:
         return tuple(items)
-    # The IR wants one dtype per op, so casts are written out.
-    widest = max(floats, key=lambda dtype: ITEM_BYTES[dtype])
-    if len({dtype for dtype in floats if ITEM_BYTES[dtype] == ITEM_BYTES[widest]}) > 1:
-        widest = "fp32"  # neither of fp16 and bf16 holds the other
-    return tuple(c.d.cast(item, widest) if isinstance(item, Ref) else item for item in items)
+    # The IR wants one dtype per op, so casts are written out. Neither of fp16 and bf16 holds the other.
+    most_bytes = max(ITEM_BYTES[dtype] for dtype in floats)
+    widest = [dtype for dtype in floats if ITEM_BYTES[dtype] == most_bytes]
+    common = widest[0] if len(widest) == 1 else "fp32"
+    return tuple(call.emitter.cast(item, common) if isinstance(item, Ref) else item for item in items)
 
 
 def axes_of(values: Any, rank: int) -> tuple[int, ...]:
     """Axes counted from 0; negative ones count from the end."""
-    return tuple(int(a) % rank for a in np.atleast_1d(values).tolist())
+    return tuple(int(axis) % rank for axis in np.atleast_1d(values).tolist())
 
 
-def spelled(*names: str, rule: Rule) -> dict[str, Rule]:
-    """Return a table that maps several names to one rule."""
-    return dict.fromkeys(names, rule)
+def with_axis(shape: Sequence[int], axis: int, *sizes: int) -> tuple[int, ...]:
+    """A shape with other sizes in the place of one axis; without any sizes the axis is left out."""
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])

@@ -5,68 +5,73 @@ from types import MappingProxyType
 from typing import Final
 
 from perfmodel.ir.importers._emitter import CannotMapError, Ref
-from perfmodel.ir.importers.foreign_ops._call import Call, Rule, axes_of
+from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, foreign_ops, with_axis
 
 
-def _axis_last(c: Call, x: Ref, axis: int) -> tuple[Ref, list[int]]:
+def _axis_last(call: Call, x: Ref, axis: int) -> tuple[Ref, list[int]]:
     """The value with an axis moved to the end, and the order that moves it back."""
-    rank = len(c.shape(x))
+    rank = call.rank(x)
     order = [k for k in range(rank) if k != axis] + [axis]
     back = sorted(range(rank), key=order.__getitem__)
-    return c.d.transpose(x, order), back
+    return call.transpose(x, order), back
 
 
-def _best(c: Call, axis: int, keep: bool, largest: bool) -> Ref:
+def _largest_first(call: Call, largest: bool) -> Ref:
+    """The operand, negated where the smallest entries are asked for: the IR finds only the largest."""
+    x = call.ref("x")
+    return x if largest else call.scaled(x, -1.0)
+
+
+def _best(call: Call, axis: int, keep: bool, largest: bool) -> Ref:
     """Place of the largest entry along an axis, or of the smallest."""
-    x = c.ref(0)
-    rank = len(c.shape(x))
-    (axis,) = axes_of(axis, rank)
-    rows, _ = _axis_last(c, x if largest else c.scaled(x, -1.0), axis)
-    places = c.op("argmax", rows)
+    x = _largest_first(call, largest)
+    rows, _ = _axis_last(call, x, axis)
+    places = call.op("argmax", rows)
     if not keep:
         return places
-    shape = c.shape(x)
-    return c.d.reshape(places, (*shape[:axis], 1, *shape[axis + 1 :]))
+    return call.reshape(places, with_axis(call.shape(x), axis, 1))
 
 
-def _onnx_best(c: Call, largest: bool) -> Ref:
-    if c.attributes.get("select_last_index", 0):
+def _onnx_best(call: Call, largest: bool) -> Ref:
+    if call.value("select_last_index", 0):
         raise CannotMapError("selecting the last of equal entries; leave select_last_index out")
-    return _best(c, int(c.attributes.get("axis", 0)), bool(c.attributes.get("keepdims", 1)), largest)
+    axis = call.axis(call.rank(call.ref("x")), default=0)
+    keep = bool(call.value("keepdims", 1))
+    return _best(call, axis, keep, largest)
 
 
-def _aten_best(c: Call, largest: bool) -> Ref:
-    """x, axis (None: of all entries), whether to keep it."""
-    axis, keep = c.value("", 1, None), bool(c.value("", 2, False))
-    if axis is not None:
-        return _best(c, int(axis), keep, largest)
+def _aten_best(call: Call, largest: bool) -> Ref:
+    rank = call.rank(call.ref("x"))
+    keep = bool(call.value("keepdims", False))
+    if call.value("axis", None) is not None:
+        return _best(call, call.axis(rank), keep, largest)
+
+    # Without an axis the place counts through all entries.
     if keep:
         raise CannotMapError("an index over all axes with keepdim; give dim")
-    x = c.ref(0)
-    flat = c.d.reshape(x, (-1,)) if len(c.shape(x)) != 1 else x
-    return c.op("argmax", flat if largest else c.scaled(flat, -1.0))
+    x = _largest_first(call, largest)
+    return call.op("argmax", call.reshape(x, (-1,)) if rank != 1 else x)
 
 
-def _top_k(c: Call) -> list[Ref]:
-    """The k largest entries along an axis (ATen: x, k, axis, largest, sorted), and their places."""
-    x, k = c.ref(0), c.value("k", 1)
-    k = int(k[0]) if isinstance(k, list) else int(k)
-    (axis,) = axes_of(c.value("axis", 2, -1), len(c.shape(x)))
-    largest = bool(c.value("largest", 3, 1))
-    rows, back = _axis_last(c, x if largest else c.scaled(x, -1.0), axis)
-    values, places = c.d.ops("top_k", (rows,), 2, k=k)
-    values = values if largest else c.scaled(values, -1.0)
-    return [c.d.transpose(values, back), c.d.transpose(places, back)]
+def _top_k(call: Call) -> list[Ref]:
+    """The k largest entries along an axis, and their places."""
+    (k,) = call.integers("k")
+    largest = bool(call.value("largest", 1))
+    x = _largest_first(call, largest)
+    rows, back = _axis_last(call, x, call.axis(call.rank(x), default=-1))
+    values, places = call.emitter.ops("top_k", (rows,), 2, k=k)
+    if not largest:
+        values = call.scaled(values, -1.0)
+    return [call.transpose(values, back), call.transpose(places, back)]
 
 
-CHOICES: Final[Mapping[str, Rule]] = MappingProxyType(
+CHOICES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
-        "ArgMax": lambda c: _onnx_best(c, largest=True),
-        "ArgMin": lambda c: _onnx_best(c, largest=False),
-        "argmax": lambda c: _aten_best(c, largest=True),
-        "argmin": lambda c: _aten_best(c, largest=False),
-        "TopK": _top_k,
-        "topk": _top_k,
+        **foreign_ops("ArgMax(x)", rule=lambda call: _onnx_best(call, largest=True)),
+        **foreign_ops("ArgMin(x)", rule=lambda call: _onnx_best(call, largest=False)),
+        **foreign_ops("argmax(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=True)),
+        **foreign_ops("argmin(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=False)),
+        **foreign_ops("TopK(x, k)", "topk(x, k, axis, largest)", rule=_top_k),
     }
 )
-"""Rules by name of the op."""
+"""By name of the op."""

@@ -10,15 +10,33 @@ from perfmodel.ir import INTEGER_DTYPES
 from perfmodel.ir.importers._emitter import CannotMapError, IndexCheck, Item, Known, Ref
 from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers._program_rules import mapped
-from perfmodel.ir.importers.foreign_ops._call import Call, Rule, graph_dtype, primitive, promoted, spelled
+from perfmodel.ir.importers.foreign_ops._call import (
+    Call,
+    ForeignOp,
+    Rule,
+    foreign_ops,
+    graph_dtype,
+    primitive,
+    promoted,
+)
+
+_OF_DATA: Final = "a comparison of data; give the value of the input that it comes from"
 
 
 def _like(name: str) -> Rule:
     """Return the rule of an op that a JAX primitive of the same operands does."""
 
-    def rule(c: Call) -> Item:
-        items = [c.item(k) for k in range(len(c.args)) if c.args[k] is not None]
-        return primitive(c, name, *items)
+    def rule(call: Call) -> Item:
+        return primitive(call, name, *(call.item(operand) for operand in call.operands if call.has(operand)))
+
+    return rule
+
+
+def _extreme(name: str) -> Rule:
+    """Return the rule of a maximum or minimum of any number of operands."""
+
+    def rule(call: Call) -> Item:
+        return primitive(call, name, *call.operands["values"])
 
     return rule
 
@@ -26,77 +44,111 @@ def _like(name: str) -> Rule:
 def _weighted(name: str) -> Rule:
     """a + alpha b."""
 
-    def rule(c: Call) -> Item:
-        # ATen's `add` and `sub` scale their second operand; ONNX's have no third, so alpha is 1.
-        b, alpha = c.item(1), c.value("alpha", 2, 1)
+    def rule(call: Call) -> Item:
+        # ATen's `add` and `sub` scale their second operand; ONNX's have no such factor.
+        b, alpha = call.item("b"), call.value("alpha", 1)
         if alpha != 1:
-            b = Known(b.array * alpha) if isinstance(b, Known) else c.scaled(c.as_ref(b), alpha)
-        return primitive(c, name, c.item(0), b)
+            b = Known(b.array * alpha) if isinstance(b, Known) else call.scaled(call.as_ref(b), alpha)
+        return primitive(call, name, call.item("a"), b)
 
     return rule
 
 
-def _power(c: Call) -> Item:
+def _power(call: Call) -> Item:
     # Roots have ops; small whole powers are products; the IR has no general power.
-    x, exponent = c.ref(0), float(np.asarray(c.value("", 1)))
+    x = call.ref("x")
+    exponent = float(np.asarray(call.value("exponent")))
     if exponent in (0.5, -0.5):
-        return primitive(c, "sqrt" if exponent > 0 else "rsqrt", x)
+        return primitive(call, "sqrt" if exponent > 0 else "rsqrt", x)
     if not exponent.is_integer() or not 0 < abs(exponent) <= 8:
         raise CannotMapError(f"a power of {exponent:g}")
-    return mapped("integer_pow", c.d, {"y": exponent}, [x], [], Array(c.dtype, (), 4), integer=False)
+    out = Array(call.dtype, (), 4)
+    return mapped("integer_pow", call.emitter, {"y": exponent}, [x], [], out, integer=False)
 
 
-def _gelu(c: Call) -> Ref:
-    approximate = c.value("approximate", 1, "none")
-    if approximate in ("tanh", b"tanh"):
-        return c.op("gelu", c.ref(0))
-    return c.op("gelu", c.ref(0), exact=True)
+def _relu(call: Call) -> Ref:
+    return call.op("relu", call.ref("x"))
 
 
-def _silu(c: Call) -> Ref:
-    return c.op("mul", c.ref(0), c.op("sigmoid", c.ref(0)))
+def _reciprocal(call: Call) -> Item:
+    return primitive(call, "div", Known.of(1.0), call.ref("x"))
 
 
-def _clip(c: Call) -> Item:
+def _gelu(call: Call) -> Ref:
+    if call.value("approximate", "none") in ("tanh", b"tanh"):
+        return call.op("gelu", call.ref("x"))
+    return call.op("gelu", call.ref("x"), exact=True)
+
+
+def _silu(call: Call) -> Ref:
+    x = call.ref("x")
+    return call.op("mul", x, call.op("sigmoid", x))
+
+
+def _clip(call: Call) -> Item:
     # A clip is a maximum with the lower bound, then a minimum with the upper one.
-    x: Item = c.ref(0)
-    for name, position, primitive_name in (("min", 1, "max"), ("max", 2, "min")):
-        bound = c.value(name, position, None)
-        if bound is not None:
-            x = primitive(c, primitive_name, x, Known.of(bound, float))
+    x: Item = call.ref("x")
+    lower, upper = call.value("min", None), call.value("max", None)
+    if lower is not None:
+        x = primitive(call, "max", x, Known.of(lower, float))
+    if upper is not None:
+        x = primitive(call, "min", x, Known.of(upper, float))
     return x
 
 
-def _same(c: Call) -> Item:
-    return c.item(0)
+def _same(call: Call) -> Item:
+    return call.item("x")
 
 
-def _cast(c: Call) -> Item:
+def _copied(call: Call) -> Item:
+    """The value of the second operand, which takes the place of the first."""
+    return call.item("source")
+
+
+def _cast(call: Call) -> Item:
     """Cast to the element type that the reader states; all integers are int32, and a check stays what it is."""
-    x = c.item(0)
-    return c.d.cast(x, graph_dtype(c.attributes["to_dtype"])) if isinstance(x, Ref) else x
-
-
-def _cast_like(c: Call) -> Item:
-    x, like = c.item(0), c.item(1)
+    x = call.item("x")
     if not isinstance(x, Ref):
         return x
-    is_known = isinstance(like, Known)
-    return c.d.cast(x, graph_dtype(str(like.array.dtype)) if is_known else c.d.dtype(c.as_ref(like)))
+    return call.emitter.cast(x, graph_dtype(call.attributes["to_dtype"]))
 
 
-def _where(c: Call, condition: int = 0, yes: int = 1, no: int = 2) -> Item:
+def _cast_like(call: Call) -> Item:
+    x, target = call.item("x"), call.item("target")
+    if not isinstance(x, Ref):
+        return x
+    if isinstance(target, Known):
+        dtype = graph_dtype(str(target.array.dtype))
+    else:
+        dtype = call.emitter.dtype(call.as_ref(target))
+    return call.emitter.cast(x, dtype)
+
+
+def _where(call: Call) -> Item:
+    return _chosen(call, call.item("condition"), call.item("if_true"), call.item("if_false"))
+
+
+def _masked_fill(call: Call) -> Item:
+    return _chosen(call, call.item("mask"), call.item("value"), call.item("x"))
+
+
+def _chosen(call: Call, condition: Item, if_true: Item, if_false: Item) -> Item:
+    """The elements of one value or of another, by a condition."""
     # A choice by a mask that is known is arithmetic; by a guard of indices it is settled; by data it cannot be
     # written.
-    which = c.item(condition)
-    if isinstance(which, IndexCheck):
-        return c.item(no if which.kind == "negative" else yes)
-    if not isinstance(which, Known):
+    if isinstance(condition, IndexCheck):
+        return if_false if condition.kind == "negative" else if_true
+    if not isinstance(condition, Known):
         raise CannotMapError("a selection by data; give the value of the input that the mask comes from")
-    cases = [c.finite(item) if isinstance(item, Known) else item for item in promoted(c, (c.item(no), c.item(yes)))]
-    dtype = next((c.d.dtype(item) for item in cases if isinstance(item, Ref)), c.dtype)
-    out = Array(dtype, np.broadcast_shapes(*(c.shape(i) for i in (which, *cases))), 4)
-    return mapped("select_n", c.d, {}, [which, *cases], [out] * 3, out, integer=False)
+
+    # JAX's `select_n` counts its cases from false to true.
+    cases = promoted(call, (if_false, if_true))
+    finite_cases = [call.finite(case) if isinstance(case, Known) else case for case in cases]
+    dtypes = [call.emitter.dtype(case) for case in finite_cases if isinstance(case, Ref)]
+    operands = [condition, *finite_cases]
+    shape = np.broadcast_shapes(*(call.shape(operand) for operand in operands))
+    out = Array(dtypes[0] if dtypes else call.dtype, shape, 4)
+    return mapped("select_n", call.emitter, {}, operands, [out] * 3, out, integer=False)
 
 
 _NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
@@ -115,58 +167,55 @@ _NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
 def _compared(name: str) -> Rule:
     """Comparison of an index with a number; any other comparison of data would be a choice by data."""
 
-    def rule(c: Call) -> IndexCheck:
-        x, bound = c.item(0), c.item(1)
+    def rule(call: Call) -> IndexCheck:
+        x, bound = call.item("x"), call.item("bound")
         kind, with_zero = _NEVER_BELOW_0[name]
-        is_index = isinstance(x, Ref) and c.d.dtype(x) in INTEGER_DTYPES
+        is_index = isinstance(x, Ref) and call.emitter.dtype(x) in INTEGER_DTYPES
         if is_index and isinstance(bound, Known) and bound.array.size:
             largest = float(np.max(bound.array))
             if largest < 0 or (with_zero and largest == 0):
                 return IndexCheck(kind)  # pyright: ignore[reportArgumentType]
-        raise CannotMapError("a comparison of data; give the value of the input that it comes from")
+        raise CannotMapError(_OF_DATA)
 
     return rule
 
 
-def _never(c: Call) -> IndexCheck:
+def _never(call: Call) -> IndexCheck:
     """Programs compute no infinities and nothing that is not a number, as masks are finite in them."""
     return IndexCheck("negative")
 
 
-def _not(c: Call) -> IndexCheck:
-    x = c.item(0)
+def _not(call: Call) -> IndexCheck:
+    x = call.item("x")
     if not isinstance(x, IndexCheck):
-        raise CannotMapError("a comparison of data; give the value of the input that it comes from")
+        raise CannotMapError(_OF_DATA)
     return IndexCheck("valid" if x.kind == "negative" else "negative")
 
 
 def _both(name: str) -> Rule:
     """Conjunction or disjunction of checks, and of known booleans."""
     # A false operand decides a conjunction, a true one a disjunction; a neutral one leaves the other.
-    neutral, decides = ("valid", "negative") if name == "and" else ("negative", "valid")
+    if name == "and":
+        neutral, decides = "valid", "negative"
+    else:
+        neutral, decides = "negative", "valid"
 
-    def rule(c: Call) -> Item:
-        items = [c.item(0), c.item(1)]
+    def rule(call: Call) -> Item:
+        items = [call.item("a"), call.item("b")]
         if any(isinstance(item, Ref) for item in items):
-            raise CannotMapError("a comparison of data; give the value of the input that it comes from")
-        checks = [item for item in items if isinstance(item, IndexCheck)]
-        settled = next((item for item in checks if item.kind == decides), None)
-        return settled or next((item for item in items if item not in checks), IndexCheck(neutral))
+            raise CannotMapError(_OF_DATA)
+        for item in items:
+            if isinstance(item, IndexCheck) and item.kind == decides:
+                return item
+        for item in items:
+            if not isinstance(item, IndexCheck):
+                return item
+        return IndexCheck(neutral)
 
     return rule
 
 
-_AS_IN_JAX: Final = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mul": "mul",
-    "Div": "div",
-    "Max": "max",
-    "Min": "min",
-    "mul.Tensor": "mul",
-    "div.Tensor": "div",
-    "maximum": "max",
-    "minimum": "min",
+_OF_ONE_OPERAND: Final = {
     "Exp": "exp",
     "Log": "log",
     "Sqrt": "sqrt",
@@ -186,8 +235,17 @@ _AS_IN_JAX: Final = {
     "abs": "abs",
 }
 """JAX primitive by name of the op."""
-
-
+_OF_TWO_OPERANDS: Final = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "div",
+    "mul.Tensor": "mul",
+    "div.Tensor": "div",
+    "maximum": "max",
+    "minimum": "min",
+}
+"""JAX primitive by name of the op."""
 _COMPARISONS_OF_ONNX: Final = {
     "Equal": "eq",
     "Less": "lt",
@@ -196,43 +254,90 @@ _COMPARISONS_OF_ONNX: Final = {
     "Greater": "gt",
 }
 
-ELEMENTWISE: Final[Mapping[str, Rule]] = MappingProxyType(
+
+def _in_jax() -> dict[str, ForeignOp]:
+    """Ops that a JAX primitive of the same operands does."""
+    ops = {}
+    for name, jax_name in _OF_ONE_OPERAND.items():
+        ops |= foreign_ops(f"{name}(x)", rule=_like(jax_name))
+    for name, jax_name in _OF_TWO_OPERANDS.items():
+        ops |= foreign_ops(f"{name}(a, b)", rule=_like(jax_name))
+    return ops
+
+
+def _comparisons() -> dict[str, ForeignOp]:
+    """Comparisons of an index with a number."""
+    ops = {}
+    for name in _NEVER_BELOW_0:
+        signatures = [f"{name}{overload}(x, bound)" for overload in ("", ".Scalar", ".Tensor")]
+        ops |= foreign_ops(*signatures, rule=_compared(name))
+    for onnx_name, name in _COMPARISONS_OF_ONNX.items():
+        ops |= foreign_ops(f"{onnx_name}(x, bound)", rule=_compared(name))
+    return ops
+
+
+ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
-        **{name: _like(jax_name) for name, jax_name in _AS_IN_JAX.items()},
-        **spelled("Relu", "relu", "relu_", rule=lambda c: c.op("relu", c.ref(0))),
-        **spelled("add.Tensor", "add_.Tensor", rule=_weighted("add")),
-        "sub.Tensor": _weighted("sub"),
-        **spelled("Reciprocal", "reciprocal", rule=lambda c: primitive(c, "div", Known.of(1.0), c.ref(0))),
-        **spelled("Pow", "pow.Tensor_Scalar", rule=_power),
-        **spelled("Gelu", "gelu", rule=_gelu),
-        **spelled("silu", "Swish", "silu_", rule=_silu),
-        **spelled("Clip", "clamp", rule=_clip),
-        **spelled(
-            "Identity",
-            "Dropout",
-            "clone",
-            "contiguous",
-            "detach",
-            "alias",
-            "dropout",
-            "lift_fresh_copy",
-            "detach_",
+        **_in_jax(),
+        **foreign_ops("Max(*values)", rule=_extreme("max")),
+        **foreign_ops("Min(*values)", rule=_extreme("min")),
+        **foreign_ops("Relu(x)", "relu(x)", "relu_(x)", rule=_relu),
+        **foreign_ops("add.Tensor(a, b, alpha)", "add_.Tensor(a, b, alpha)", rule=_weighted("add")),
+        **foreign_ops("sub.Tensor(a, b, alpha)", rule=_weighted("sub")),
+        **foreign_ops("Reciprocal(x)", "reciprocal(x)", rule=_reciprocal),
+        **foreign_ops("Pow(x, exponent)", "pow.Tensor_Scalar(x, exponent)", rule=_power),
+        **foreign_ops("Gelu(x)", "gelu(x, approximate)", rule=_gelu),
+        **foreign_ops("silu(x)", "Swish(x)", "silu_(x)", rule=_silu),
+        **foreign_ops("Clip(x, min, max)", "clamp(x, min, max)", rule=_clip),
+        **foreign_ops(
+            "Identity(x)",
+            "Dropout(x)",
+            "clone(x)",
+            "contiguous(x)",
+            "detach(x)",
+            "alias(x)",
+            "dropout(x)",
+            "lift_fresh_copy(x)",
+            "detach_(x)",
             rule=_same,
         ),
-        # the value of the second operand, which takes the place of the first
-        **spelled("copy", "copy_", "fill.Tensor", rule=lambda c: c.item(1)),
-        "CastLike": _cast_like,
-        **spelled("Cast", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_cast),
-        **{name: _compared(name) for name in _NEVER_BELOW_0},
-        **{f"{name}.Scalar": _compared(name) for name in _NEVER_BELOW_0},
-        **{f"{name}.Tensor": _compared(name) for name in _NEVER_BELOW_0},
-        **{onnx_name: _compared(name) for onnx_name, name in _COMPARISONS_OF_ONNX.items()},
-        **spelled("IsNaN", "IsInf", "isnan", "isinf", rule=_never),
-        **spelled("Not", "logical_not", "bitwise_not", rule=_not),
-        **spelled("And", "logical_and", "__and__.Tensor", "bitwise_and.Tensor", rule=_both("and")),
-        **spelled("Or", "logical_or", "__or__.Tensor", "bitwise_or.Tensor", rule=_both("or")),
-        **spelled("Where", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", rule=_where),
-        **spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
+        **foreign_ops("copy(x, source)", "copy_(x, source)", "fill.Tensor(x, source)", rule=_copied),
+        **foreign_ops("CastLike(x, target)", rule=_cast_like),
+        **foreign_ops(
+            "Cast(x)",
+            "_to_copy(x)",
+            "to.dtype(x)",
+            "to.device(x)",
+            "to.dtype_layout(x)",
+            "type_as(x)",
+            rule=_cast,
+        ),
+        **_comparisons(),
+        **foreign_ops("IsNaN(x)", "IsInf(x)", "isnan(x)", "isinf(x)", rule=_never),
+        **foreign_ops("Not(x)", "logical_not(x)", "bitwise_not(x)", rule=_not),
+        **foreign_ops(
+            "And(a, b)",
+            "logical_and(a, b)",
+            "__and__.Tensor(a, b)",
+            "bitwise_and.Tensor(a, b)",
+            rule=_both("and"),
+        ),
+        **foreign_ops(
+            "Or(a, b)",
+            "logical_or(a, b)",
+            "__or__.Tensor(a, b)",
+            "bitwise_or.Tensor(a, b)",
+            rule=_both("or"),
+        ),
+        **foreign_ops(
+            "Where(condition, if_true, if_false)",
+            "where.self(condition, if_true, if_false)",
+            "where.ScalarOther(condition, if_true, if_false)",
+            "where.ScalarSelf(condition, if_true, if_false)",
+            "where.Scalar(condition, if_true, if_false)",
+            rule=_where,
+        ),
+        **foreign_ops("masked_fill.Scalar(x, mask, value)", "masked_fill.Tensor(x, mask, value)", rule=_masked_fill),
     }
 )
-"""Rules by name of the op."""
+"""By name of the op."""

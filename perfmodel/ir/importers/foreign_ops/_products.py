@@ -9,143 +9,212 @@ from typing import Final
 import numpy as np
 
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
-from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, Rule, axes_of, primitive, spelled
+from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, ForeignOp, axes_of, foreign_ops, primitive
 from perfmodel.ir.models import surprise
 
 _HIDDEN: Final = -1e9
 """Bound below which an additive mask takes all weight from a score."""
+_EPSILON: Final = 1e-5
+"""What norms add to the variance where nothing is stated (torch.nn.functional, ONNX's operators)."""
+_TORCH_RMS_EPSILON: Final = float(np.finfo(np.float32).eps)
+"""The same of torch's `rms_norm`: the spacing of the floats around 1."""
 
 
-def _matmul(c: Call) -> Ref:
-    return _product(c, c.ref(0), c.ref(1))
+def _matmul(call: Call) -> Ref:
+    return _product(call, call.ref("a"), call.ref("b"))
 
 
-def _product(c: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
+def _product(call: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
     """A product; leading axes of the smaller operand are repeated or merged, as the IR's `matmul` wants them."""
     # NumPy's rules for vectors and broadcast batches, in terms of an op that takes equal batches or one matrix.
-    shape_a, shape_b = c.shape(a), c.shape(b)
+    shape_a, shape_b = call.shape(a), call.shape(b)
     if len(shape_a) == 1:
-        return c.d.reshape(_product(c, c.d.reshape(a, (1, *shape_a)), b), (*shape_b[:-2], shape_b[-1]))
+        row = call.reshape(a, (1, *shape_a))
+        return call.reshape(_product(call, row, b), (*shape_b[:-2], shape_b[-1]))
     if len(shape_b) == 1:
-        return c.d.reshape(_product(c, a, c.d.reshape(b, (*shape_b, 1))), shape_a[:-1])
+        column = call.reshape(b, (*shape_b, 1))
+        return call.reshape(_product(call, a, column), shape_a[:-1])
+
+    # One matrix serves a whole batch of the first operand, so only other differences are written out.
     if len(shape_b) > 2 and shape_a[:-2] != shape_b[:-2]:
         batch = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
-        a, b = (c.expanded(x, (*batch, *c.shape(x)[-2:])) for x in (a, b))
+        a = call.expanded(a, (*batch, *shape_a[-2:]))
+        b = call.expanded(b, (*batch, *shape_b[-2:]))
     elif len(shape_b) > len(shape_a):
-        a = c.expanded(a, (*shape_b[:-2], *shape_a[-2:]))
-    return c.op("matmul", a, b, **transposed)
+        a = call.expanded(a, (*shape_b[:-2], *shape_a[-2:]))
+    return call.op("matmul", a, b, **transposed)
 
 
-def _linear(c: Call) -> Item:
-    y = _product(c, c.ref(0), c.ref(1), transpose_b=True)
-    return c.op("add", y, c.ref(2)) if c.has(2) else y
+def _linear(call: Call) -> Item:
+    y = _product(call, call.ref("x"), call.ref("weight"), transpose_b=True)
+    return call.op("add", y, call.ref("bias")) if call.has("bias") else y
 
 
-def _baddbmm(c: Call) -> Item:
-    """ATen: beta x + alpha a b."""
-    y = c.scaled(_product(c, c.ref(1), c.ref(2)), c.value("", 4, 1))
-    beta = c.value("", 3, 1)
-    return primitive(c, "add", y, primitive(c, "mul", c.item(0), Known.of(float(beta)))) if beta else y
+def _baddbmm(call: Call) -> Item:
+    """beta x + alpha a b."""
+    y = call.scaled(_product(call, call.ref("a"), call.ref("b")), call.value("alpha", 1))
+    beta = call.value("beta", 1)
+    # With beta 0 ATen does not look at x, which may be uninitialised memory.
+    if not beta:
+        return y
+    scaled_x = primitive(call, "mul", call.item("x"), Known.of(float(beta)))
+    return primitive(call, "add", y, scaled_x)
 
 
-def _gemm(c: Call) -> Item:
-    transposed = {
-        n: True for n, flag in (("transpose_a", "transA"), ("transpose_b", "transB")) if c.attributes.get(flag)
-    }
-    y = c.scaled(_product(c, c.ref(0), c.ref(1), **transposed), c.attributes.get("alpha", 1.0))
-    return c.op("add", y, c.scaled(c.ref(2), c.attributes.get("beta", 1.0))) if c.has(2) else y
+def _gemm(call: Call) -> Item:
+    """beta x + alpha a b, where a and b may be transposed and x may be missing."""
+    transposed = {}
+    if call.value("transA", 0):
+        transposed["transpose_a"] = True
+    if call.value("transB", 0):
+        transposed["transpose_b"] = True
+    product = _product(call, call.ref("a"), call.ref("b"), **transposed)
+    y = call.scaled(product, call.value("alpha", 1.0))
+    if not call.has("x"):
+        return y
+    return call.op("add", y, call.scaled(call.ref("x"), call.value("beta", 1.0)))
 
 
-def _addmm(c: Call) -> Item:
-    y = c.scaled(_product(c, c.ref(1), c.ref(2)), c.value("", 4, 1))
-    return c.op("add", y, c.scaled(c.ref(0), c.value("", 3, 1)))
+def _sum(call: Call, keep: bool = True) -> Ref:
+    """Sum over the call's axes, which ONNX keeps unless told otherwise; ATen always says whether it does."""
+    keep = bool(call.value("keepdims", keep))
+    return call.op("sum", call.ref("x"), axes=_summed_axes(call), keep=keep)
 
 
-def _sum(c: Call, mean: bool = False, keep: int = 1) -> Ref:
-    """ONNX keeps summed axes unless told otherwise, ATen does not."""
-    x = c.ref(0)
-    rank = len(c.shape(x))
-    stated_axes = c.value("axes", 1, None)
-    axes = tuple(range(rank)) if stated_axes is None or stated_axes == [] else axes_of(stated_axes, rank)
-    total = c.op("sum", x, axes=axes, keep=bool(c.value("keepdims", 2, keep)))
-    return c.scaled(total, 1.0 / prod(c.shape(x)[a] for a in axes)) if mean else total
+def _mean(call: Call, keep: bool = True) -> Ref:
+    shape = call.shape(call.ref("x"))
+    n_summed = prod(shape[axis] for axis in _summed_axes(call))
+    return call.scaled(_sum(call, keep), 1.0 / n_summed)
 
 
-def _softmax(c: Call) -> Ref:
-    return _over_last(c, c.ref(0), int(c.value("axis", 1, -1)), lambda x: c.op("softmax", x))
+def _summed_axes(call: Call) -> tuple[int, ...]:
+    rank = call.rank(call.ref("x"))
+    stated_axes = call.value("axes", None)
+    if stated_axes is None or stated_axes == []:
+        return tuple(range(rank))
+    return axes_of(stated_axes, rank)
 
 
-def _log_softmax(c: Call) -> Ref:
-    return _over_last(c, c.ref(0), int(c.value("axis", 1, -1)), lambda x: c.op("log", c.op("softmax", x)))
+def _softmax(call: Call) -> Ref:
+    return _over_axis(call, lambda x: call.op("softmax", x))
 
 
-def _over_last(c: Call, x: Ref, axis: int, function: Callable[[Ref], Ref]) -> Ref:
+def _log_softmax(call: Call) -> Ref:
+    return _over_axis(call, lambda x: call.op("log", call.op("softmax", x)))
+
+
+def _over_axis(call: Call, function: Callable[[Ref], Ref]) -> Ref:
+    """A function along the call's axis."""
     # The IR's softmax works along the last axis; others are brought there and back.
-    rank = len(c.shape(x))
-    if axis % rank == rank - 1:
+    x = call.ref("x")
+    rank = call.rank(x)
+    axis = call.axis(rank, default=-1)
+    if axis == rank - 1:
         return function(x)
-    order = [k for k in range(rank) if k != axis % rank] + [axis % rank]
-    return c.d.transpose(function(c.d.transpose(x, order)), np.argsort(order).tolist())
+    order = [k for k in range(rank) if k != axis] + [axis]
+    back = np.argsort(order).tolist()
+    return call.transpose(function(call.transpose(x, order)), back)
 
 
-def _layer_norm(c: Call, gain: int = 1, shift: int = 2, epsilon: tuple[str, int] = ("epsilon", -1)) -> Ref:
-    x = c.ref(0)
+def _layer_norm(call: Call) -> Ref:
+    x = call.ref("x")
+    size = call.shape(x)[-1:]
+    _check_one_axis(call, x)
+    if call.has("gain") and call.shape(call.item("gain")) != size:
+        raise CannotMapError("a norm over several axes")
     # The IR's norm has gain and shift; those that are left out are ones and zeros.
-    size = c.shape(x)[-1:]
-    if "axis" in c.attributes and c.attributes["axis"] not in (-1, len(c.shape(x)) - 1):
+    ones, zeros = np.full(size, 1.0), np.full(size, 0.0)
+    gain = call.ref("gain") if call.has("gain") else call.emitter.literal(ones, call.dtype)
+    shift = call.ref("shift") if call.has("shift") else call.emitter.literal(zeros, call.dtype)
+    return call.op("layer_norm", x, gain, shift, epsilon=float(call.value("epsilon", _EPSILON)))
+
+
+def _check_one_axis(call: Call, x: Ref) -> None:
+    """Refuse a norm over more than the last axis, which ONNX says by the first axis and ATen by the shape."""
+    rank = call.rank(x)
+    first_axis = call.axis(rank, default=-1)
+    if call.has("normalised_shape"):
+        first_axis = rank - len(call.operands["normalised_shape"])
+    if first_axis != rank - 1:
         raise CannotMapError("a norm over several axes")
-    if c.has(gain) and c.shape(c.item(gain)) != size:
-        raise CannotMapError("a norm over several axes")
-    scale = c.ref(gain) if c.has(gain) else c.d.literal(np.full(size, 1.0), c.dtype)
-    offset = c.ref(shift) if c.has(shift) else c.d.literal(np.full(size, 0.0), c.dtype)
-    return c.op("layer_norm", x, scale, offset, epsilon=float(c.value(*epsilon, 1e-5)))
 
 
-def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1), default: float = 1e-5) -> Item:
-    x = c.ref(0)
-    # x / sqrt(mean(x^2) + epsilon), written out: the IR has no fused RMS norm.
-    square = c.op("sum", c.op("mul", x, x), axes=(len(c.shape(x)) - 1,), keep=True)
-    shifted = primitive(c, "add", c.scaled(square, 1 / c.shape(x)[-1]), Known.of(c.value(*epsilon, default)))
-    y = c.op("div", x, c.op("sqrt", c.as_ref(shifted)))
-    return c.op("mul", y, c.ref(gain)) if c.has(gain) else y
+def _rms_norm(call: Call) -> Item:
+    return _by_root_mean_square(call, _EPSILON)
 
 
-def _attention(c: Call) -> Ref:
-    """ATen's scaled_dot_product_attention of [batch, heads, sequence, size]: the IR's fused kernel where it can be."""
-    q, k, v = c.ref(0), c.ref(1), c.ref(2)
-    causal, size = bool(c.value("", 5, False)), c.shape(q)[-1]
-    scale = c.value("", 6, None) or size**-0.5
+def _torch_rms_norm(call: Call) -> Item:
+    return _by_root_mean_square(call, _TORCH_RMS_EPSILON)
+
+
+def _by_root_mean_square(call: Call, default_epsilon: float) -> Item:
+    """x / sqrt(mean(x^2) + epsilon), written out: the IR has no fused RMS norm."""
+    x = call.ref("x")
+    _check_one_axis(call, x)
+    shape = call.shape(x)
+    epsilon = Known.of(call.value("epsilon", default_epsilon))
+    square_sum = call.op("sum", call.op("mul", x, x), axes=(len(shape) - 1,), keep=True)
+    mean_square = call.scaled(square_sum, 1 / shape[-1])
+    root = call.op("sqrt", call.as_ref(primitive(call, "add", mean_square, epsilon)))
+    y = call.op("div", x, root)
+    return call.op("mul", y, call.ref("gain")) if call.has("gain") else y
+
+
+def _attention(call: Call) -> Ref:
+    """ATen's attention of [batch, heads, sequence, size]: the IR's fused kernel where it can be."""
+    query, key, value = call.ref("query"), call.ref("key"), call.ref("value")
+    head_size = call.shape(query)[-1]
+    usual_scale = head_size**-0.5
+    scale = call.value("scale", None) or usual_scale
+
     # Grouped-query attention: each key head serves several query heads.
-    groups = c.shape(q)[1] // c.shape(k)[1] if len(c.shape(q)) == 4 else 1
-    if groups > 1:
-        k, v = _repeat_heads(c, k, groups), _repeat_heads(c, v, groups)
-    mask, causal = _settled_mask(c.item(3) if c.has(3) else None, causal)
-    # The fused kernel has the usual scale and at most a causal mask. It takes joint heads of query, key and value,
-    # hence the concat. Everything else is written out as products and a softmax.
-    plain = mask is None and scale == size**-0.5
-    if plain and len(c.shape(q)) == 4 and c.shape(q) == c.shape(k) == c.shape(v):
-        batch, heads, seq, _ = c.shape(q)
-        joint = c.op("concat", *(c.d.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)), axis=3)
-        context = c.op("attention", c.d.reshape(joint, (batch, seq, 3 * heads * size)), heads=heads, causal=causal)
-        return c.d.transpose(c.d.reshape(context, (batch, seq, heads, size)), (0, 2, 1, 3))
-    scores = c.scaled(c.op("matmul", q, k, transpose_b=True), scale)
+    has_heads = call.rank(query) == 4
+    group_size = call.shape(query)[1] // call.shape(key)[1] if has_heads else 1
+    if group_size > 1:
+        key = _repeat_heads(call, key, group_size)
+        value = _repeat_heads(call, value, group_size)
+
+    # The fused kernel has the usual scale and at most a causal mask. Everything else is written out as products and a
+    # softmax.
+    stated_mask = call.item("mask") if call.has("mask") else None
+    mask, causal = _settled_mask(stated_mask, bool(call.value("causal", False)))
+    alike = call.shape(query) == call.shape(key) == call.shape(value)
+    if mask is None and scale == usual_scale and has_heads and alike:
+        return _fused_attention(call, query, key, value, causal)
+    scores = call.scaled(call.op("matmul", query, key, transpose_b=True), scale)
     if causal:
-        mask = Known(np.tril(np.ones(c.shape(scores)[-2:], bool)))
+        mask = Known(np.tril(np.ones(call.shape(scores)[-2:], bool)))
     if isinstance(mask, Known) and mask.array.dtype == bool:
-        mask = Known(np.where(mask.array, 0.0, LOWEST[c.dtype]))
+        mask = Known(np.where(mask.array, 0.0, LOWEST[call.dtype]))
     if mask is not None:
-        scores = c.op("add", scores, c.broadcast_ref(mask))
-    return _product(c, c.op("softmax", scores), v)
+        scores = call.op("add", scores, call.broadcast_ref(mask))
+    return _product(call, call.op("softmax", scores), value)
+
+
+def _fused_attention(call: Call, query: Ref, key: Ref, value: Ref, causal: bool) -> Ref:
+    """The IR's attention, which takes the heads of query, key and value joined: [batch, sequence, 3 heads size]."""
+    batch, heads, seq, head_size = call.shape(query)
+    heads_last = [call.transpose(x, (0, 2, 1, 3)) for x in (query, key, value)]
+    joint = call.op("concat", *heads_last, axis=3)
+    joint = call.reshape(joint, (batch, seq, 3 * heads * head_size))
+    context = call.op("attention", joint, heads=heads, causal=causal)
+    return call.transpose(call.reshape(context, (batch, seq, heads, head_size)), (0, 2, 1, 3))
 
 
 def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
     """Drop a mask that is known to hide nothing, or nothing but later positions (then attention is causal)."""
     if not isinstance(mask, Known):
         return mask, causal
-    # Masks come as booleans or as large negative numbers to be added.
-    seen = mask.array if mask.array.dtype == bool else mask.array >= 0
-    if mask.array.dtype != bool and not (seen | (mask.array < _HIDDEN)).all():
-        return mask, causal  # a bias that is no mask, as relative positions are
+
+    # Masks come as booleans or as large negative numbers to be added. What is neither is a bias, as relative positions
+    # are.
+    if mask.array.dtype == bool:
+        seen = mask.array
+    else:
+        seen = mask.array >= 0
+        if not (seen | (mask.array < _HIDDEN)).all():
+            return mask, causal
+
     small = collapsed(seen)
     if small.ndim == 0 and bool(small):
         return None, causal
@@ -156,75 +225,92 @@ def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
     return Known(seen & earlier if causal else seen), False
 
 
-def _repeat_heads(c: Call, x: Ref, groups: int) -> Ref:
-    batch, heads, *rest = c.shape(x)
+def _repeat_heads(call: Call, x: Ref, group_size: int) -> Ref:
+    """Key or value heads, each as often as query heads share it."""
+    batch, heads, *rest = call.shape(x)
     # Copies of a head must stand next to one another, in the order of the query heads.
-    single = c.d.reshape(x, (batch, heads, 1, *rest))
-    return c.d.reshape(c.op("concat", *[single] * groups, axis=2), (batch, heads * groups, *rest))
+    single = call.reshape(x, (batch, heads, 1, *rest))
+    copies = call.op("concat", *[single] * group_size, axis=2)
+    return call.reshape(copies, (batch, heads * group_size, *rest))
 
 
-def _cross_entropy(c: Call) -> Ref:
+def _cross_entropy(call: Call) -> Ref:
     """Mean over the labels that count; ATen's and ONNX's classes of more than two axes stand in axis 1.
 
     Labels that are data are in range. Those that the graph itself puts in the place of a missing one (the next token
     of the last position) are known, and so is how many count.
     """
-    logits, labels = c.ref(0), c.ref(1)
-    rank = len(c.shape(logits))
-    if c.has(2) or c.value("reduction", 3, 1) not in (1, b"mean", "mean"):
+    # ATen numbers its reductions: 1 is the mean.
+    if call.has("class_weights") or call.value("reduction", 1) not in (1, b"mean", "mean"):
         raise CannotMapError("class weights, or a reduction other than the mean")
-    if c.value("", 5, 0.0):
+    if call.value("label_smoothing", 0.0):
         raise CannotMapError("smoothed labels; set label_smoothing=0")
+
     # The IR looks labels up along the last axis.
-    logits = c.d.transpose(logits, (0, *range(2, rank), 1)) if rank > 2 else logits
-    ignored = c.d.known_elements(labels) == c.value("ignore_index", 4, -100)
-    counts = ~np.ma.filled(ignored, False)
-    with c.d.builder.tagged(phase="forward", layer=logits.layer):
-        each = replace(logits, name=surprise(c.d.builder, logits.name, labels.name))
+    emitter = call.emitter
+    logits, labels = call.ref("logits"), call.ref("labels")
+    rank = call.rank(logits)
+    if rank > 2:
+        logits = call.transpose(logits, (0, *range(2, rank), 1))
+    is_ignored = emitter.known_elements(labels) == call.value("ignore_index", -100)
+    counts = ~np.ma.filled(is_ignored, False)
+    with emitter.builder.tagged(phase="forward", layer=logits.layer):
+        losses = replace(logits, name=surprise(emitter.builder, logits.name, labels.name))
     if not counts.all():
         # What repeats itself for every sample is written once, so that samples can be dealt out.
         period = _period(counts.ravel())
-        each = c.d.reshape(each, (counts.size // period, period))
-        each = c.op("mul", each, c.d.literal(counts.ravel()[:period].astype(float), c.d.dtype(each)))
-    total = c.op("sum", each, axes=tuple(range(len(c.shape(each)))))
-    return c.op("scale", total, factor=1.0 / max(int(counts.sum()), 1), name="loss")
+        losses = call.reshape(losses, (counts.size // period, period))
+        weights = counts.ravel()[:period].astype(float)
+        losses = call.op("mul", losses, emitter.literal(weights, emitter.dtype(losses)))
+    total = call.op("sum", losses, axes=tuple(range(call.rank(losses))))
+    return call.op("scale", total, factor=1.0 / max(int(counts.sum()), 1), name="loss")
 
 
 def _period(values: np.ndarray) -> int:
     """Elements after which a vector repeats itself."""
     n = len(values)
-    lengths = [k for k in range(1, n + 1) if n % k == 0]
-    return next(k for k in lengths if (values.reshape(-1, k) == values[:k]).all())
+    divisors = [length for length in range(1, n + 1) if n % length == 0]
+    return next(length for length in divisors if (values.reshape(-1, length) == values[:length]).all())
 
 
-def _mse(c: Call) -> Ref:
-    error = c.op("sub", c.ref(0), c.ref(1))
-    total = c.op("sum", c.op("mul", error, error), axes=tuple(range(len(c.shape(error)))))
-    if c.value("reduction", 2, 1) != 1:
+def _mse(call: Call) -> Ref:
+    if call.value("reduction", 1) != 1:
         raise CannotMapError("a reduction other than the mean")
-    return c.scaled(total, 1 / prod(c.shape(error)))
+    error = call.op("sub", call.ref("x"), call.ref("target"))
+    shape = call.shape(error)
+    total = call.op("sum", call.op("mul", error, error), axes=tuple(range(len(shape))))
+    return call.scaled(total, 1 / prod(shape))
 
 
-PRODUCTS: Final[Mapping[str, Rule]] = MappingProxyType(
+PRODUCTS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
-        **spelled("MatMul", "matmul", "mm", "bmm", rule=_matmul),
-        "linear": _linear,
-        "Gemm": _gemm,
-        "addmm": _addmm,
-        "baddbmm": _baddbmm,
-        "ReduceSum": _sum,
-        "ReduceMean": lambda c: _sum(c, mean=True),
-        **spelled("sum", "sum.dim_IntList", rule=lambda c: _sum(c, keep=0)),
-        **spelled("mean", "mean.dim", rule=lambda c: _sum(c, mean=True, keep=0)),
-        **spelled("Softmax", "softmax.int", "_softmax", rule=_softmax),
-        **spelled("LogSoftmax", "log_softmax.int", "_log_softmax", rule=_log_softmax),
-        "LayerNormalization": _layer_norm,
-        "layer_norm": lambda c: _layer_norm(c, 2, 3, ("", 4)),
-        "RMSNormalization": _rms_norm,
-        "rms_norm": lambda c: _rms_norm(c, 2, ("", 3), float(np.finfo(np.float32).eps)),  # torch's default
-        "scaled_dot_product_attention": _attention,
-        **spelled("SoftmaxCrossEntropyLoss", "cross_entropy_loss", rule=_cross_entropy),
-        "mse_loss": _mse,
+        **foreign_ops("MatMul(a, b)", "matmul(a, b)", "mm(a, b)", "bmm(a, b)", rule=_matmul),
+        **foreign_ops("linear(x, weight, bias)", rule=_linear),
+        **foreign_ops("Gemm(a, b, x)", "addmm(x, a, b, beta, alpha)", rule=_gemm),
+        **foreign_ops("baddbmm(x, a, b, beta, alpha)", rule=_baddbmm),
+        **foreign_ops("ReduceSum(x, axes)", "sum.dim_IntList(x, axes, keepdims)", rule=_sum),
+        **foreign_ops("ReduceMean(x, axes)", "mean.dim(x, axes, keepdims)", rule=_mean),
+        **foreign_ops("sum(x)", rule=lambda call: _sum(call, keep=False)),
+        **foreign_ops("mean(x)", rule=lambda call: _mean(call, keep=False)),
+        **foreign_ops("Softmax(x)", "softmax.int(x, axis)", "_softmax(x, axis)", rule=_softmax),
+        **foreign_ops("LogSoftmax(x)", "log_softmax.int(x, axis)", "_log_softmax(x, axis)", rule=_log_softmax),
+        **foreign_ops(
+            "LayerNormalization(x, gain, shift)",
+            "layer_norm(x, normalised_shape, gain, shift, epsilon)",
+            rule=_layer_norm,
+        ),
+        **foreign_ops("RMSNormalization(x, gain)", rule=_rms_norm),
+        **foreign_ops("rms_norm(x, normalised_shape, gain, epsilon)", rule=_torch_rms_norm),
+        **foreign_ops(
+            "scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale)",
+            rule=_attention,
+        ),
+        **foreign_ops(
+            "SoftmaxCrossEntropyLoss(logits, labels, class_weights)",
+            "cross_entropy_loss(logits, labels, class_weights, reduction, ignore_index, label_smoothing)",
+            rule=_cross_entropy,
+        ),
+        **foreign_ops("mse_loss(x, target, reduction)", rule=_mse),
     }
 )
-"""Rules by name of the op."""
+"""By name of the op."""

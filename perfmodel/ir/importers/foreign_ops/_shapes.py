@@ -3,442 +3,549 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from perfmodel.ir import Shape
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
-from perfmodel.ir.importers.foreign_ops._call import Call, Rule, axes_of, spelled
+from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, axes_of, foreign_ops, with_axis
+
+_FROM_DATA: Final = "indices that depend on data; give the value of the input that they come from"
+_NOT_A_RANGE: Final = "indices that are not a range of one axis"
+_NO_END: Final = int(np.iinfo(np.int64).max)
 
 
-def _reshape(c: Call) -> Ref:
-    x, wanted = c.ref(0), [int(n) for n in np.atleast_1d(c.value("shape", 1))]
-    have = c.shape(x)
+# Shapes and orders of axes.
+
+
+def _reshape(call: Call) -> Ref:
+    x, target = call.ref("x"), call.integers("shape")
+    shape = call.shape(x)
     # ONNX: 0 keeps the size of the operand's axis.
-    if 0 in wanted and not c.attributes.get("allowzero"):
-        wanted = [have[k] if n == 0 else n for k, n in enumerate(wanted)]
-    return c.d.reshape(x, _whole_shape(wanted, prod(have)))
+    if 0 in target and not call.value("allowzero", 0):
+        target = [shape[axis] if size == 0 else size for axis, size in enumerate(target)]
+    return call.reshape(x, _resolved_shape(target, prod(shape)))
 
 
-def _whole_shape(wanted: Sequence[int], n_elements: int) -> list[int]:
-    known = prod(n for n in wanted if n != -1)
-    return [n_elements // known if n == -1 else n for n in wanted]
+def _resolved_shape(target: Sequence[int], n_elements: int) -> list[int]:
+    """A shape whose -1, if it has one, is replaced by what the elements leave for it."""
+    stated = prod(size for size in target if size != -1)
+    return [n_elements // stated if size == -1 else size for size in target]
 
 
-def _flatten(c: Call) -> Ref:
-    """ONNX: into two axes; ATen: axes start to end into one."""
-    x = c.ref(0)
-    shape = c.shape(x)
-    if len(c.args) > 1:
-        start, end = int(c.value("", 1)) % len(shape), int(c.value("", 2)) % len(shape)
-        return c.d.reshape(x, (*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :]))
-    axis = int(c.attributes.get("axis", 1))
-    return c.d.reshape(x, (prod(shape[:axis]), prod(shape[axis:])))
+def _flatten(call: Call) -> Ref:
+    """Two axes: all before the call's axis as one, the others as one."""
+    x = call.ref("x")
+    shape = call.shape(x)
+    # Here the axis may be the rank itself, which is not one of the tensor's axes.
+    axis = int(call.value("axis", 1))
+    return call.reshape(x, (prod(shape[:axis]), prod(shape[axis:])))
 
 
-def _unflatten(c: Call) -> Ref:
-    x = c.ref(0)
-    shape, (axis,) = c.shape(x), axes_of(c.value("", 1), len(c.shape(x)))
-    return c.d.reshape(x, (*shape[:axis], *_whole_shape(c.value("", 2), shape[axis]), *shape[axis + 1 :]))
+def _flatten_range(call: Call) -> Ref:
+    """Axes start to end, both included, as one."""
+    x = call.ref("x")
+    shape = call.shape(x)
+    start, end = axes_of([call.value("start"), call.value("end")], len(shape))
+    return call.reshape(x, (*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :]))
 
 
-def _squeeze(c: Call) -> Ref:
-    x = c.ref(0)
-    shape = c.shape(x)
-    stated_axes = c.value("axes", 1, None)
-    axes = range(len(shape)) if stated_axes is None else axes_of(stated_axes, len(shape))
-    return c.d.reshape(x, [n for k, n in enumerate(shape) if n != 1 or k not in axes])
+def _view_as(call: Call) -> Item:
+    return _reshaped(call, call.item("x"), call.shape(call.item("target")))
 
 
-def _unsqueeze(c: Call) -> Ref:
-    x, new_axes = c.ref(0), np.atleast_1d(c.value("axes", 1))
-    rank = len(c.shape(x)) + len(new_axes)
-    rest, axes = iter(c.shape(x)), axes_of(new_axes, rank)
-    return c.d.reshape(x, [1 if k in axes else next(rest) for k in range(rank)])
-
-
-def _permute(c: Call) -> Ref:
-    x = c.ref(0)
-    rank = len(c.shape(x))
-    return c.d.transpose(x, axes_of(c.value("perm", 1, range(rank)[::-1]), rank))
-
-
-def _swap(c: Call, first: int | None = None, second: int | None = None) -> Ref:
-    x = c.ref(0)
-    order = list(range(len(c.shape(x))))
-    i = int(c.value("", 1)) if first is None else first
-    j = int(c.value("", 2)) if second is None else second
-    order[i], order[j] = order[j], order[i]
-    return c.d.transpose(x, order)
-
-
-def _expand(c: Call) -> Ref:
-    return c.expanded(c.ref(0), [int(n) for n in np.atleast_1d(c.value("shape", 1))])
-
-
-def _concat(c: Call) -> Ref:
-    """ONNX: any number of inputs; ATen: a list, then the axis. Empty parts (caches before the first token) go."""
-    # Key-value caches of exported decoders begin empty.
-    parts, axis = (c.args[0], c.value("", 1, 0)) if isinstance(c.args[0], list) else (c.args, c.attributes["axis"])
-    refs = [c.as_ref(p) for p in parts if not (isinstance(p, Known) and p.array.size == 0)]
-    (axis,) = axes_of(axis, len(c.shape(refs[0])))
-    return refs[0] if len(refs) == 1 else c.op("concat", *refs, axis=axis)
-
-
-def _stack(c: Call) -> Ref:
-    refs = [c.as_ref(p) for p in c.args[0]]
-    shape = c.shape(refs[0])
-    (axis,) = axes_of(c.value("", 1, 0), len(shape) + 1)
-    return c.op("concat", *(c.d.reshape(r, (*shape[:axis], 1, *shape[axis:])) for r in refs), axis=axis)
-
-
-def _cut(c: Call, x: Ref, axis: int, sizes: int | Sequence[int]) -> list[Ref]:
-    """Parts of these sizes, or of one size, of which the last has what is left."""
-    if isinstance(sizes, int):
-        n = c.shape(x)[axis]
-        sizes = [min(sizes, n - k) for k in range(0, n, sizes)]
-    if len(set(sizes)) == 1:
-        return c.d.parts(x, axis, len(sizes))
-    # Parts of unlike sizes are slices; only equal ones are a `split`.
-    stops = np.cumsum(sizes).tolist()
-    return [_range(c, x, axis, stop - n, stop) for n, stop in zip(sizes, stops, strict=True)]
-
-
-def _range(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
-    return x if stop - start == c.shape(x)[axis] else c.op("slice", x, axis=axis, start=start, stop=stop)
-
-
-def _strided(c: Call, x: Ref, axis: int, start: int, stop: int, step: int) -> Item:
-    """Elements start, start + step, ... of an axis; of none a known, empty value is left."""
-    shape = c.shape(x)
-    count = len(range(start, stop, step))
-    if count == 0:
-        return Known(np.zeros((*shape[:axis], 0, *shape[axis + 1 :])))
-    if step == 1:
-        return _range(c, x, axis, start, stop)
-    # Strides that do not divide the axis, or go backwards, are looked up element by element.
-    ids = np.arange(start, stop, step)
-    if step < 0 or shape[axis] % step or count != shape[axis] // step:
-        return _taken(c, x, axis, ids)
-    # Every step-th element is a column of the axis written as rows of that length.
-    rows = c.d.reshape(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
-    column = c.op("slice", rows, axis=axis + 1, start=start, stop=start + 1)
-    return c.d.reshape(column, (*shape[:axis], count, *shape[axis + 1 :]))
-
-
-def _taken(c: Call, x: Ref, axis: int, ids: np.ndarray) -> Ref:
-    """Known elements of an axis, whose place the axes of `ids` take."""
-    shape = c.shape(x)
-    ids = np.where(ids < 0, ids + shape[axis], ids)
-    # Neighbouring elements are a slice, which costs nothing; the IR's only general look-up is that of a table's rows.
-    flat = ids.ravel()
-    before, after = shape[:axis], shape[axis + 1 :]
-    if (np.diff(flat) == 1).all():
-        return c.d.reshape(_range(c, x, axis, int(flat[0]), int(flat[-1]) + 1), (*before, *ids.shape, *after))
-    # Others are rows of a table: the axis first, the rest as one.
-    rank = len(shape)
-    rest = [k for k in range(rank) if k != axis]
-    table = c.d.reshape(c.d.transpose(x, (axis, *rest)), (shape[axis], prod(before + after)))
-    looked_up = c.op("embedding", table, c.d.literal(flat, "int32"))
-    looked_up = c.d.reshape(looked_up, (*ids.shape, *before, *after))
-    order = (*range(ids.ndim, ids.ndim + axis), *range(ids.ndim), *range(ids.ndim + axis, ids.ndim + rank - 1))
-    return c.d.transpose(looked_up, order)
-
-
-def _index(c: Call) -> Ref:
-    """ATen: indices of some axes next to one another, known beforehand; they are broadcast to one another."""
-    x, places = c.ref(0), list(c.args[1])
-    return _indexed(c, x, [k for k, place in enumerate(places) if place is not None], places)
-
-
-def _indexed(c: Call, x: Ref, axes: Sequence[int], places: Sequence[Item | None]) -> Ref:
-    # Only known places: what is taken by data would have a shape that is not known either.
-    known = [places[axis] for axis in axes]
-    arrays = [place.array for place in known if isinstance(place, Known)]
-    if len(arrays) < len(known):
-        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
-    if any(array.dtype == bool for array in arrays):
-        raise CannotMapError("a number of elements that depends on a mask")
-    if list(axes) != list(range(axes[0], axes[-1] + 1)):
-        raise CannotMapError("indices in axes that are not adjacent")
-    shape = c.shape(x)
-    # Several indexed axes are one axis of all their combinations.
-    sizes = shape[axes[0] : axes[-1] + 1]
-    wrapped = [np.where(array < 0, array + n, array) for array, n in zip(arrays, sizes, strict=True)]
-    ids = np.ravel_multi_index(np.broadcast_arrays(*wrapped), sizes)
-    merged = c.d.reshape(x, (*shape[: axes[0]], prod(sizes), *shape[axes[-1] + 1 :]))
-    return _taken(c, merged, axes[0], np.asarray(ids))
-
-
-def _gather_nd(c: Call) -> Ref:
-    """ONNX: the last axis of the indices counts along the first axes of the data."""
-    x, ids = c.ref(0), c.item(1)
-    if not isinstance(ids, Known) or c.attributes.get("batch_dims", 0):
-        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
-    columns = [Known(column) for column in np.moveaxis(ids.array, -1, 0)]
-    return _indexed(c, x, range(len(columns)), columns)
-
-
-def _with_part(c: Call, x: Item, part: Item, axis: int, start: int, stop: int) -> Item:
-    """A value in which elements start..stop of an axis are replaced."""
-    shape = c.shape(x)
-    # Values are assigned once: writing into a part is joining what is left with the new part.
-    pieces = []
-    for first, last in ((0, start), (stop, shape[axis])):
-        if last > first and isinstance(x, Ref):
-            pieces.append(_range(c, x, axis, first, last))
-        elif last > first:
-            array = x.array  # pyright: ignore[reportAttributeAccessIssue]
-            pieces.append(c.as_ref(Known(array.take(np.arange(first, last), axis))))
-        else:
-            pieces.append(None)
-    inside = c.as_ref(
-        Known(np.broadcast_to(part.array, _with(shape, axis, stop - start))) if isinstance(part, Known) else part
-    )
-    refs = [ref for ref in (pieces[0], inside, pieces[1]) if ref is not None]
-    return refs[0] if len(refs) == 1 else c.op("concat", *refs, axis=axis)
-
-
-def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _slice_scatter(c: Call) -> Item:
-    """ATen: x, part, axis, start, end, step."""
-    x, part = c.item(0), c.item(1)
-    shape = c.shape(x)
-    (axis,) = axes_of(c.value("", 2, 0), len(shape))
-    end = np.iinfo(np.int64).max
-    start, stop, step = slice(c.value("", 3, 0), c.value("", 4, end), c.value("", 5, 1)).indices(shape[axis])
-    if step != 1:
-        raise CannotMapError(f"a slice with step {step}")
-    return _with_part(c, x, part, axis, start, stop)
-
-
-def _select_scatter(c: Call) -> Item:
-    """ATen: x, part, axis, index."""
-    x, part = c.item(0), c.item(1)
-    shape = c.shape(x)
-    (axis,) = axes_of(c.value("", 2), len(shape))
-    index = int(c.value("", 3)) % shape[axis]
-    row = _with(shape, axis, 1)
-    if isinstance(part, Known):
-        part = Known(np.broadcast_to(np.expand_dims(part.array, axis) if part.array.ndim else part.array, row))
-    return _with_part(c, x, c.d.reshape(part, row) if isinstance(part, Ref) else part, axis, index, index + 1)
-
-
-def _scatter_nd(c: Call) -> Item:
-    """ONNX: data, places, parts; here places that make a block of all axes but one."""
-    x, ids, part = c.item(0), c.item(1), c.item(2)
-    shape = c.shape(x)
-    if not isinstance(ids, Known) or c.attributes.get("reduction", b"none") not in (b"none", "none"):
-        raise CannotMapError("indices that depend on data, or a reduction")
-    depth = ids.array.shape[-1]
-    # Number all elements; the places that are written must be exactly a block of them, cut along one axis at most.
-    numbers = np.arange(prod(shape)).reshape(shape)[tuple(np.moveaxis(ids.array, -1, 0))]
-    corners = [np.unravel_index(numbers.min(), shape), np.unravel_index(numbers.max(), shape)]
-    ranges = [(int(low), int(high) + 1) for low, high in zip(*corners, strict=True)]
-    block = np.arange(prod(shape)).reshape(shape)[tuple(slice(*r) for r in ranges)]
-    partial = [axis for axis, (r, n) in enumerate(zip(ranges, shape, strict=True)) if r != (0, n)]
-    if depth == 0 or len(partial) > 1 or numbers.size != block.size or (numbers.ravel() != block.ravel()).any():
-        raise CannotMapError("indices that are not a range of one axis")
-    axis = partial[0] if partial else 0
-    return _with_part(c, x, _reshaped(c, part, block.shape), axis, *ranges[axis])
-
-
-def _reshaped(c: Call, item: Item, shape: Sequence[int]) -> Item:
+def _reshaped(call: Call, item: Item, shape: Sequence[int]) -> Item:
     """A value in another shape, whether it is known or not."""
     if isinstance(item, Ref):
-        return c.d.reshape(item, shape)
+        return call.reshape(item, shape)
     return Known(item.array.reshape(tuple(shape)))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _scatter_elements(c: Call) -> Item:
-    """ONNX: data, places along an axis, parts; here places that are the same range of the axis everywhere."""
-    x, ids, part = c.item(0), c.item(1), c.item(2)
-    shape = c.shape(x)
-    (axis,) = axes_of(c.value("axis", -1, 0), len(shape))
-    if not isinstance(ids, Known):
-        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
-    # Caches and shifted masks write the same range of an axis everywhere, which is a slice.
-    size = ids.array.shape[axis]
-    start = int(ids.array.min()) if ids.array.size else 0
-    expected = np.arange(start, start + size).reshape([-1 if k == axis else 1 for k in range(len(shape))])
-    if ids.array.shape != _with(shape, axis, size) or (ids.array != expected).any():
-        raise CannotMapError("indices that are not a range of one axis")
-    return _with_part(c, x, part, axis, start, start + size)
+def _unflatten(call: Call) -> Ref:
+    x = call.ref("x")
+    shape = call.shape(x)
+    axis = call.axis(len(shape))
+    sizes = _resolved_shape(call.value("sizes"), shape[axis])
+    return call.reshape(x, with_axis(shape, axis, *sizes))
 
 
-def _pad(c: Call) -> Item:
-    """ATen: sizes before and after, last axis first, mode, value; ONNX: all starts, then all ends, value, axes."""
-    x: Item = c.ref(0)
-    rank = len(c.shape(x))
-    onnx = "mode" in c.attributes or isinstance(c.args[1], Known) or "pads" in c.attributes
-    sizes = [int(n) for n in np.atleast_1d(c.value("pads", 1))]
-    if onnx:
-        mode, value = c.value("mode", -1, "constant"), c.value("", 2, 0)
-        axes = axes_of(c.value("axes", 3, list(range(rank))), rank)
-        pairs = dict(zip(axes, np.reshape(sizes, (2, -1)).T.tolist(), strict=True))
-    else:
-        # `constant_pad_nd` has the value in the place of the mode
-        mode = c.value("", 2, "constant")
-        mode, value = (mode, c.value("", 3, 0)) if isinstance(mode, str) else ("constant", mode)
-        pairs = {rank - 1 - k: sizes[2 * k : 2 * k + 2] for k in range(len(sizes) // 2)}
+def _squeeze(call: Call) -> Ref:
+    x = call.ref("x")
+    shape = call.shape(x)
+    stated_axes = call.value("axes", None)
+    axes = range(len(shape)) if stated_axes is None else axes_of(stated_axes, len(shape))
+    return call.reshape(x, [size for axis, size in enumerate(shape) if size != 1 or axis not in axes])
+
+
+def _unsqueeze(call: Call) -> Ref:
+    x, new_axes = call.ref("x"), call.integers("axes")
+    # Axes are those of the result, so the smallest comes first.
+    shape = list(call.shape(x))
+    for axis in sorted(axes_of(new_axes, len(shape) + len(new_axes))):
+        shape.insert(axis, 1)
+    return call.reshape(x, shape)
+
+
+def _permute(call: Call) -> Ref:
+    x = call.ref("x")
+    rank = call.rank(x)
+    backwards = list(range(rank))[::-1]
+    return call.transpose(x, axes_of(call.value("perm", backwards), rank))
+
+
+def _swap(call: Call) -> Ref:
+    return _swapped(call, int(call.value("first")), int(call.value("second")))
+
+
+def _swapped(call: Call, first: int, second: int) -> Ref:
+    x = call.ref("x")
+    order = list(range(call.rank(x)))
+    order[first], order[second] = order[second], order[first]
+    return call.transpose(x, order)
+
+
+def _expand(call: Call) -> Ref:
+    return call.expanded(call.ref("x"), call.integers("shape"))
+
+
+# Joining.
+
+
+def _concat(call: Call) -> Ref:
+    # Key-value caches of exported decoders begin empty, before the first token.
+    refs = []
+    for part in call.operands["parts"]:
+        if not (isinstance(part, Known) and part.array.size == 0):
+            refs.append(call.as_ref(part))
+    axis = call.axis(call.rank(refs[0]), default=0)
+    return _joined(call, refs, axis)
+
+
+def _joined(call: Call, refs: Sequence[Ref], axis: int) -> Ref:
+    return refs[0] if len(refs) == 1 else call.op("concat", *refs, axis=axis)
+
+
+def _stack(call: Call) -> Ref:
+    refs = [call.as_ref(part) for part in call.operands["parts"]]
+    shape = call.shape(refs[0])
+    axis = call.axis(len(shape) + 1, default=0)
+    rows = [call.reshape(ref, (*shape[:axis], 1, *shape[axis:])) for ref in refs]
+    return call.op("concat", *rows, axis=axis)
+
+
+def _pad_by_sides(call: Call) -> Item:
+    """ONNX's padding: the starts of all axes, then all ends."""
+    rank = call.rank(call.ref("x"))
+    axes = axes_of(call.value("axes", list(range(rank))), rank)
+    starts, ends = np.reshape(call.integers("pads"), (2, -1)).tolist()
+    sides = dict(zip(axes, zip(starts, ends, strict=True), strict=True))
+    return _padded(call, sides)
+
+
+def _pad_by_axes(call: Call) -> Item:
+    """ATen's padding: start and end of the last axis, then of the one before it."""
+    rank = call.rank(call.ref("x"))
+    pads = call.integers("pads")
+    sides = {}
+    for k in range(len(pads) // 2):
+        sides[rank - 1 - k] = (pads[2 * k], pads[2 * k + 1])
+    return _padded(call, sides)
+
+
+def _padded(call: Call, sides: Mapping[int, tuple[int, int]]) -> Item:
+    """Elements of one value before and after the call's operand, by axis; negative numbers cut."""
+    mode = call.value("mode", "constant")
     if mode not in ("constant", b"constant"):
         raise CannotMapError(f"padding of mode {mode!r}")
-    # Negative padding cuts.
-    for axis, (before, after) in pairs.items():
-        n = c.shape(x)[axis]
-        if min(before, after) < 0:
-            x = _strided(c, c.as_ref(x), axis, max(0, -before), n + min(0, after), 1)
-        before, after = max(0, before), max(0, after)
-        if before or after:
-            x = c.op("pad", c.as_ref(x), axis=axis, before=before, after=after, value=_number(value))
+    value = float(np.asarray(call.value("value", 0)))
+    x: Item = call.ref("x")
+    for axis, (before, after) in sides.items():
+        if before < 0 or after < 0:
+            size = call.shape(x)[axis]
+            x = _strided(call, call.as_ref(x), axis, max(0, -before), size + min(0, after), 1)
+        if before > 0 or after > 0:
+            x = call.op("pad", call.as_ref(x), axis=axis, before=max(0, before), after=max(0, after), value=value)
     return x
 
 
-def _number(value: Any) -> float:
-    return float(np.asarray(0 if value is None else value))
-
-
-def _roll(c: Call) -> Ref:
-    """ATen: x, shifts, axes."""
-    x, shifts, axes = c.ref(0), np.atleast_1d(c.value("", 1)), np.atleast_1d(c.value("", 2, []))
-    if not len(axes):
+def _roll(call: Call) -> Ref:
+    x = call.ref("x")
+    shape = call.shape(x)
+    axes = axes_of(call.value("axes", []), len(shape))
+    if not axes:
         raise CannotMapError("a roll over all axes as one")
-    for shift, axis in zip(shifts.tolist(), axes_of(axes, len(c.shape(x))), strict=True):
-        n = c.shape(x)[axis]
+    for shift, axis in zip(call.integers("shifts"), axes, strict=True):
         # A roll swaps the two parts of the axis.
-        cut = -shift % n
+        size = shape[axis]
+        cut = -shift % size
         if cut:
-            x = c.op("concat", _range(c, x, axis, cut, n), _range(c, x, axis, 0, cut), axis=axis)
+            front = _range(call, x, axis, 0, cut)
+            back = _range(call, x, axis, cut, size)
+            x = call.op("concat", back, front, axis=axis)
     return x
 
 
-def _known(c: Call, position: int) -> np.ndarray:
-    item = c.item(position)
-    if not isinstance(item, Known):
-        raise CannotMapError("indices that depend on data; give the value of the input that they come from")
-    return item.array
+# Cutting.
 
 
-def _unbind(c: Call) -> list[Ref]:
-    x = c.ref(0)
-    (axis,) = axes_of(c.value("", 1, 0), len(c.shape(x)))
-    shape = c.shape(x)
-    return [c.d.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in c.d.parts(x, axis, shape[axis])]
-
-
-def _split(c: Call) -> list[Ref]:
+def _split(call: Call) -> list[Ref]:
     """ONNX: sizes or `num_outputs`; ATen: sizes, or the size of each part."""
-    x = c.ref(0)
-    axis = int(c.value("axis", 2, 0)) % len(c.shape(x))
-    sizes = c.value("split", 1, None)
-    if sizes is None or "num_outputs" in c.attributes:
-        sizes = -(-c.shape(x)[axis] // int(c.attributes["num_outputs"]))
-    return _cut(c, x, axis, sizes)
+    x = call.ref("x")
+    axis = call.axis(call.rank(x), default=0)
+    if "num_outputs" in call.attributes:
+        return _cut(call, x, axis, _part_size(call, x, axis, int(call.attributes["num_outputs"])))
+    return _cut(call, x, axis, call.value("split"))
 
 
-def _chunk(c: Call) -> list[Ref]:
-    x = c.ref(0)
-    axis = int(c.value("", 2, 0)) % len(c.shape(x))
-    return _cut(c, x, axis, -(-c.shape(x)[axis] // int(c.value("", 1))))
+def _chunk(call: Call) -> list[Ref]:
+    x = call.ref("x")
+    axis = call.axis(call.rank(x), default=0)
+    return _cut(call, x, axis, _part_size(call, x, axis, int(call.value("chunks"))))
 
 
-def _slice(c: Call) -> Item:
-    """ONNX: starts, ends, axes, steps; ATen: axis, start, end, step."""
-    x = c.ref(0)
-    rank = len(c.shape(x))
-    if isinstance(c.args[1], Known) or "starts" in c.attributes:
-        starts = np.atleast_1d(c.value("starts", 1)).tolist()
-        stops = np.atleast_1d(c.value("ends", 2)).tolist()
-        axes = axes_of(c.value("axes", 3, list(range(len(starts)))), rank)
-        steps = np.atleast_1d(c.value("steps", 4, [1] * len(starts))).tolist()
-    else:
-        axes, starts = [c.value("", 1, 0)], [c.value("", 2, 0)]
-        stops, steps = [c.value("", 3, np.iinfo(np.int64).max)], [c.value("", 4, 1)]
-    # Python's slices have the semantics of both: negative and out-of-range bounds are clamped.
-    for axis, start, stop, step in zip(axes_of(axes, rank), starts, stops, steps, strict=True):
-        first, last, step = slice(start, stop, step).indices(c.shape(x)[axis])
-        part = _strided(c, x, axis, first, last, step)
+def _part_size(call: Call, x: Ref, axis: int, n_parts: int) -> int:
+    """Size of each of so many parts of an axis but the last, which may be smaller."""
+    return -(-call.shape(x)[axis] // n_parts)
+
+
+def _cut(call: Call, x: Ref, axis: int, sizes: int | Sequence[int]) -> list[Ref]:
+    """Parts of these sizes, or of one size, of which the last has what is left."""
+    if isinstance(sizes, int):
+        size = call.shape(x)[axis]
+        sizes = [min(sizes, size - start) for start in range(0, size, sizes)]
+    if len(set(sizes)) == 1:
+        return call.emitter.parts(x, axis, len(sizes))
+    # Parts of unlike sizes are slices; only equal ones are a `split`.
+    parts = []
+    start = 0
+    for size in sizes:
+        parts.append(_range(call, x, axis, start, start + size))
+        start += size
+    return parts
+
+
+def _unbind(call: Call) -> list[Ref]:
+    x = call.ref("x")
+    shape = call.shape(x)
+    axis = call.axis(len(shape), default=0)
+    return [call.reshape(part, with_axis(shape, axis)) for part in call.emitter.parts(x, axis, shape[axis])]
+
+
+def _slice(call: Call) -> Item:
+    """Ranges of some axes (ONNX), or of one (ATen)."""
+    x = call.ref("x")
+    rank = call.rank(x)
+    starts = np.atleast_1d(call.value("starts", 0)).tolist()
+    ends = np.atleast_1d(call.value("ends", _NO_END)).tolist()
+    axes = axes_of(call.value("axes", list(range(len(starts)))), rank)
+    steps = np.atleast_1d(call.value("steps", [1] * len(starts))).tolist()
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        # Python's slices have the semantics of both: negative and out-of-range bounds are clamped.
+        first, last, step = slice(start, end, step).indices(call.shape(x)[axis])
+        part = _strided(call, x, axis, first, last, step)
         if not isinstance(part, Ref):
             return part
         x = part
     return x
 
 
-def _select(c: Call) -> Ref:
-    x = c.ref(0)
-    return _one(c, x, int(c.value("", 1)) % len(c.shape(x)), int(c.value("", 2)))
+def _strided(call: Call, x: Ref, axis: int, start: int, stop: int, step: int) -> Item:
+    """Elements start, start + step, ... of an axis; of none a known, empty value is left."""
+    shape = call.shape(x)
+    size = shape[axis]
+    places = np.arange(start, stop, step)
+    count = len(places)
+    if count == 0:
+        return Known(np.zeros(with_axis(shape, axis, 0)))
+    if step == 1:
+        return _range(call, x, axis, start, stop)
+
+    # Strides that do not divide the axis, or go backwards, are looked up element by element.
+    if step < 0 or size % step or count != size // step:
+        return _taken(call, x, axis, places)
+
+    # Every step-th element is a column of the axis written as rows of that length.
+    rows = call.reshape(x, with_axis(shape, axis, count, step))
+    column = call.op("slice", rows, axis=axis + 1, start=start, stop=start + 1)
+    return call.reshape(column, with_axis(shape, axis, count))
 
 
-def _one(c: Call, x: Ref, axis: int, index: int, inside: Sequence[int] = ()) -> Ref:
+def _range(call: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
+    """Elements start to stop of an axis."""
+    if stop - start == call.shape(x)[axis]:
+        return x
+    return call.op("slice", x, axis=axis, start=start, stop=stop)
+
+
+def _select(call: Call) -> Ref:
+    x = call.ref("x")
+    return _element(call, x, call.axis(call.rank(x)), int(call.value("index")), ())
+
+
+def _element(call: Call, x: Ref, axis: int, index: int, axis_shape: Shape) -> Ref:
     """One element of an axis, whose place axes of size 1 may take."""
-    shape = c.shape(x)
+    shape = call.shape(x)
     index %= shape[axis]
-    return c.d.reshape(_range(c, x, axis, index, index + 1), (*shape[:axis], *inside, *shape[axis + 1 :]))
+    return call.reshape(_range(call, x, axis, index, index + 1), with_axis(shape, axis, *axis_shape))
 
 
-def _gather(c: Call) -> Ref:
+# Looking up.
+
+
+def _known_indices(call: Call) -> np.ndarray:
+    indices = call.item("indices")
+    if not isinstance(indices, Known):
+        raise CannotMapError(_FROM_DATA)
+    return indices.array
+
+
+def _index_select(call: Call) -> Ref:
+    x = call.ref("x")
+    return _taken(call, x, call.axis(call.rank(x)), _known_indices(call))
+
+
+def _taken(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
+    """Known elements of an axis, whose place the axes of `indices` take."""
+    shape = call.shape(x)
+    indices = np.where(indices < 0, indices + shape[axis], indices)
+    # Neighbouring elements are a slice, which costs nothing; the IR's only general look-up is that of a table's rows.
+    flat = indices.ravel()
+    if (np.diff(flat) == 1).all():
+        neighbours = _range(call, x, axis, int(flat[0]), int(flat[-1]) + 1)
+        return call.reshape(neighbours, with_axis(shape, axis, *indices.shape))
+
+    # Others are rows of a table: the axis first, the rest as one.
+    other_axes = [k for k in range(len(shape)) if k != axis]
+    other_sizes = with_axis(shape, axis)
+    axis_first = call.transpose(x, (axis, *other_axes))
+    table = call.reshape(axis_first, (shape[axis], prod(other_sizes)))
+    rows = call.op("embedding", table, call.emitter.literal(flat, "int32"))
+    rows = call.reshape(rows, (*indices.shape, *other_sizes))
+
+    # The axes of the indices go back to where the axis was.
+    index_axes = list(range(indices.ndim))
+    before = [indices.ndim + k for k in range(axis)]
+    after = [indices.ndim + k for k in range(axis, len(other_axes))]
+    return call.transpose(rows, (*before, *index_axes, *after))
+
+
+def _index(call: Call) -> Ref:
+    """Indices of some axes next to one another, known beforehand; they are broadcast to one another."""
+    by_axis = {axis: indices for axis, indices in enumerate(call.operands["indices"]) if indices is not None}
+    return _indexed(call, call.ref("x"), by_axis)
+
+
+def _gather_nd(call: Call) -> Ref:
+    """The last axis of the indices counts along the first axes of the data."""
+    indices = _known_indices(call)
+    if call.value("batch_dims", 0):
+        raise CannotMapError("indices per sample (batch_dims); gather from each sample by itself")
+    columns = [Known(column) for column in np.moveaxis(indices, -1, 0)]
+    return _indexed(call, call.ref("x"), dict(enumerate(columns)))
+
+
+def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
+    """Elements at indices of several axes, which are broadcast to one another."""
+    # Only known indices: what is taken by data would have a shape that is not known either.
+    arrays = []
+    for indices in by_axis.values():
+        if not isinstance(indices, Known):
+            raise CannotMapError(_FROM_DATA)
+        if indices.array.dtype == bool:
+            raise CannotMapError("a number of elements that depends on a mask")
+        arrays.append(indices.array)
+    first, last = min(by_axis), max(by_axis)
+    if len(by_axis) != last - first + 1:
+        raise CannotMapError("indices in axes that are not adjacent")
+
+    # Several indexed axes are one axis of all their combinations.
+    shape = call.shape(x)
+    sizes = shape[first : last + 1]
+    from_start = [np.where(array < 0, array + size, array) for array, size in zip(arrays, sizes, strict=True)]
+    combined = np.ravel_multi_index(np.broadcast_arrays(*from_start), sizes)
+    merged = call.reshape(x, (*shape[:first], prod(sizes), *shape[last + 1 :]))
+    return _taken(call, merged, first, np.asarray(combined))
+
+
+def _gather(call: Call) -> Ref:
     """Rows of a table, or known elements of any axis."""
-    x, ids = c.ref(0), c.item(1)
-    axis = int(c.value("axis", -1, 0)) % len(c.shape(x))
+    x, indices = call.ref("x"), call.item("indices")
+    rank = call.rank(x)
+    axis = call.axis(rank, default=0)
     # Picking one element, as the first token of a classifier, is a slice and not a look-up.
-    if isinstance(ids, Known) and ids.array.size == 1:
-        return _one(c, x, axis, int(ids.array.reshape(())), ids.array.shape)
-    if axis == 0 and len(c.shape(x)) == 2:
-        return _rows(c, x, ids)
-    if not isinstance(ids, Known):
+    if isinstance(indices, Known) and indices.array.size == 1:
+        return _element(call, x, axis, int(indices.array.reshape(())), indices.array.shape)
+    if axis == 0 and rank == 2:
+        return _rows(call)
+    if not isinstance(indices, Known):
         raise CannotMapError("indices that depend on data, along an axis other than the first; give their value")
-    return _taken(c, x, axis, ids.array)
+    return _taken(call, x, axis, indices.array)
 
 
-def _rows(c: Call, table: Ref, ids: Item, padding: int = -1) -> Ref:
+def _rows(call: Call) -> Ref:
     """Rows of a table, of which the one of the padding is not trained (ATen)."""
-    # torch counts a missing padding as -1.
-    untrained = {"padding": padding} if padding >= 0 else {}
-    if not isinstance(ids, Known):
-        return c.op("embedding", table, c.ref(1), **untrained)
-    small = collapsed(ids.array)  # positions that are the same for all samples are looked up once
-    known = small if small.ndim else ids.array
+    table, indices = call.ref("x"), call.item("indices")
+    if not isinstance(indices, Known):
+        # torch counts a missing padding as -1.
+        padding = int(call.value("padding", -1))
+        untrained = {"padding": padding} if padding >= 0 else {}
+        return call.op("embedding", table, call.ref("indices"), **untrained)
+
+    # Positions that are the same for all samples are looked up once.
+    small = collapsed(indices.array)
+    known = small if small.ndim else indices.array
     flat = known.ravel()
     if (np.diff(flat) == 1).all():
-        cut = _range(c, table, 0, int(flat[0]), int(flat[-1]) + 1)
-        return c.d.reshape(cut, (*known.shape, c.shape(table)[1]))
-    return c.op("embedding", table, c.d.literal(known, "int32"))
+        neighbours = _range(call, table, 0, int(flat[0]), int(flat[-1]) + 1)
+        return call.reshape(neighbours, (*known.shape, call.shape(table)[1]))
+    return call.op("embedding", table, call.emitter.literal(known, "int32"))
 
 
-SHAPES: Final[Mapping[str, Rule]] = MappingProxyType(
+# Writing into a part. Values are assigned once, so that this is joining what is left with the new part.
+
+
+def _with_part(call: Call, x: Item, part: Item, axis: int, start: int, stop: int) -> Item:
+    """A value in which elements start to stop of an axis are replaced."""
+    shape = call.shape(x)
+    if isinstance(part, Known):
+        part = Known(np.broadcast_to(part.array, with_axis(shape, axis, stop - start)))
+    pieces = []
+    if start > 0:
+        pieces.append(_known_or_data_range(call, x, axis, 0, start))
+    pieces.append(call.as_ref(part))
+    if stop < shape[axis]:
+        pieces.append(_known_or_data_range(call, x, axis, stop, shape[axis]))
+    return _joined(call, pieces, axis)
+
+
+def _known_or_data_range(call: Call, x: Item, axis: int, start: int, stop: int) -> Ref:
+    if isinstance(x, Ref):
+        return _range(call, x, axis, start, stop)
+    array: np.ndarray = x.array  # pyright: ignore[reportAttributeAccessIssue]
+    return call.as_ref(Known(array.take(np.arange(start, stop), axis)))
+
+
+def _slice_scatter(call: Call) -> Item:
+    x = call.item("x")
+    shape = call.shape(x)
+    axis = call.axis(len(shape), default=0)
+    wanted = slice(call.value("start", 0), call.value("end", _NO_END), call.value("step", 1))
+    start, stop, step = wanted.indices(shape[axis])
+    if step != 1:
+        raise CannotMapError(f"a slice with step {step}")
+    return _with_part(call, x, call.item("part"), axis, start, stop)
+
+
+def _select_scatter(call: Call) -> Item:
+    x, part = call.item("x"), call.item("part")
+    shape = call.shape(x)
+    axis = call.axis(len(shape))
+    index = int(call.value("index")) % shape[axis]
+    # The part has no such axis; one number stands for a part full of it.
+    if isinstance(part, Ref):
+        part = call.reshape(part, with_axis(shape, axis, 1))
+    elif isinstance(part, Known) and part.array.ndim:
+        part = Known(np.expand_dims(part.array, axis))
+    return _with_part(call, x, part, axis, index, index + 1)
+
+
+def _check_overwrites(call: Call) -> None:
+    """Refuse a scatter that adds to what is there."""
+    if call.value("reduction", "none") not in (b"none", "none"):
+        raise CannotMapError("a scatter with a reduction")
+
+
+def _scatter_nd(call: Call) -> Item:
+    """Parts written at indices that make a block of all axes but one."""
+    x, indices = call.item("x"), _known_indices(call)
+    _check_overwrites(call)
+    shape = call.shape(x)
+    if not indices.size:
+        raise CannotMapError(_NOT_A_RANGE)
+
+    # Number all elements; the places that are written must be exactly a block of them, cut along one axis at most.
+    numbers = np.arange(prod(shape)).reshape(shape)
+    written = numbers[tuple(np.moveaxis(indices, -1, 0))]
+    lowest = np.unravel_index(written.min(), shape)
+    highest = np.unravel_index(written.max(), shape)
+    ranges = [(int(low), int(high) + 1) for low, high in zip(lowest, highest, strict=True)]
+    block = numbers[tuple(slice(start, stop) for start, stop in ranges)]
+    cut_axes = [axis for axis, size in enumerate(shape) if ranges[axis] != (0, size)]
+    if len(cut_axes) > 1 or not np.array_equal(written.ravel(), block.ravel()):
+        raise CannotMapError(_NOT_A_RANGE)
+    axis = cut_axes[0] if cut_axes else 0
+    part = _reshaped(call, call.item("part"), block.shape)
+    return _with_part(call, x, part, axis, *ranges[axis])
+
+
+def _scatter_elements(call: Call) -> Item:
+    """Parts written at indices along an axis, which are the same range of the axis everywhere."""
+    x, indices = call.item("x"), _known_indices(call)
+    _check_overwrites(call)
+    shape = call.shape(x)
+    axis = call.axis(len(shape), default=0)
+    # Caches and shifted masks write the same range of an axis everywhere, which is a slice.
+    size = indices.shape[axis]
+    start = int(indices.min()) if indices.size else 0
+    along_axis = with_axis((1,) * len(shape), axis, -1)
+    expected = np.arange(start, start + size).reshape(along_axis)
+    if indices.shape != with_axis(shape, axis, size) or (indices != expected).any():
+        raise CannotMapError(_NOT_A_RANGE)
+    return _with_part(call, x, call.item("part"), axis, start, start + size)
+
+
+SHAPES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
-        **spelled("Reshape", "view", "reshape", "_unsafe_view", rule=_reshape),
-        **spelled("Flatten", "flatten.using_ints", rule=_flatten),
-        **spelled("view_as", "reshape_as", rule=lambda c: _reshaped(c, c.item(0), c.shape(c.item(1)))),
-        "unflatten.int": _unflatten,
-        **spelled("Squeeze", "squeeze.dim", "squeeze.dims", "squeeze", rule=_squeeze),
-        **spelled("Unsqueeze", "unsqueeze", rule=_unsqueeze),
-        **spelled("Transpose", "permute", rule=_permute),
-        "transpose.int": _swap,
-        **spelled("t", "numpy_T", rule=lambda c: _swap(c, 0, 1)),
-        "mT": lambda c: _swap(c, -2, -1),
-        **spelled("Expand", "expand", rule=_expand),
-        **spelled("Concat", "cat", rule=_concat),
-        "stack": _stack,
-        **spelled("Split", "split.Tensor", "split_with_sizes", "split.sizes", rule=_split),
-        "chunk": _chunk,
-        **spelled("Slice", "slice.Tensor", rule=_slice),
-        "select.int": _select,
-        "slice_scatter": _slice_scatter,
-        "select_scatter": _select_scatter,
-        "ScatterND": _scatter_nd,
-        "ScatterElements": _scatter_elements,
-        "index_select": lambda c: _taken(c, c.ref(0), int(c.value("", 1)) % len(c.shape(c.ref(0))), _known(c, 2)),
-        "index.Tensor": _index,
-        "GatherND": _gather_nd,
-        **spelled("Pad", "pad", "constant_pad_nd", rule=_pad),
-        "unbind.int": _unbind,
-        "roll": _roll,
-        "Gather": _gather,
-        "embedding": lambda c: _rows(c, c.ref(0), c.item(1), int(c.value("", 2, -1))),
+        **foreign_ops(
+            "Reshape(x, shape)",
+            "view(x, shape)",
+            "reshape(x, shape)",
+            "_unsafe_view(x, shape)",
+            rule=_reshape,
+        ),
+        **foreign_ops("Flatten(x)", rule=_flatten),
+        **foreign_ops("flatten.using_ints(x, start, end)", rule=_flatten_range),
+        **foreign_ops("view_as(x, target)", "reshape_as(x, target)", rule=_view_as),
+        **foreign_ops("unflatten.int(x, axis, sizes)", rule=_unflatten),
+        **foreign_ops(
+            "Squeeze(x, axes)",
+            "squeeze.dim(x, axes)",
+            "squeeze.dims(x, axes)",
+            "squeeze(x)",
+            rule=_squeeze,
+        ),
+        **foreign_ops("Unsqueeze(x, axes)", "unsqueeze(x, axes)", rule=_unsqueeze),
+        **foreign_ops("Transpose(x)", "permute(x, perm)", rule=_permute),
+        **foreign_ops("transpose.int(x, first, second)", rule=_swap),
+        **foreign_ops("t(x)", "numpy_T(x)", rule=lambda call: _swapped(call, 0, 1)),
+        **foreign_ops("mT(x)", rule=lambda call: _swapped(call, -2, -1)),
+        **foreign_ops("Expand(x, shape)", "expand(x, shape)", rule=_expand),
+        **foreign_ops("Concat(*parts)", "cat(parts, axis)", rule=_concat),
+        **foreign_ops("stack(parts, axis)", rule=_stack),
+        **foreign_ops("Pad(x, pads, value, axes)", rule=_pad_by_sides),
+        **foreign_ops("pad(x, pads, mode, value)", "constant_pad_nd(x, pads, value)", rule=_pad_by_axes),
+        **foreign_ops("roll(x, shifts, axes)", rule=_roll),
+        **foreign_ops(
+            "Split(x, split)",
+            "split.Tensor(x, split, axis)",
+            "split_with_sizes(x, split, axis)",
+            "split.sizes(x, split, axis)",
+            rule=_split,
+        ),
+        **foreign_ops("chunk(x, chunks, axis)", rule=_chunk),
+        **foreign_ops("unbind.int(x, axis)", rule=_unbind),
+        **foreign_ops("Slice(x, starts, ends, axes, steps)", "slice.Tensor(x, axes, starts, ends, steps)", rule=_slice),
+        **foreign_ops("select.int(x, axis, index)", rule=_select),
+        **foreign_ops("index_select(x, axis, indices)", rule=_index_select),
+        **foreign_ops("index.Tensor(x, indices)", rule=_index),
+        **foreign_ops("GatherND(x, indices)", rule=_gather_nd),
+        **foreign_ops("Gather(x, indices)", rule=_gather),
+        **foreign_ops("embedding(x, indices, padding)", rule=_rows),
+        **foreign_ops("slice_scatter(x, part, axis, start, end, step)", rule=_slice_scatter),
+        **foreign_ops("select_scatter(x, part, axis, index)", rule=_select_scatter),
+        **foreign_ops("ScatterND(x, indices, part)", rule=_scatter_nd),
+        **foreign_ops("ScatterElements(x, indices, part)", rule=_scatter_elements),
     }
 )
-"""Rules by name of the op."""
+"""By name of the op."""
