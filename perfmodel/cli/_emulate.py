@@ -27,7 +27,7 @@ from perfmodel.files import data_limit_bytes, read_text
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
-    from perfmodel.emulate import Emulation, Prices
+    from perfmodel.emulate import EmulatedCurve, Emulation, Prices
     from perfmodel.spec import Cluster
 
 
@@ -58,30 +58,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check the flags, run the emulation, and return what there is to tell of it."""
     from perfmodel import catalog
-    from perfmodel.emulate import Emulation, emulate, emulated_curve, measure_prices
-    from perfmodel.ingest.tables import write_text
+    from perfmodel.emulate import Emulation, emulate, emulated_curve
     from perfmodel.measure import usable_cores
 
     if arguments.measure:
-        table = measure_prices(arguments.world_size)
-        write_text(arguments.measure, table.to_csv(index=False))
-        return {
-            "measured": table.to_dict(orient="records"),
-            "written": [str(arguments.measure)],
-        }
+        return _measure(arguments)
 
     # Everything is checked before the script is started.
     delays_s, scenario = delays_and_network(arguments)
-    known = [arguments.model, arguments.layout, arguments.global_batch]
-    if any(value is not None for value in known) and None in known:
-        raise PerfModelError("emulate: to compare with a prediction, give --model, --layout and --global-batch")
-    if arguments.every < 1:
-        raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
-    if arguments.sweep and arguments.model:
-        raise PerfModelError(
-            "emulate: --sweep changes the delay between iterations, so it cannot be compared with --model; "
-            "use --delay instead"
-        )
+    _check_flags(arguments)
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
     cluster.require(arguments.world_size, "the emulated world")
     network = wire_of(arguments, cluster)
@@ -127,27 +112,66 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     # The report: the run, files, the sweep's curve or the slack of each collective, and the
     # prediction beside it.
     report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
-    report["never_called"] = _never_called({*delays_s, *filter(None, [swept])}, result.collectives().kind)
+    delayed_kinds = {*delays_s, swept} if swept else {*delays_s}
+    report["never_called"] = _never_called(delayed_kinds, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
     if swept:
         curve = emulated_curve(result, swept, sweep_s, arguments.every)
         report["curve"] = curve.to_dict()
-        if arguments.png:
-            from perfmodel.viz import draw_emulated_curve, save_figure
-
-            save_figure(draw_emulated_curve(curve), arguments.png)
-            written.append(str(arguments.png))
+        written += _draw_curve(curve, arguments.png)
     elif report["iterations"] and network is None:
         report["slack_s"] = _slack(result)
     if predicted is not None and report["iterations"]:
-        iteration_s, memory_bytes = predicted
-        report["predicted"] = {
-            "iteration_s": iteration_s,
-            "iteration_error": iteration_s / report["iteration_s"] - 1,
-            "memory_bytes": memory_bytes,
-            "memory_error": memory_bytes / max(1, report["training_memory_bytes"]) - 1,
-        }
+        report["predicted"] = _beside_prediction(report, *predicted)
     return report | {"written": written}
+
+
+def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time this machine's collectives and write them as a table of prices."""
+    from perfmodel.emulate import measure_prices
+    from perfmodel.ingest.tables import write_text
+
+    table = measure_prices(arguments.world_size)
+    write_text(arguments.measure, table.to_csv(index=False))
+    return {
+        "measured": table.to_dict(orient="records"),
+        "written": [str(arguments.measure)],
+    }
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Refuse flags that cannot be combined."""
+    of_prediction = [arguments.model, arguments.layout, arguments.global_batch]
+    n_missing = of_prediction.count(None)
+    if 0 < n_missing < len(of_prediction):
+        raise PerfModelError("emulate: to compare with a prediction, give --model, --layout and --global-batch")
+    if arguments.every < 1:
+        raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
+    if arguments.sweep and arguments.model:
+        raise PerfModelError(
+            "emulate: --sweep changes the delay between iterations, so it cannot be compared with --model; "
+            "use --delay instead"
+        )
+
+
+def _draw_curve(curve: "EmulatedCurve", path: Path | None) -> list[str]:
+    """Draw the curve of a sweep where a file for it is named; returns what was written."""
+    if not path:
+        return []
+    from perfmodel.viz import draw_emulated_curve, save_figure
+
+    save_figure(draw_emulated_curve(curve), path)
+    return [str(path)]
+
+
+def _beside_prediction(report: Mapping[str, Any], iteration_s: float, memory_bytes: float) -> dict[str, float]:
+    """What is predicted of an iteration, and its error relative to the emulated one."""
+    return {
+        "iteration_s": iteration_s,
+        "iteration_error": iteration_s / report["iteration_s"] - 1,
+        "memory_bytes": memory_bytes,
+        "memory_error": memory_bytes / max(1, report["training_memory_bytes"]) - 1,
+    }
 
 
 def _program(

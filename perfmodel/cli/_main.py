@@ -259,15 +259,17 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)  # argparse's own swallows the error of a full disk
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Unknown names are refused, with the nearest known ones."""
-        choices = [str(choice) for choice in action.choices or ()]
-        if action.choices is not None and value not in action.choices and value is not argparse.SUPPRESS:
-            near = get_close_matches(str(value), choices, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise argparse.ArgumentError(
-                action,
-                f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})",
-            )
+        """Refuse unknown names, with the nearest known one."""
+        # argparse checks the default of an argument that may be left out, too.
+        if action.choices is None or value is argparse.SUPPRESS or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = get_close_matches(str(value), choices, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise argparse.ArgumentError(
+            action,
+            f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})",
+        )
 
     def error(self, message: str) -> NoReturn:
         _, unknown, rest = message.partition("unrecognized arguments: ")

@@ -125,16 +125,23 @@ def with_half_batches(
     # Level by level: the rows as they are, then halves of those that divide, then halves of these. `source` is the row
     # that a part comes from, `half` its place among all parts of its own half (itself, until it is divided).
     source, batch = np.arange(len(asked)), rows.shape["batch"]
-    sources, batches, halves = [source], [batch], [source.copy()]
-    n_parts = len(source)
-    while len(even := np.flatnonzero(divided[source] & (batch % 2 == 0) & (batch > 1))):
-        place_of_halves = n_parts + np.arange(len(even))
-        halves[-1][even] = place_of_halves
-        source, batch = source[even], batch[even] / 2
+    place = np.arange(len(asked))
+    sources, batches, halves = [], [], []
+    n_parts = 0
+    while True:
         sources.append(source)
         batches.append(batch)
-        halves.append(place_of_halves.copy())
-        n_parts += len(even)
+        half = place.copy()
+        halves.append(half)
+        n_parts += len(source)
+
+        # The next level: halves of those that divide, placed behind all parts so far.
+        even = np.flatnonzero(divided[source] & (batch % 2 == 0) & (batch > 1))
+        if not len(even):
+            break
+        place = n_parts + np.arange(len(even))
+        half[even] = place
+        source, batch = source[even], batch[even] / 2
     source, batch, half = np.concatenate(sources), np.concatenate(batches), np.concatenate(halves)
 
     # Equal parts of different rows are asked once. The batch comes first in the key: `unique` sorts by it.

@@ -79,18 +79,32 @@ def parse_module(text: str) -> HloModule:
     body: list[Instruction] = []
     root = ""
     for number, line in enumerate(lines, 1):
-        if opened := _COMPUTATION.match(line):
-            current, body, root = opened.group(2), [], ""
-            entry = current if opened.group(1) else entry
-        elif line.startswith("}") and current:
-            computations[current] = Computation(current, tuple(body), root or (body[-1].name if body else ""))
+        opening = _COMPUTATION.match(line)
+        if opening is not None:
+            is_entry, current = opening.groups()
+            body, root = [], ""
+            if is_entry:
+                entry = current
+            continue
+        if not current:
+            continue
+        if line.startswith("}"):
+            # Where no instruction is marked as the root, the last one is.
+            if not root and body:
+                root = body[-1].name
+            computations[current] = Computation(current, tuple(body), root)
             current = ""
-        elif current and (match_instruction := _INSTRUCTION.match(line)):
-            try:
-                body.append(_instruction(match_instruction.group(2), _COMMENT.sub("", match_instruction.group(3))))
-            except (ValueError, IndexError) as error:
-                raise PerfModelError(f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})") from None
-            root = match_instruction.group(2) if match_instruction.group(1) else root
+            continue
+        assignment = _INSTRUCTION.match(line)
+        if assignment is None:
+            continue
+        is_root, name, value = assignment.groups()
+        try:
+            body.append(_instruction(name, _COMMENT.sub("", value)))
+        except (ValueError, IndexError) as error:
+            raise PerfModelError(f"HLO line {number}: {line.strip()[:80]!r} cannot be read ({error})") from None
+        if is_root:
+            root = name
     if entry not in computations:
         raise PerfModelError(f"HLO module {match.group(1)}: it has no ENTRY computation; pass the complete text")
     # Absent counts mean 1.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from math import log, prod
 from types import MappingProxyType
 from typing import Any, Final
@@ -123,10 +122,17 @@ def _max(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     # The IR has no maximum of two tensors; relu has a gradient and shards like any element-wise op.
     for x, y in ((a, b), (b, a)):
         bound = _scalar(x)
-        if isinstance(y, Ref) and bound is not None:
-            if bound == -np.inf:
-                return y
-            return d.op("relu", y) if bound == 0 else _add(d, d.op("relu", _sub(d, y, x, out)), x, out)
+        if bound is None or not isinstance(y, Ref):
+            continue
+        if bound == -np.inf:
+            return y
+        if bound == 0:
+            return d.op("relu", y)
+        return _max_by_relu(d, y, x, out)
+    return _max_by_relu(d, a, b, out)
+
+
+def _max_by_relu(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     return _add(d, d.op("relu", _sub(d, a, b, out)), b, out)
 
 
@@ -148,8 +154,11 @@ def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
 
 
 def _integer_pow(d: Emitter, eqn: Equation) -> Ref:
-    x, exponent = _first(eqn.items), int(eqn.parameters["y"])
-    power = reduce(lambda p, _: d.op("mul", p, x), range(abs(exponent) - 1), x)
+    x = _first(eqn.items)
+    exponent = int(eqn.parameters["y"])
+    power = x
+    for _ in range(abs(exponent) - 1):
+        power = d.op("mul", power, x)
     return power if exponent > 0 else _div(d, Known.of(1.0), power, eqn.out)
 
 
@@ -195,25 +204,26 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
 
 def _reshape(d: Emitter, eqn: Equation) -> Ref:
     x = _first(eqn.items)
+    shape = eqn.out.shape
+    stored, full = d.shape(x), eqn.arrays[0].shape
+    if stored == full:
+        return d.reshape(x, shape)
+
     # A broadcast value is stored with size 1 along some axes. A reshape that only moves axes of size 1 keeps it that
     # small; any other needs it in full.
-    have, full = d.shape(x), eqn.arrays[0].shape
-    if have != full:
-        stored_sizes = [n for n, f in zip(have, full, strict=True) if f != 1] if len(have) == len(full) else None
-        if stored_sizes is None or [f for f in full if f != 1] != [n for n in eqn.out.shape if n != 1]:
-            return d.reshape(d.materialised(x, eqn.arrays[0]), eqn.out.shape)
-        rest = iter(stored_sizes)
-        return d.reshape(x, [1 if n == 1 else next(rest) for n in eqn.out.shape])
-    return d.reshape(x, eqn.out.shape)
+    moves_only_ones = [n for n in full if n != 1] == [n for n in shape if n != 1]
+    if len(stored) != len(full) or not moves_only_ones:
+        return d.reshape(d.materialised(x, eqn.arrays[0]), shape)
+    stored_sizes = iter([size for size, n in zip(stored, full, strict=True) if n != 1])
+    return d.reshape(x, [1 if n == 1 else next(stored_sizes) for n in shape])
 
 
 def _broadcast(d: Emitter, eqn: Equation) -> Ref:
     """Only the axes are set in place; the ops that use the value broadcast it."""
     x = _first(eqn.items)
-    have = d.shape(x)
     shape = [1] * len(eqn.out.shape)
-    for axis, n in zip(eqn.parameters["broadcast_dimensions"], have, strict=True):
-        shape[axis] = n
+    for axis, size in zip(eqn.parameters["broadcast_dimensions"], d.shape(x), strict=True):
+        shape[axis] = size
     return d.reshape(x, shape)
 
 
@@ -223,10 +233,13 @@ def _transpose(d: Emitter, eqn: Equation) -> Ref:
 
 def _reduce_sum(d: Emitter, eqn: Equation) -> Ref:
     x = _first(eqn.items)
+    stored, full = d.shape(x), eqn.arrays[0].shape
+    axes = tuple(int(axis) for axis in eqn.parameters["axes"])
+    total = d.op("sum", x, axes=axes, keep=True)
+    summed = d.reshape(total, [size for axis, size in enumerate(stored) if axis not in axes])
+
     # Summing a broadcast axis multiplies by how often the value was repeated.
-    have, axes = d.shape(x), tuple(map(int, eqn.parameters["axes"]))
-    repeats = prod(n // h for i, (n, h) in enumerate(zip(eqn.arrays[0].shape, have, strict=True)) if i in axes)
-    summed = d.reshape(d.op("sum", x, axes=axes, keep=True), [n for i, n in enumerate(have) if i not in axes])
+    repeats = prod(full[axis] // stored[axis] for axis in axes)
     return summed if repeats == 1 else d.op("scale", summed, factor=float(repeats))
 
 
@@ -240,67 +253,91 @@ def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
 
 def _argmax(d: Emitter, eqn: Equation) -> Ref:
     """Place of the largest entry along one axis; of the smallest, where the value is negated."""
-    x, (axis,) = _first(eqn.items), eqn.parameters["axes"]
+    x = _first(eqn.items)
+    (axis,) = eqn.parameters["axes"]
     rank = len(eqn.arrays[0].shape)
     order = [k for k in range(rank) if k != axis] + [axis]
-    return d.op("argmax", d.transpose(d.materialised(x, eqn.arrays[0]), order))
+    rows = d.transpose(d.materialised(x, eqn.arrays[0]), order)
+    return d.op("argmax", rows)
 
 
 def _argmin(d: Emitter, eqn: Equation) -> Ref:
-    return _argmax(d, replace(eqn, items=(d.op("scale", _first(eqn.items), factor=-1.0),)))
+    negated = d.op("scale", _first(eqn.items), factor=-1.0)
+    return _argmax(d, replace(eqn, items=(negated,)))
 
 
 def _dot(d: Emitter, eqn: Equation) -> Ref:
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
-    shape_a, shape_b = (array.shape for array in eqn.arrays)
-    (contract_a, contract_b), (batch_a, batch_b) = eqn.parameters["dimension_numbers"]
-    a, b = (d.materialised(_ref(d, item, array), array) for item, array in zip(eqn.items, eqn.arrays, strict=True))
+    a, b = _in_full(d, eqn)
+    shape_a, shape_b = eqn.arrays[0].shape, eqn.arrays[1].shape
+
     # `dot_general` takes axes in any order; the IR's `matmul` wants (batch, m, k) and (batch, k, n).
-    rows = [i for i in range(len(shape_a)) if i not in (*contract_a, *batch_a)]
-    columns = [i for i in range(len(shape_b)) if i not in (*contract_b, *batch_b)]
-    size_k = prod(shape_a[i] for i in contract_a)
-    lead = tuple(shape_a[i] for i in batch_a)
-    m = tuple(shape_a[i] for i in rows)
-    n = tuple(shape_b[i] for i in columns)
+    (contract_a, contract_b), (batch_a, batch_b) = eqn.parameters["dimension_numbers"]
+    rows = [axis for axis in range(len(shape_a)) if axis not in (*contract_a, *batch_a)]
+    columns = [axis for axis in range(len(shape_b)) if axis not in (*contract_b, *batch_b)]
+    batch = tuple(shape_a[axis] for axis in batch_a)
+    row_sizes = tuple(shape_a[axis] for axis in rows)
+    size_k = prod(shape_a[axis] for axis in contract_a)
+    size_n = prod(shape_b[axis] for axis in columns)
+
+    # Without a batch the rows may keep their axes.
+    if batch or not row_sizes:
+        row_sizes = (prod(row_sizes),)
     a = d.transpose(a, (*batch_a, *rows, *contract_a))
-    a = d.reshape(a, (*lead, *((prod(m),) if lead or not m else m), size_k))
+    a = d.reshape(a, (*batch, *row_sizes, size_k))
+
     # A right operand that is contracted along its last axis is read transposed instead of being copied.
-    transposed = len(contract_b) == 1 and tuple(contract_b) == (len(shape_b) - 1,) and len(columns) == 1
-    if transposed:
+    if tuple(contract_b) == (len(shape_b) - 1,) and len(columns) == 1:
         b = d.transpose(b, (*batch_b, *columns, *contract_b))
         product = d.op("matmul", a, b, transpose_b=True)
     else:
         b = d.transpose(b, (*batch_b, *contract_b, *columns))
-        product = d.op("matmul", a, d.reshape(b, (*lead, size_k, prod(n))))
+        product = d.op("matmul", a, d.reshape(b, (*batch, size_k, size_n)))
     # Products of short floats may be wanted in longer ones (`preferred_element_type`).
     return d.cast(d.reshape(product, eqn.out.shape), eqn.out.dtype)
 
 
 def _gather(d: Emitter, eqn: Equation) -> Ref:
     """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
-    x, ids = _first(eqn.items), eqn.items[1]
-    numbers, sizes = eqn.parameters["dimension_numbers"], tuple(eqn.parameters["slice_sizes"])
-    shape, rank = eqn.arrays[0].shape, len(eqn.arrays[0].shape)
-    # Index 0 of axes of size 1 is a reshape.
-    if isinstance(ids, Known) and collapsed(ids.array).ndim == 0 and int(collapsed(ids.array)) == 0:
-        cut = [i for i, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
-        if not cut:  # the only element along an axis
-            return d.reshape(x, eqn.out.shape)
-    if isinstance(ids, Known):
-        ids = d.literal(ids.array, "int32")
-    if not isinstance(ids, Ref):
+    x, indices = _first(eqn.items), eqn.items[1]
+    shape = eqn.arrays[0].shape
+    slice_sizes = tuple(eqn.parameters["slice_sizes"])
+
+    # Slices as large as the tensor, from its start, are the tensor: JAX takes the only element of an axis so.
+    if _scalar(indices) == 0 and slice_sizes == shape:
+        return d.reshape(x, eqn.out.shape)
+    if isinstance(indices, Known):
+        indices = d.literal(indices.array, "int32")
+    if not isinstance(indices, Ref):
         raise CannotMapError("indices that are checks")
-    if rank == 2 and sizes == (1, shape[1]) and tuple(numbers.collapsed_slice_dims) == (0,):
-        return d.op("embedding", x, d.reshape(ids, eqn.out.shape[:-1]))
-    batched = tuple(getattr(numbers, "operand_batching_dims", ()))
-    if prod(sizes) == 1 and batched == tuple(range(rank - 1)) and tuple(numbers.start_index_map) == (rank - 1,):
-        return d.reshape(d.op("pick", d.materialised(x, eqn.arrays[0]), d.reshape(ids, shape[:-1])), eqn.out.shape)
+
+    # A slice of every index is a row of a matrix, whose axis of size 1 is dropped.
+    numbers = eqn.parameters["dimension_numbers"]
+    takes_rows = len(shape) == 2 and slice_sizes == (1, shape[1])
+    if takes_rows and tuple(numbers.collapsed_slice_dims) == (0,):
+        return d.op("embedding", x, d.reshape(indices, eqn.out.shape[:-1]))
+
+    # Or one element of the last axis, for every place along all others.
+    last_axis = len(shape) - 1
+    outer_axes = list(range(last_axis))
+    batch_axes = list(getattr(numbers, "operand_batching_dims", ()))
+    if prod(slice_sizes) == 1 and batch_axes == outer_axes and tuple(numbers.start_index_map) == (last_axis,):
+        rows = d.materialised(x, eqn.arrays[0])
+        elements = d.op("pick", rows, d.reshape(indices, shape[:-1]))
+        return d.reshape(elements, eqn.out.shape)
     raise CannotMapError("a gather that takes neither whole rows nor one element per row")
 
 
 def _concatenate(d: Emitter, eqn: Equation) -> Ref:
-    refs = [d.materialised(_ref(d, item, array), array) for item, array in zip(eqn.items, eqn.arrays, strict=True)]
-    return d.op("concat", *refs, axis=eqn.parameters["dimension"])
+    return d.op("concat", *_in_full(d, eqn), axis=eqn.parameters["dimension"])
+
+
+def _in_full(d: Emitter, eqn: Equation) -> list[Ref]:
+    """The operands in their full shapes, where they were only broadcast."""
+    refs = []
+    for item, array in zip(eqn.items, eqn.arrays, strict=True):
+        refs.append(d.materialised(_ref(d, item, array), array))
+    return refs
 
 
 def _first(items: Sequence[Item]) -> Ref:

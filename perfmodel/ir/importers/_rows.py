@@ -152,18 +152,29 @@ def parse_groups(text: str, n_devices: int) -> Groups:
                 groups.append(tuple(int(rank) for rank in group.split(",")))
         return tuple(groups)
     # An iota stands for a long list: ranks 0, 1, ... in one shape, transposed, read in another.
-    if match := _IOTA.fullmatch(text):
-        shape, base, order = (tuple(map(int, part.split(","))) if part else () for part in match.groups())
-        ranks = np.arange(int(np.prod(base))).reshape(base)
-        return _rows((ranks.transpose(order) if order else ranks).reshape(shape))
-    if match := _MESH.fullmatch(text):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match.group(1))}
-        device = _device_order(match.group(2), match.group(3), n_devices)
+    iota = _IOTA.fullmatch(text)
+    if iota is not None:
+        shape, first_shape, order = (_numbers(part) for part in iota.groups())
+        ranks = np.arange(int(np.prod(first_shape))).reshape(first_shape)
+        if order:
+            ranks = ranks.transpose(order)
+        return _rows(ranks.reshape(shape))
+    # A mesh has named axes; its groups count positions, at which any device may stand.
+    mesh = _MESH.fullmatch(text)
+    if mesh is not None:
+        named_sizes, ids, order_of_ids, axes = mesh.groups()
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named_sizes)}
+        device = _device_order(ids, order_of_ids, n_devices)
         groups = []
-        for group in _mesh_groups(sizes, match.group(4)):
+        for group in _mesh_groups(sizes, axes):
             groups.append(tuple(device[position] for position in group))
         return tuple(groups)
     raise PerfModelError(f"replica groups {text!r} have an unknown notation")
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    """Numbers between commas; none of an absent text."""
+    return tuple(int(n) for n in text.split(",")) if text else ()
 
 
 def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[int]:

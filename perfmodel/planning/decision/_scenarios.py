@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -84,36 +84,45 @@ def turned(problem: StepProblem, layouts: Sequence[Layout], report: Report = lam
     """
     base_s = evaluate(problem, layouts).step_time_s
 
-    def ratio(scenario: Scenario, count: int) -> np.ndarray:
-        return evaluate(model_in_scenario(problem, scenario), layouts[:count]).step_time_s / base_s[:count]
+    def ratios_in(scenario: Scenario, count: int) -> Float[np.ndarray, " count"]:
+        """Step times of the first layouts in a scenario, over those on the machine as it is."""
+        changed = model_in_scenario(problem, scenario)
+        return evaluate(changed, layouts[:count]).step_time_s / base_s[:count]
 
-    here = model_in_scenario(problem, Scenario())
+    # A parameter that leaves the machine as it is (a network inside nodes of one device) is left out.
+    unchanged = model_in_scenario(problem, Scenario())
+    nudged: dict[str, StepProblem] = {}
+    for name, knob in KNOBS.items():
+        nudged_problem = model_in_scenario(problem, knob.scenario(1 + _STEP))
+        if nudged_problem != unchanged:
+            nudged[name] = nudged_problem
+    derivatives = derivatives_towards(problem, layouts, list(nudged.values()), _STEP)
 
-    # A parameter that leaves the machine as it is (a network inside nodes of one device) is left
-    # out.
-    nudged = {name: model_in_scenario(problem, knob.scenario(1 + _STEP)) for name, knob in KNOBS.items()}
-    knobs = tuple(name for name, moved in nudged.items() if moved != here)
-    by_knob = derivatives_towards(problem, layouts, [nudged[name] for name in knobs], _STEP)
-    ratios = []
-    for done, name in enumerate(knobs):
-        report(f"what if: {KNOBS[name].label}", done, len(knobs))
-        at_factors = [ratio(KNOBS[name].scenario(factor), len(layouts)) for factor in FACTORS]
-        ratios.append(np.array(at_factors))
+    # One parameter after the other, at every factor.
+    ratio = np.empty((len(layouts), len(nudged), len(FACTORS)))
+    for k, name in enumerate(nudged):
+        report(f"what if: {KNOBS[name].label}", k, len(nudged))
+        for j, factor in enumerate(FACTORS):
+            ratio[:, k, j] = ratios_in(KNOBS[name].scenario(factor), len(layouts))
 
     # The page multiplies the ratios of single parameters. Checks at values between the factors,
     # and with all parameters at once, show how far that carries.
-    report("what if: several at once", len(knobs), len(knobs))
-    felt = [name for name, of_knob in zip(knobs, ratios, strict=True) if np.abs(of_knob - 1).max() > FELT]
+    report("what if: several at once", len(nudged), len(nudged))
+    felt = [name for k, name in enumerate(nudged) if np.abs(ratio[:, k] - 1).max() > FELT]
     points = [{name: factor} for name, factor in product(felt, _BETWEEN)]
-    points += [dict.fromkeys(felt, factor) for factor in _TOGETHER] if felt else []
+    if felt:
+        points += [dict.fromkeys(felt, factor) for factor in _TOGETHER]
     return Turned(
-        knobs=knobs,
-        elasticity=by_knob.by_parameter / by_knob.step_s[:, None],
-        ratio=np.array(ratios).reshape(len(knobs), len(FACTORS), len(layouts)).transpose(2, 0, 1),
-        checks=tuple((at, ratio(_joint(at), CHECKED)) for at in points),
+        knobs=tuple(nudged),
+        elasticity=derivatives.by_parameter / derivatives.step_s[:, None],
+        ratio=ratio,
+        checks=tuple((point, ratios_in(_joint(point), CHECKED)) for point in points),
     )
 
 
-def _joint(at: dict[str, float]) -> Scenario:
-    settings = [KNOBS[name].scenario(factor).settings for name, factor in at.items()]
-    return Scenario(tuple(chain.from_iterable(settings)))
+def _joint(point: dict[str, float]) -> Scenario:
+    """The machine with several parameters multiplied, each by its own factor."""
+    settings: list[Setting] = []
+    for name, factor in point.items():
+        settings += KNOBS[name].scenario(factor).settings
+    return Scenario(tuple(settings))

@@ -352,11 +352,11 @@ class CollectivePrices:
             candidates += [(key, known.get(key, {})) for key in usual_keys]
 
         for key, placements in candidates:
-            parts: CovarianceTerms = []
             if between:
                 parts = between_of(placements, per_node)
-            elif inside := inside_of(placements):
-                parts = [(1.0, inside)]
+            else:
+                inside = inside_of(placements)
+                parts = [(1.0, inside)] if inside else []
             if parts:
                 return parts, key
         return [], None
