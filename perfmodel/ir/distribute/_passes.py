@@ -27,13 +27,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
     """
     function, types = program.function, program.types
     # Data are cut into micro-batches; how all other values follow is told by the ops' sharding rules.
-    sharding: dict[str, Sharding] = {p.name: REPLICATED for p in function.parameters}
-    for tensor in program.inputs_of("data"):
-        if tensor.batch_axis is not None and parts > 1:
-            batch = tensor.shape[tensor.batch_axis]
-            if batch % parts:
-                raise LayoutError(f"{tensor.name}: a batch of {batch} is not divisible into {parts} micro-batches")
-            sharding |= {piece.value: Sharded(tensor.batch_axis) for piece in tensor.pieces}
+    sharding = _input_shardings(program, parts)
     changed: list[Instruction] = []
     for instruction in function.instructions:
         # Updates run once, on sums over all micro-batches.
@@ -41,38 +35,59 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             sharding.update(dict.fromkeys(instruction.outputs, REPLICATED))
             changed.append(instruction)
             continue
-        query = ShardingQuery.of(instruction, types, [sharding[name] for name in instruction.inputs], parts)
-        decision = OPS[instruction.op].spread(query)
+        operand_shardings = [sharding[name] for name in instruction.inputs]
+        decision = OPS[instruction.op].spread(ShardingQuery.of(instruction, types, operand_shardings, parts))
         inputs: list[str] = []
-        for name, want in zip(instruction.inputs, decision.inputs, strict=True):
-            # Equal cuts are written once per pass and layer; their name is their identity.
-            if sharding[name] == REPLICATED and isinstance(want, Sharded):
-                cut = _cut(name, want.axis, types[name].shape[want.axis] // parts, instruction.tag)
-                if cut.outputs[0] not in sharding:
-                    changed.append(cut)
-                    sharding[cut.outputs[0]] = want
-                inputs.append(cut.outputs[0])
+        for name, wanted in zip(instruction.inputs, decision.inputs, strict=True):
+            if sharding[name] == wanted:
+                inputs.append(name)
+                continue
             # Between devices a collective would convert. Between micro-batches, which run one after another, nothing
-            # can.
-            elif sharding[name] != want:
+            # can; only what all of them have can be cut.
+            if sharding[name] != REPLICATED or not isinstance(wanted, Sharded):
                 raise LayoutError(
                     f"%{instruction.outputs[0]}: {instruction.op} mixes samples of the batch in %{name}, so the "
                     "batch cannot be divided into micro-batches"
                 )
-            else:
-                inputs.append(name)
+            # Equal cuts are written once per pass and layer; their name is their identity.
+            cut = _cut(name, wanted.axis, types[name].shape[wanted.axis] // parts, instruction.tag)
+            (cut_name,) = cut.outputs
+            if cut_name not in sharding:
+                changed.append(cut)
+                sharding[cut_name] = wanted
+            inputs.append(cut_name)
         sharding.update(zip(instruction.outputs, decision.outputs, strict=True))
         values = attributes(**dict(instruction.attributes) | dict(decision.attributes))
         changed.append(Instruction(instruction.op, tuple(inputs), instruction.outputs, values, instruction.tag))
+    _check_returned(program, sharding)
+    return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
+
+
+def _input_shardings(program: Program, parts: int) -> dict[str, Sharding]:
+    """Sharding of the function's parameters: data along their batches, all else the same for every micro-batch."""
+    sharding: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
+    if parts == 1:
+        return sharding
+    for tensor in program.inputs_of("data"):
+        if tensor.batch_axis is None:
+            continue
+        batch = tensor.shape[tensor.batch_axis]
+        if batch % parts:
+            raise LayoutError(f"{tensor.name}: a batch of {batch} is not divisible into {parts} micro-batches")
+        for piece in tensor.pieces:
+            sharding[piece.value] = Sharded(tensor.batch_axis)
+    return sharding
+
+
+def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
+    """Refuse what is returned but cannot be added up from micro-batch to micro-batch."""
     for tensor in program.outputs:
         for piece in tensor.pieces:
-            # Only sums are accumulated from micro-batch to micro-batch.
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
                 raise LayoutError(
                     f"%{piece.value}: this is a maximum over the batch, and micro-batches can only accumulate "
                     "sums; use one micro-batch"
                 )
-    return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
 
 
 def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
@@ -81,9 +96,8 @@ def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
     Passes run on devices of their own, so each pass and layer has its own slice.
     """
     cut = f"{name}.{tag.phase}{tag.layer}.cut{axis}"
-    return Instruction(
-        "slice", (name,), (cut,), attributes(axis=axis, start=0, stop=size), replace(tag, stream="compute")
-    )
+    first_part = attributes(axis=axis, start=0, stop=size)
+    return Instruction("slice", (name,), (cut,), first_part, replace(tag, stream="compute"))
 
 
 def for_micro_batch(instruction: Instruction, sharding: Mapping[str, Sharding], micro_batch: int) -> Attributes:
@@ -109,9 +123,10 @@ def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tupl
         if instruction.tag.phase == "update":
             needed.update(instruction.inputs)
     total = {name: name for name, spread in sharding.items() if spread == Partial("sum") and name in needed}
-    instructions: list[Instruction] = []
+
     # Slices of a sequence already accumulate within the function. Their additions are dropped and their addends feed
     # the one sum over all slices and micro-batches, in the schedule's order.
+    instructions: list[Instruction] = []
     for instruction in reversed(function.instructions):
         if instruction.op == "accumulate" and instruction.outputs[0] in total:
             total |= dict.fromkeys(instruction.inputs, total[instruction.outputs[0]])
@@ -171,17 +186,22 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
         if tag.phase == "update":
             continue
         phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
-        bodies.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
+        # A sequence that is not cut has no numbers of slices.
+        part = max(tag.micro_batch, 0)
+        bodies.setdefault((phase, stage_of_layer[tag.layer], part), []).append(instruction)
     by_pass = {kind: tuple(body) for kind, body in bodies.items()}
 
     # Schedules may run the two halves of a backward pass at different times.
     for (phase, stage, part), body in list(by_pass.items()):
         if phase == Phase.BACKWARD:
-            inputs, weights = _halves(function, body)
-            by_pass[Phase.BACKWARD_INPUT, stage, part], by_pass[Phase.BACKWARD_WEIGHT, stage, part] = inputs, weights
-    maker, users = {}, {}
+            of_inputs, of_weights = _halves(function, body)
+            by_pass[Phase.BACKWARD_INPUT, stage, part] = of_inputs
+            by_pass[Phase.BACKWARD_WEIGHT, stage, part] = of_weights
+
     # A whole backward is both of its halves, so makers and users are noted by half, which serves schedules of either
     # kind.
+    maker: dict[str, PassKind] = {}
+    users: dict[str, dict[PassKind, None]] = {}
     for kind, body in by_pass.items():
         if kind[0] == Phase.BACKWARD:
             continue
@@ -207,14 +227,17 @@ def _halves(
     for instruction in function.instructions:
         if instruction.tag.phase == "backward" and id(instruction) not in inside:
             live.update(own_values.intersection(instruction.inputs))
-    first: list[Instruction] = []
+
     # Walking back from what other stages read collects the chain of input gradients; the rest is weight gradients.
+    of_inputs: list[Instruction] = []
+    of_weights: list[Instruction] = []
     for instruction in reversed(body):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)
-            first.append(instruction)
-    in_first = {id(instruction) for instruction in first}
-    return tuple(reversed(first)), tuple(i for i in body if id(i) not in in_first)
+            of_inputs.append(instruction)
+        else:
+            of_weights.append(instruction)
+    return tuple(reversed(of_inputs)), tuple(reversed(of_weights))
 
 
 def pass_parts(phase: Phase) -> tuple[Phase, ...]:
@@ -225,9 +248,11 @@ def pass_parts(phase: Phase) -> tuple[Phase, ...]:
 def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
     """The device of each (phase, stage, micro-batch); whole backward passes count as both halves."""
     index, micro_batches = schedule.covers
-    columns = (schedule.phase[index], schedule.instruction_stage[index], micro_batches, schedule.device[index])
+    phases = schedule.phase[index].tolist()
+    stages = schedule.instruction_stage[index].tolist()
+    devices = schedule.device[index].tolist()
     device_of = {}
-    for phase, stage, micro_batch, device in zip(*(c.tolist() for c in columns), strict=True):
+    for phase, stage, micro_batch, device in zip(phases, stages, micro_batches.tolist(), devices, strict=True):
         for part in pass_parts(Phase(phase)):
             device_of[part, stage, micro_batch] = device
     return device_of

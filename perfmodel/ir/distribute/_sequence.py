@@ -64,12 +64,12 @@ class _Slicing:
         for parameter in function.parameters:
             parameters += self._parameter(parameter.name)
         for instruction in function.instructions:
+            # Attention is the only op that looks at other positions; the rules of parallel devices cover everything
+            # else.
             if instruction.tag.phase == "update":
                 inputs = tuple([self._whole(name, instruction.tag) for name in instruction.inputs])
                 self._update.append(replace(instruction, inputs=inputs))
                 self._define(instruction.outputs, [REPLICATED] * len(instruction.outputs), written=False)
-            # Attention is the only op that looks at other positions; the rules of parallel devices cover everything
-            # else.
             elif instruction.op in ("attention", "attention_grad"):
                 self._attention(instruction)
             else:
@@ -105,7 +105,10 @@ class _Slicing:
     def _define(self, names: Sequence[str], spreads: Sequence[Sharding], written: bool = True) -> None:
         for name, spread in zip(names, spreads, strict=True):
             self._spread[name] = spread
-            self._names[name] = [f"{name}.s{j}" for j in range(self._count)] if written else [name] * self._count
+            if written:
+                self._names[name] = [f"{name}.s{j}" for j in range(self._count)]
+            else:
+                self._names[name] = [name] * self._count
 
     def _instruction(self, i: Instruction) -> None:
         """Write an instruction once for every slice."""
@@ -115,9 +118,10 @@ class _Slicing:
         self._define(i.outputs, decision.outputs)
         values = attributes(**dict(i.attributes) | dict(decision.attributes))
         for j in self._slices(i.tag):
-            made = tuple(self._names[name][j] for name in i.outputs)
-            self._write(j, Instruction(i.op, tuple(names[j] for names in operands), made, values, i.tag))
-            for name, part in zip(i.outputs, made, strict=True):
+            inputs = tuple(names[j] for names in operands)
+            outputs = tuple(self._names[name][j] for name in i.outputs)
+            self._write(j, Instruction(i.op, inputs, outputs, values, i.tag))
+            for name, part in zip(i.outputs, outputs, strict=True):
                 if name in self._wanted and self._spread[name] == Partial("sum"):
                     self._accumulate(name, part, j, i.tag)
 
@@ -146,37 +150,50 @@ class _Slicing:
 
     def _attention(self, i: Instruction) -> None:
         """Slice j over the keys and values of slices 0 to j; its backward pass gives gradients of all of these."""
-        sliced = all(self._spread[name] == _SEQUENCE for name in i.inputs)
-        if not sliced or not i.attribute("causal") or len(i.inputs) != 1 + (i.op == "attention_grad"):
+        n_whole_inputs = 2 if i.op == "attention_grad" else 1
+        is_sliced = all(self._spread[name] == _SEQUENCE for name in i.inputs)
+        if not is_sliced or not i.attribute("causal") or len(i.inputs) != n_whole_inputs:
             raise LayoutError(f"%{i.outputs[0]}: only causal attention of whole sequences can be sliced")
         self._define(i.outputs, [_SEQUENCE])
-        # A slice's gradient is the sum of what its own attention and that of all later slices give.
-        keys, (gradients,) = self._names[i.inputs[0]], [self._names[name] for name in i.outputs]
-        later: list[str] = [""] * self._count
+        if i.op == "attention_grad":
+            self._attention_gradient(i)
+            return
+        parts, results = self._names[i.inputs[0]], self._names[i.outputs[0]]
         for j in self._slices(i.tag):
-            if i.op == "attention":
-                self._write(j, replace(i, inputs=tuple(keys[: j + 1]), outputs=(gradients[j],)))
-                continue
-            # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last slice first, so
-            # when it is slice k's turn, all that later slices owe it is in `later[k]`.
-            made = [f"{gradients[k]}of{j}" if k < j or later[j] else gradients[j] for k in range(j + 1)]
-            self._write(j, replace(i, inputs=(*keys[: j + 1], self._names[i.inputs[1]][j]), outputs=tuple(made)))
-            for k, part in enumerate(made):
-                if later[k]:
-                    total = gradients[k] if k == j else f"{gradients[k]}from{j}"
-                    self._write(j, Instruction("accumulate", (later[k], part), (total,), (), i.tag))
-                    part = total
-                later[k] = part
+            self._write(j, replace(i, inputs=tuple(parts[: j + 1]), outputs=(results[j],)))
+
+    def _attention_gradient(self, i: Instruction) -> None:
+        """A slice's gradient: the sum of what its own attention and that of all later slices give."""
+        parts, result_gradients = (self._names[name] for name in i.inputs)
+        gradients = self._names[i.outputs[0]]
+        # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last slice first, so when it
+        # is slice k's turn, all that later slices owe it is in `from_later[k]`.
+        from_later: list[str] = [""] * self._count
+        for j in self._slices(i.tag):
+            shares = [f"{gradients[k]}of{j}" for k in range(j + 1)]
+            if not from_later[j]:
+                shares[j] = gradients[j]
+            inputs = (*parts[: j + 1], result_gradients[j])
+            self._write(j, replace(i, inputs=inputs, outputs=tuple(shares)))
+            for k, share in enumerate(shares):
+                if not from_later[k]:
+                    from_later[k] = share
+                    continue
+                total = gradients[k] if k == j else f"{gradients[k]}from{j}"
+                self._write(j, Instruction("accumulate", (from_later[k], share), (total,), (), i.tag))
+                from_later[k] = total
 
     def _accumulate(self, name: str, part: str, j: int, tag: Tag) -> None:
         """Add a slice's share of a sum that is needed whole; the last total has the name of the sum."""
         # The running total has the sum's own name only at the end, where updates and outputs look for it.
         order = list(self._slices(tag))
-        if j != order[0]:
-            before = order[order.index(j) - 1]
-            sofar = self._names[name][before] if before == order[0] else f"{name}.until{before}"
-            total = name if j == order[-1] else f"{name}.until{j}"
-            self._write(j, Instruction("accumulate", (sofar, part), (total,), (), tag))
+        first, last = order[0], order[-1]
+        if j == first:
+            return
+        before = order[order.index(j) - 1]
+        sofar = self._names[name][before] if before == first else f"{name}.until{before}"
+        total = name if j == last else f"{name}.until{j}"
+        self._write(j, Instruction("accumulate", (sofar, part), (total,), (), tag))
 
     def _whole(self, name: str, tag: Tag) -> str:
         """Return a value as an update uses it: sums are complete after the last slice, parts are joined."""
@@ -206,7 +223,8 @@ class _Slicing:
         spread, names = self._spread[piece.value], self._names[piece.value]
         if not isinstance(spread, Sharded):
             return [replace(piece, value=piece.value if spread == Partial("sum") else names[0])]
-        size, axis = self._types[piece.value].shape[spread.axis] // self._count, spread.axis
+        axis = spread.axis
+        size = self._types[piece.value].shape[axis] // self._count
         pieces = []
         for j, name in enumerate(names):
             start = list(piece.start)

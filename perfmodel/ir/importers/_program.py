@@ -48,27 +48,21 @@ def trace_program(
     """
     # The loss is traced before differentiation: the IR has its own derivatives, which transforms understand.
     closed, out = jax.make_jaxpr(loss, return_shape=True)(weights, *data)
-    outputs = jax.tree.leaves(out)
-    differentiable = (
-        len(outputs) == 1 and outputs[0].shape == () and jax.numpy.issubdtype(outputs[0].dtype, np.floating)
-    )
+    is_loss = _is_loss(jax.tree.leaves(out))
     title = name or re.sub(r"\W", "_", getattr(loss, "__name__", "program"))
     model = ModelBuilder(title, "fp32")
-    emitter = Emitter(model, differentiable)
-    leaves = [(_name(path, "w"), leaf, True) for path, leaf in jax.tree_util.tree_leaves_with_path(weights)]
-    for i, tree in enumerate(data):
-        leaves += [(_name(path, f"data{i}"), leaf, False) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    emitter = Emitter(model, is_loss)
+
+    # Weights, then data, in the order of the jaxpr's variables.
+    variables = iter(closed.jaxpr.invars)
     inputs: list[Item] = []
-    for (label, _, is_weight), var in zip(leaves, closed.jaxpr.invars, strict=True):
-        tensor = _tensor(var)
-        if is_weight:
-            model.dtype = tensor.dtype
-            value = model.weight(label, tensor.shape, tensor_axis=(tensor_axis or {}).get(label))
-            # The layer is the first number that stands by itself in the weight's name.
-            number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", label)
-            inputs.append(Ref(value, int(number.group(1)) if number else -1))
-        else:
+    for label in _labels(weights, "w"):
+        inputs.append(_weight(model, label, next(variables), (tensor_axis or {}).get(label)))
+    for i, tree in enumerate(data):
+        for label in _labels(tree, f"data{i}"):
+            tensor = _tensor(next(variables))
             inputs.append(Ref(model.data(label, tensor.shape, tensor.dtype)))
+
     walk = _Walk(emitter)
     items = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, inputs))
     if walk.missing:
@@ -76,13 +70,37 @@ def trace_program(
         total = table_of(closed, None, title).flops or 1.0
         names = ", ".join(f"{n} ({flops / total:.2%} of FLOPs: {why})" for n, (why, flops) in walk.missing.items())
         raise PerfModelError(f"{title}: the IR cannot express {names}; use trace for a table of its costs")
+
+    role = "loss" if is_loss else "output"
     results = []
-    for item, var in zip(items, closed.jaxpr.outvars, strict=True):
+    for item, variable in zip(items, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
             raise PerfModelError(f"{title}: an output does not depend on weights or data; return only outputs that do")
-        results.append((emitter.materialised(item, array_of(var)).name, "loss" if differentiable else "output"))
+        results.append((emitter.materialised(item, array_of(variable)).name, role))
     emitter.settle_layers()
     return model.program(results)
+
+
+def _is_loss(outputs: Sequence[Any]) -> bool:
+    """Whether a function's outputs are one real number, which can be differentiated."""
+    if len(outputs) != 1:
+        return False
+    return outputs[0].shape == () and jax.numpy.issubdtype(outputs[0].dtype, np.floating)
+
+
+def _labels(tree: Any, root: str) -> list[str]:
+    """Names of a tree's leaves, in JAX's order: their places in the tree."""
+    return [_name(path, root) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _weight(model: ModelBuilder, label: str, variable: Any, tensor_axis: int | None) -> Ref:
+    """A parameter of the program, whose layer is the first number that stands by itself in its name."""
+    tensor = _tensor(variable)
+    # Weights may differ in type, which the builder has for all that follow.
+    model.dtype = tensor.dtype
+    value = model.weight(label, tensor.shape, tensor_axis=tensor_axis)
+    number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", label)
+    return Ref(value, int(number.group(1)) if number else -1)
 
 
 class _Walk:
@@ -134,24 +152,26 @@ class _Walk:
         name = eqn.primitive.name
         if len(eqn.outvars) != 1:
             raise CannotMapError("the IR has no such op")
+        out = eqn.outvars[0]
         if name == "convert_element_type":
             x = items[0]
-            return self.emitter.cast(x, _dtype(eqn.outvars[0])) if isinstance(x, Ref) else x
+            return self.emitter.cast(x, _dtype(out)) if isinstance(x, Ref) else x
+        integer = False
+        for item, atom in zip(items, eqn.invars, strict=True):
+            if isinstance(item, Ref) and np.issubdtype(atom.aval.dtype, np.integer):
+                integer = True
         arrays = [array_of(atom) for atom in eqn.invars]
-        integer = any(
-            isinstance(item, Ref) and np.issubdtype(atom.aval.dtype, np.integer)
-            for item, atom in zip(items, eqn.invars, strict=True)
-        )
-        return mapped(name, self.emitter, eqn.params, items, arrays, array_of(eqn.outvars[0]), integer=integer)
+        return mapped(name, self.emitter, eqn.params, items, arrays, array_of(out), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
+        """Note a primitive that cannot be mapped, with the first reason and the FLOPs of all its calls."""
         # The op table knows the FLOPs even of what has no op in the IR.
         inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
         outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
         node = leaf(eqn.primitive.name, eqn.params, inputs, outputs)
         flops = getattr(node.work, "flops", 0.0) or node.flops
-        known = self.missing.get(eqn.primitive.name, (reason, 0.0))
-        self.missing[eqn.primitive.name] = (known[0], known[1] + flops)
+        first_reason, flops_before = self.missing.get(eqn.primitive.name, (reason, 0.0))
+        self.missing[eqn.primitive.name] = (first_reason, flops_before + flops)
 
     def _split(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Equal parts along an axis."""
@@ -159,7 +179,8 @@ class _Walk:
         x = items[0]
         if len(set(sizes)) > 1 or not isinstance(x, Ref):
             raise CannotMapError("parts of different sizes")
-        return list(self.emitter.parts(self.emitter.materialised(x, array_of(eqn.invars[0])), axis, len(sizes)))
+        x = self.emitter.materialised(x, array_of(eqn.invars[0]))
+        return list(self.emitter.parts(x, axis, len(sizes)))
 
     def _top_k(self, eqn: Any, items: list[Item]) -> list[Item]:
         """The largest entries of every row and their places."""
@@ -167,27 +188,35 @@ class _Walk:
         last = len(array.shape) - 1
         if not isinstance(x, Ref) or eqn.params.get("axis", last) not in (-1, last):
             raise CannotMapError("the largest entries along an axis other than the last")
-        return list(self.emitter.ops("top_k", (self.emitter.materialised(x, array),), 2, k=int(eqn.params["k"])))
+        rows = self.emitter.materialised(x, array)
+        return list(self.emitter.ops("top_k", (rows,), 2, k=int(eqn.params["k"])))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
         """Every iteration in turn; what is scanned over is split, what is collected joined."""
         # Unrolled, because programs are straight-line code (DistIR, section 2) and pipelines cut between iterations.
-        p = eqn.params
-        n, n_consts, n_carry = p["length"], p["num_consts"], p["num_carry"]
-        body = p["jaxpr"]
-        constants, carry, scanned = items[:n_consts], items[n_consts : n_consts + n_carry], items[n_consts + n_carry :]
-        atoms = eqn.invars[n_consts + n_carry :]
-        slices = [self._slices(item, atom, n) for item, atom in zip(scanned, atoms, strict=True)]
+        n, is_reversed = eqn.params["length"], eqn.params["reverse"]
+        n_consts, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        n_unscanned = n_consts + n_carry
+        constants, carry = items[:n_consts], items[n_consts:n_unscanned]
+        slices = []
+        for item, atom in zip(items[n_unscanned:], eqn.invars[n_unscanned:], strict=True):
+            slices.append(self._slices(item, atom, n))
+
+        body = eqn.params["jaxpr"]
+        order = range(n)[::-1] if is_reversed else range(n)
         collected: list[list[Item]] = []
-        for i in reversed(range(n)) if p["reverse"] else range(n):
+        for i in order:
             operands = [*constants, *carry, *(part[i] for part in slices)]
             results = self.inline(body.jaxpr, _environment(body.jaxpr, body.consts, operands))
-            carry, rest = results[:n_carry], results[n_carry:]
-            collected.append(rest)
-        if p["reverse"]:
+            carry = results[:n_carry]
+            collected.append(results[n_carry:])
+        if is_reversed:
             collected.reverse()
-        stacks = zip(*collected, strict=True)
-        return [*carry, *(self._joined(parts, var) for parts, var in zip(stacks, eqn.outvars[n_carry:], strict=True))]
+
+        outputs = list(carry)
+        for parts, variable in zip(zip(*collected, strict=True), eqn.outvars[n_carry:], strict=True):
+            outputs.append(self._joined(parts, variable))
+        return outputs
 
     def _slices(self, item: Item, atom: Any, n: int) -> Sequence[Item]:
         if isinstance(item, Known):
@@ -209,12 +238,14 @@ class _Walk:
             return Missing()
         # Iterations stand along a new first axis.
         part_array = Array(array_of(var).dtype, shape[1:], 4)
-        rows = [
-            self.emitter.reshape(self.emitter.materialised(part, part_array), (1, *shape[1:]))
-            if isinstance(part, Ref)
-            else self.emitter.constant(part.array[None], part_array.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-            for part in parts
-        ]
+        rows = []
+        for part in parts:
+            if isinstance(part, Ref):
+                row = self.emitter.materialised(part, part_array)
+                rows.append(self.emitter.reshape(row, (1, *shape[1:])))
+            else:
+                array = part.array[None]  # pyright: ignore[reportAttributeAccessIssue]
+                rows.append(self.emitter.constant(array, part_array.dtype))
         return self.emitter.op("concat", *rows, axis=0)
 
 
@@ -241,7 +272,9 @@ def _computed(eqn: Any, items: Sequence[Item]) -> list[Item]:
     # `bind` evaluates a primitive on concrete arrays.
     arrays = [item.array for item in items if isinstance(item, Known)]
     results = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **eqn.params)
-    return [Known.of(value) for value in (results if eqn.primitive.multiple_results else [results])]
+    if not eqn.primitive.multiple_results:
+        results = [results]
+    return [Known.of(value) for value in results]
 
 
 def _dtype(var: Any) -> str:
@@ -255,5 +288,9 @@ def _tensor(var: Any) -> Tensor:
 
 def _name(path: tuple[Any, ...], root: str) -> str:
     """Place in a tree as a name: `layers.0.up`."""
-    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
-    return ".".join(re.sub(r"\W", "_", part) for part in parts) or root
+    parts = []
+    for entry in path:
+        # JAX's entries are keys of dictionaries, indices of sequences or names of attributes.
+        key = getattr(entry, "key", getattr(entry, "idx", getattr(entry, "name", entry)))
+        parts.append(re.sub(r"\W", "_", str(key)))
+    return ".".join(parts) or root
