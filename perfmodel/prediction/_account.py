@@ -23,7 +23,7 @@ from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.layer_copies import offloads_layers
 from perfmodel.prediction.phases import PHASES, Phase
 from perfmodel.program import Kind
-from perfmodel.spec import DIMENSIONS, Layout
+from perfmodel.spec import DIMENSIONS
 from perfmodel.timeline import makespan
 from perfmodel.workload import QUANTISING
 
@@ -120,7 +120,7 @@ def step_account(
     on_kinds = problem.kinds or (problem,)
 
     # Stragglers, and what runs showed beyond all parameters, lengthen every part of the step alike.
-    factors = [_whole_step_factors(on_kind, layout) for on_kind in on_kinds]
+    factors = [step_factors(on_kind, layout) for on_kind in on_kinds]
     slowest = max(stragglers for stragglers, _ in factors)
     beyond = max(beyond for _, beyond in factors)
     usual = 1 / (slowest * max(1.0, beyond))
@@ -206,7 +206,7 @@ class _Program:
         parts_s = alone_s = waits_s = 0.0
         for share in shares:
             problem, events = share.problem, share.events[0]
-            factor = prod(_whole_step_factors(problem, share.batch.layouts[0]))
+            factor = prod(step_factors(problem, share.batch.layouts[0]))
             parts_s = parts_s + _of_passes(share, _phase_parts) * factor
             waits_s = waits_s + share.copy_waits_s * factor
             without_overhead_s -= share.only(optimizer * problem.adjusted_framework.host.step_overhead_s)
@@ -253,11 +253,6 @@ def _of_kinds(kinds: Iterable[Kind]) -> Bool[np.ndarray, " Kind"]:
     is_chosen = np.zeros(len(Kind), bool)
     is_chosen[list(kinds)] = True
     return is_chosen
-
-
-def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
-    """`step_factors`, where anything makes the step longer as a whole."""
-    return step_factors(problem, layout) if has_whole_step_costs(problem) else (1.0, 1.0)
 
 
 def _of_passes(

@@ -14,12 +14,11 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._communication import EventClasses
+from perfmodel.prediction._communication import EventClasses, across, rank_of_stage
 from perfmodel.prediction._compose import LayoutBatch, composed, event_classes, layout_batches, pass_s, phase_s
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._sends import across, rank_of_stage
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s, host_takes_part
 from perfmodel.prediction.blocks import BlockTimes

@@ -12,7 +12,6 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
@@ -25,6 +24,7 @@ from perfmodel.prediction._zero import (
     stored_dtype_bytes,
 )
 from perfmodel.prediction.blocks import ShardBlocks
+from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Framework, Job, Layout, StateOffload
 from perfmodel.units import dtype_bytes
 

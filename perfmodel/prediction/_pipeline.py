@@ -13,53 +13,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from perfmodel.files import cache_folder
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_atomic
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
 from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec
-from perfmodel.schedule import Phase, Schedule, weight_versions
-from perfmodel.schedule.memory import alive_at_peak, offloaded_at_peak
+from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.timeline import cache_limit_bytes, code_digest
-
-
-@dataclass(frozen=True, eq=False)
-class LiveState:
-    """Activations and weights alive on pipeline ranks, which depend only on the order of events."""
-
-    stage: Int[np.ndarray, "ranks chunks"]
-    """Global stage of every chunk."""
-    activations: Float[np.ndarray, "ranks chunks"]
-    """Micro-batches alive when the rank holds most."""
-    versions: Int[np.ndarray, " ranks"]
-    """Weight versions held at once."""
-    warm_up: Int[np.ndarray, " ranks"]
-    """Forwards before the rank's first backward."""
-    replicas: int
-    """Ranks that hold the same stage."""
-    split: bool
-    """Whether gradients of weights are passes of their own, which nothing but the step's end waits for."""
-
-
-def live_state(spec: ProgramSpec, schedule: Schedule) -> LiveState:
-    """The live state of a program and its schedule."""
-    alive = offloaded_at_peak(schedule) if spec.offload else alive_at_peak(schedule)
-    is_forward = schedule.phase == Phase.FORWARD
-    warm_up = []
-    for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True):
-        # The place of the first pass that is no forward; behind all of them where there is none.
-        warm_up.append(int(np.append(is_forward[first:end], False).argmin()))
-    return LiveState(
-        stage=schedule.stage,
-        activations=alive / schedule.slices,
-        versions=weight_versions(schedule, spec.scheduler.weights).stored,
-        warm_up=np.array(warm_up),
-        replicas=schedule.replicas,
-        split=bool((schedule.phase == Phase.BACKWARD_WEIGHT).any()),
-    )
-
 
 _N_SIZES: Final = 7
 """Sizes before the arrays of an encoded pipeline."""
@@ -135,7 +97,7 @@ def summarise(
         layers: which blocks are layers.
     """
     schedule = spec.build_schedule()
-    live = live_state(spec, schedule)
+    live = live_state(schedule, spec.offload, spec.scheduler.weights)
     combines = spec.combines_passes
     paths = flushed_paths(schedule, combines) if spec.steps == 1 else steady_paths(schedule, spec.steps, combines)
     if spec.scheduler.staggered and spec.steps > 1:

@@ -117,8 +117,11 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     input_s = problem.job.input_s
     step_s = max(computed_s, input_s)
     waiting_s = step_s - computed_s
+    critical_path = path.events()
     if input_s:
         account.breakdown_s["waiting_for_input"] = waiting_s
+    if waiting_s > 0:
+        critical_path = (*critical_path, CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s))
     bubble = account.breakdown_s["bubble"] / step_s
 
     # Memory of every stage, on the rank that has least to spare.
@@ -136,6 +139,10 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             f"{_without_measurement(provenance)} on {_names(devices)}; measure it (perfmodel calibrate), or leave "
             "--strict out"
         )
+
+    # What the model's figures do not count.
+    model = problem.model
+    left_out = (f"{model.name}: {model.left_out}",) if isinstance(model, Transformer) and model.left_out else ()
 
     per_device = problem.flops / step_s / layout.devices
     return Prediction(
@@ -161,14 +168,14 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         fits_probability=fit_probability(problem, layout, memory),
         reasons=reasons,
         warnings=(
-            *_left_out(problem.model),
+            *left_out,
             *layout.remarks,
             *problem.job.assumed,
             *_warnings(provenance, devices),
         ),
         time_account=TimeAccount(
             breakdown_s=account.breakdown_s,
-            critical_path=(*path.events(), *_waiting_for_input(waiting_s)),
+            critical_path=critical_path,
             provenance=provenance,
             bubble_fraction=bubble,
             busy_fraction=float(durations_s @ compute_count) / (program.structure.devices * step_s),
@@ -192,20 +199,9 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     )
 
 
-def _waiting_for_input(waiting_s: float) -> tuple[CriticalEvent, ...]:
-    """The event of a critical path that stands for what a step waits for its samples."""
-    return (CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s),) if waiting_s > 0 else ()
-
-
 def _names(devices: Sequence[Device]) -> str:
     """Names of devices, each once."""
     return ", ".join(dict.fromkeys(device.name for device in devices))
-
-
-def _left_out(model: Model) -> tuple[str, ...]:
-    """A warning of the parts of a model that its figures do not count; none where all are counted."""
-    left_out = model.left_out if isinstance(model, Transformer) else ""
-    return (f"{model.name}: {left_out}",) if left_out else ()
 
 
 def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[str, ...]:

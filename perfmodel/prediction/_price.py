@@ -1,7 +1,7 @@
 """Prices the events of a layout and the phases of its blocks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import ceil
 from typing import Final, NamedTuple
 
@@ -12,7 +12,7 @@ from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law,
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._problem import StepProblem, session_cached, session_cached_each
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard, shard_events
-from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, block_events, time_blocks
+from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, block_events
 from perfmodel.prediction.overlap import BlockEvents, time_phases
 from perfmodel.prediction.phases import PASSED, PLAIN, Phase, Variant
 from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation, training_forward
@@ -210,7 +210,9 @@ def _times_of(
         return block_events(blocks, framework, device, ring_steps, kernel_spread, checked)
 
     blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
-    return time_blocks(blocks, events_of(blocks), times, framework)
+    phases = time_phases(events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
+    counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
+    return BlockTimes(**vars(phases), **counted, times=times)
 
 
 def _casts_that_pay(

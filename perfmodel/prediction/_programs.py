@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction._pipeline import LiveState, live_state
 from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.prediction.phases import PassClasses, pass_classes
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, PerStage, Transformer
 from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
@@ -195,7 +195,7 @@ def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
 
 @session_cached
 def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
-    return live_state(spec, spec.build_schedule())
+    return live_state(spec.build_schedule(), spec.offload, spec.scheduler.weights)
 
 
 # --- programs whose stages hold the blocks of a model: what all layouts that share one have in common --------

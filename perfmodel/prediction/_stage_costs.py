@@ -10,16 +10,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import LayoutError
+from perfmodel.prediction._communication import across, hops, transfers
 from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s
 from perfmodel.prediction._memory import RankBlocks, Sharding, rank_memory
-from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_live
-from perfmodel.prediction._sends import across, hops, transfers
 from perfmodel.prediction._stages import by_layer, segment_sizes
 from perfmodel.prediction.phases import full_recompute_s
 from perfmodel.program import Kind
+from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout
 
 OfStages = Float[np.ndarray, "stages cuts cuts"]

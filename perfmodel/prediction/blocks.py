@@ -5,8 +5,7 @@ dot products of event counts and event times. Everything above works on these fe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ from perfmodel.prediction.overlap import (
     held_share,
     lost_shares,
     ring_products,
-    time_phases,
 )
 from perfmodel.prediction.phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction.placement import Network
@@ -65,16 +63,18 @@ class ShardBlocks:
     part of their products' operators, and of casts the share that is made (`casting`)."""
     further_launches: Float[np.ndarray, " ops"]
     """Kernels that a grouped product is launched as beyond the first (`_further_launches`)."""
-
-    @cached_property
-    def layers(self) -> Bool[np.ndarray, " blocks"]:
-        """Which blocks are layers, which can be recomputed."""
-        return np.array([block.is_layer for block in self.blocks])
-
-    @cached_property
-    def kinds(self) -> tuple[tuple[bool, int], ...]:
-        """(is a layer, repeats) in model order: what a division into stages depends on."""
-        return tuple(zip(self.layers.tolist(), self.repeats, strict=True))
+    layers: Bool[np.ndarray, " blocks"]
+    """Which blocks are layers, which can be recomputed."""
+    kinds: tuple[tuple[bool, int], ...]
+    """(is a layer, repeats) in model order: what a division into stages depends on."""
+    expert_params: Float[np.ndarray, " blocks"]
+    """Expert parameters per device of each block."""
+    shared_params: Float[np.ndarray, " blocks"]
+    """Parameters that each block shares with the one before it (`BlockOps.shared_params`)."""
+    activation_bytes: Float[np.ndarray, "blocks modes"]
+    """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
+    workspace_bytes: Float[np.ndarray, " blocks"]
+    """Workspace bytes of each block while it runs."""
 
     @property
     def pairs(self) -> list[tuple[BlockOps, int]]:
@@ -92,29 +92,6 @@ class ShardBlocks:
         """Frozen parameters among `dense_params`."""
         tied = [block.tied_params if pipelined and job.fine_tuning.frozen_embedding else 0 for block in self.blocks]
         return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
-
-    @cached_property
-    def expert_params(self) -> Float[np.ndarray, " blocks"]:
-        """Expert parameters per device of each block."""
-        return np.array([block.expert_params for block in self.blocks], float)
-
-    @cached_property
-    def shared_params(self) -> Float[np.ndarray, " blocks"]:
-        """Parameters that each block shares with the one before it (`BlockOps.shared_params`)."""
-        return np.array([block.shared_params for block in self.blocks], float)
-
-    @cached_property
-    def activation_bytes(self) -> Float[np.ndarray, "blocks modes"]:
-        """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
-        rows = []
-        for block in self.blocks:
-            rows.append([getattr(block.activation_bytes, mode) for mode in RECOMPUTE_MODES])
-        return np.array(rows, float)
-
-    @cached_property
-    def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
-        """Workspace bytes of each block while it runs."""
-        return np.array([block.workspace_bytes for block in self.blocks], float)
 
     def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
         """The blocks with only a share of the casts launched."""
@@ -176,6 +153,9 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
     ops = tuple(event.op for event in events)
+    saved_bytes = []
+    for block, _ in blocks:
+        saved_bytes.append([getattr(block.activation_bytes, mode) for mode in RECOMPUTE_MODES])
     return ShardBlocks(
         blocks=tuple(block for block, _ in blocks),
         repeats=tuple(repeats for _, repeats in blocks),
@@ -187,6 +167,12 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         follows=np.array([event.follows for event in events], bool),
         launched=np.array([bool(job.narrow.fp8_recipe) or not is_cast(op) for op in ops], float),
         further_launches=np.array([_further_launches(op, job) for op in ops]),
+        layers=np.array([block.is_layer for block, _ in blocks]),
+        kinds=tuple((block.is_layer, repeats) for block, repeats in blocks),
+        expert_params=np.array([block.expert_params for block, _ in blocks], float),
+        shared_params=np.array([block.shared_params for block, _ in blocks], float),
+        activation_bytes=np.array(saved_bytes, float),
+        workspace_bytes=np.array([block.workspace_bytes for block, _ in blocks], float),
     )
 
 
@@ -274,13 +260,6 @@ def block_events(
         copies=framework.communication.tp_overlap_copies and ring_steps > 1,
         waits=framework.host.execution == "blocking",
     )
-
-
-def time_blocks(blocks: ShardBlocks, events: BlockEvents, times: EventTimes, framework: Framework) -> BlockTimes:
-    """The times of blocks whose events take `times` (`time_phases`)."""
-    phases = time_phases(events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
-    counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
-    return BlockTimes(**vars(phases), **counted, times=times)
 
 
 def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:

@@ -13,7 +13,6 @@ from perfmodel.prediction._compose import (
 )
 from perfmodel.prediction._evaluate import derivatives_towards, step_programs, step_time_s
 from perfmodel.prediction._interval import joint_of, shared_errors
-from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._programs import Prepared, program_live
 from perfmodel.prediction._shard import shard_blocks

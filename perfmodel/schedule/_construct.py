@@ -11,7 +11,6 @@ from jaxtyping import Bool, Int
 from perfmodel.errors import LayoutError, PerfModelError, Reason
 from perfmodel.schedule._check import earliest_slots, slots_hold
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
-from perfmodel.schedule.memory import taken
 
 ENDS = 2
 """Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
@@ -196,7 +195,7 @@ def arrange(
 
     # Memory: what each instruction adds to the micro-batches alive on its device, and how many may be alive
     # when it starts. Only forwards, which take memory, are held up.
-    change = np.append(taken(pool, pool.span), 0)
+    change = np.append(pool.taken(pool.span), 0)
     most_alive = np.full(n + 1, never)
     if limit is not None:
         takes = np.flatnonzero(change > 0)

@@ -167,6 +167,13 @@ class Schedule:
         before = np.append(0, total)[self.offsets[:-1]]
         return total - before[self.device]
 
+    def taken(self, size: np.ndarray) -> np.ndarray:
+        """Change of live activations at each instruction: forwards add `size`, ends of backwards remove it.
+
+        An input gradient that is split off changes nothing: its weight gradient still needs the activations.
+        """
+        return np.where(self.phase == Phase.FORWARD, size, np.where(self.ends_backward, -size, 0))
+
     @cached_property
     def all_updates_before(self) -> Int[np.ndarray, " instructions"]:
         """Number of updates before each instruction, including all earlier devices."""

@@ -1,4 +1,4 @@
-"""The number of activations that a schedule holds at once."""
+"""What a schedule holds at once: activations, and versions of weights."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 
 from perfmodel.display import shorten_reprs
 from perfmodel.errors import PerfModelError
+from perfmodel.schedule._asynchronous import weight_versions
+from perfmodel.schedule._registry import WeightPolicy
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 
 
@@ -32,15 +34,7 @@ def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     if schedule.forward_only:
         return in_flight(schedule)
     instruction = np.arange(schedule.n_instructions)
-    return _most_alive(schedule, instruction, schedule.chunk, taken(schedule, schedule.span))
-
-
-def taken(schedule: Schedule, size: np.ndarray) -> np.ndarray:
-    """Change of live activations at each instruction: forwards add `size`, ends of backwards remove it.
-
-    An input gradient that is split off changes nothing: its weight gradient still needs the activations.
-    """
-    return np.where(schedule.phase == Phase.FORWARD, size, np.where(schedule.ends_backward, -size, 0))
+    return _most_alive(schedule, instruction, schedule.chunk, schedule.taken(schedule.span))
 
 
 def _most_alive(
@@ -122,7 +116,7 @@ def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     moved_chunk = schedule.chunk[moved.forward]
     instruction = np.concatenate([moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)])
     chunk = np.concatenate([moved_chunk, moved_chunk, schedule.chunk])
-    change = np.concatenate([-ones, ones, taken(schedule, schedule.span)])
+    change = np.concatenate([-ones, ones, schedule.taken(schedule.span)])
     return _most_alive(schedule, instruction, chunk, change)
 
 
@@ -147,13 +141,54 @@ def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
     if schedule.forward_only:
         alive = np.where(schedule.phase == Phase.FORWARD, size, 0)
     else:
-        alive = schedule.running_total(taken(schedule, size))
+        alive = schedule.running_total(schedule.taken(size))
 
     # `reduceat` would take a device without instructions for one of the next device's.
     peak = np.zeros(schedule.devices, alive.dtype)
     nonempty = np.diff(schedule.offsets) > 0
     peak[nonempty] = np.maximum.reduceat(alive, schedule.offsets[:-1][nonempty])
     return peak
+
+
+@dataclass(frozen=True, eq=False)
+class LiveState:
+    """Activations and weights alive on pipeline ranks, which depend only on the order of events."""
+
+    stage: Int[np.ndarray, "ranks chunks"]
+    """Global stage of every chunk."""
+    activations: Float[np.ndarray, "ranks chunks"]
+    """Micro-batches alive when the rank holds most."""
+    versions: Int[np.ndarray, " ranks"]
+    """Weight versions held at once."""
+    warm_up: Int[np.ndarray, " ranks"]
+    """Forwards before the rank's first backward."""
+    replicas: int
+    """Ranks that hold the same stage."""
+    split: bool
+    """Whether gradients of weights are passes of their own, which nothing but the step's end waits for."""
+
+
+def live_state(schedule: Schedule, offload: bool, weights: WeightPolicy) -> LiveState:
+    """Activations and weights that a schedule keeps alive.
+
+    Args:
+        offload: whether activations wait for their backward in host memory.
+        weights: which versions of the weights passes use.
+    """
+    alive = offloaded_at_peak(schedule) if offload else alive_at_peak(schedule)
+    is_forward = schedule.phase == Phase.FORWARD
+    warm_up = []
+    for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True):
+        # The place of the first pass that is no forward; behind all of them where there is none.
+        warm_up.append(int(np.append(is_forward[first:end], False).argmin()))
+    return LiveState(
+        stage=schedule.stage,
+        activations=alive / schedule.slices,
+        versions=weight_versions(schedule, weights).stored,
+        warm_up=np.array(warm_up),
+        replicas=schedule.replicas,
+        split=bool((schedule.phase == Phase.BACKWARD_WEIGHT).any()),
+    )
 
 
 shorten_reprs(__name__)

@@ -21,8 +21,9 @@ from perfmodel.planning.optimise._contiguous import (
     least_sum_plus_max,
 )
 from perfmodel.prediction import StepProblem, layout_batches
-from perfmodel.prediction.composition import LiveState, StageCosts, one_stage_per_rank, pass_s, program_live
+from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live
 from perfmodel.program import Kind, ProgramSpec
+from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout, PerRank
 
 T = TypeVar("T")

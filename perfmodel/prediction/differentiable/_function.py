@@ -20,7 +20,6 @@ from perfmodel.errors import LayoutError
 from perfmodel.prediction._check import check_layout, layout_of
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._memory import BlockBytes, RankBlocks, Sharding, rank_memory
-from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting, StepProblem, step_problem_of
 from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._step_costs import step_factors
@@ -28,6 +27,7 @@ from perfmodel.prediction.differentiable._composed import composed
 from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, machine_rates, relative_rates
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
 from perfmodel.prediction.sites import Site
+from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
 
 FACTOR: Final = 4.0
