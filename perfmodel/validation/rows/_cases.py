@@ -13,7 +13,6 @@ from perfmodel import catalog
 from perfmodel.calibration import Run
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
-from perfmodel.schedule import schedule_names
 from perfmodel.spec import (
     Cluster,
     Framework,
@@ -21,14 +20,12 @@ from perfmodel.spec import (
     Layout,
     Model,
     Transformer,
-    schedule_name,
     written,
 )
 from perfmodel.units import GB
 from perfmodel.validation.rows._cells import (
     FROM_OTHERS,
     Row,
-    Spread,
     Unusable,
     count,
     missing_columns,
@@ -41,37 +38,26 @@ from perfmodel.validation.rows._keys import (
     CONTRADICTIONS,
     job_values,
     key_tables,
-    layout_values,
     rows_of,
     with_framework_keys,
     with_plain_columns,
 )
 from perfmodel.validation.rows._model import model_of
 from perfmodel.validation.rows._own_runs import has_words_of_predict, own_run, require_words
-from perfmodel.validation.rows._recipe import RowRecipe, recipe_of
+from perfmodel.validation.rows._recipe import recipe_of
+from perfmodel.validation.rows._stated import stated_job, stated_layout, with_layout_keys
 from perfmodel.validation.rows._words import (
     adapter_rank_of,
     adapters_of,
-    attends_in_8_bits,
     contradictions_in_words,
     dtype_of,
-    fp8_recipe_of,
     framework_name,
-    graphs_of,
-    keeps_16_bits_alone,
-    launch_switches,
-    layout_switches,
     leaves_policy_open,
     network_of,
     offloads_activations,
-    recompute_modules_of,
-    recompute_of,
-    repeated_layers,
     seq_len_of,
-    sharding_of,
     unread_words,
 )
-from perfmodel.validation.rows.vocabulary import INTERLEAVED_NAMES
 from perfmodel.workload import parameter_count
 
 if TYPE_CHECKING:
@@ -127,18 +113,6 @@ class Case:
         return replace(self, job=job, stated_job=self.stated_job | frozenset(changes))
 
 
-_SCHEDULES = {
-    "none": "1f1b",
-    "": "1f1b",
-    **dict.fromkeys(INTERLEAVED_NAMES, "interleaved"),
-    # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
-    "zb-1p": "zb-h1",
-    "zb-2p": "zb-h2",
-    # All programs here wait for all gradients before an update.
-    "zb-2p-sync-optimizer": "zb-h2",
-}
-
-
 def read_case(row: Row, framework: Framework | None = None) -> Case:
     """Build the case of one row, completed by its framework's defaults.
 
@@ -173,13 +147,13 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
     if offloads_activations(row) and not unknown_offload:
         layout_text += ",offload=true"
-    layout_text = _with_layout_keys(layout_text, keys.get("layout", {}), run_name)
+    layout_text = with_layout_keys(layout_text, keys.get("layout", {}), run_name)
     layout, _ = run_framework.layout(layout_text, model)
     if layout.devices != count(row, "n_devices", layout.devices):
         raise Unusable("degrees do not multiply to the devices")
 
     # Batch, length and element type have stood in plain columns since `with_plain_columns`.
-    job_fields = _stated_job(row, run_framework, preset, dtype)
+    job_fields = stated_job(row, run_framework, preset, dtype)
     for name, value in job_values(keys.get("job", {}), run_name).items():
         if name not in ("global_batch", "seq_len", "dtype"):
             job_fields[name] = value
@@ -215,12 +189,10 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     )
 
     # Graphs count as stated only where the row or its recipe speaks of the launch at all.
-    stated_job = frozenset(job_fields)
-    if not text(row, "launch_and_overlap") and "cuda_graphs" not in {
-        **preset.job,
-        **keys.get("job", {}),
-    }:
-        stated_job -= {"cuda_graphs"}
+    names_graphs = "cuda_graphs" in preset.job or "cuda_graphs" in keys.get("job", {})
+    named_fields = frozenset(job_fields)
+    if not text(row, "launch_and_overlap") and not names_graphs:
+        named_fields -= {"cuda_graphs"}
     return Case(
         case_id=text(row, "case_id"),
         model=model,
@@ -231,7 +203,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         assumed=assumed,
         contradictions=tuple(dict.fromkeys(contradictions)),
         stated_layout=layout_text,
-        stated_job=stated_job,
+        stated_job=named_fields,
     )
 
 
@@ -274,65 +246,6 @@ def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tupl
     return catalog.with_network(cluster, figures, f"{run_name}: network.*"), contradictions
 
 
-def _stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) -> dict[str, Any]:
-    """Fields of the job that a row's words and its recipe state."""
-    switches = launch_switches(row)
-    job_fields: dict[str, Any] = {"cuda_graphs": graphs_of(switches)} | preset.job
-
-    # Attention in 8 bits is a kernel of fused attention: without the latter there is none.
-    flash = number(row, "flash_attention")
-    if flash is not None:
-        job_fields["flash_attention"] = bool(flash)
-        job_fields["fp8_attention"] = bool(flash) and job_fields.get("fp8_attention", False)
-    modules = recompute_modules_of(row)
-    if modules:
-        job_fields["recompute_modules"] = modules
-    recipe = fp8_recipe_of(row, framework)
-    if recipe is not None:
-        job_fields["fp8_recipe"] = recipe
-    if dtype in ("fp8", "fp4") and flash != 0 and attends_in_8_bits(row):
-        job_fields["fp8_attention"] = True
-    # Gradients have the type of the weights that they are of, where nothing wider is kept (torch's `Tensor.grad`).
-    if keeps_16_bits_alone(row):
-        job_fields |= {"optimizer": "adam16bit", "grad_dtype": dtype}
-
-    # Switches of a launch are statements only where they are on: a launch that does not name one
-    # may still have it by its framework's default.
-    for dispatcher in ("hybridep", "deepep"):
-        if switches.get(dispatcher):
-            job_fields["expert_dispatcher"] = dispatcher
-    if switches.get("fused_experts"):
-        job_fields["fused_experts"] = True
-    if "operation_fuser" in switches:
-        job_fields["operation_fuser"] = switches["operation_fuser"]
-    if switches.get("blocking_launches"):
-        job_fields["blocking_launches"] = True
-    if switches.get("bf16 gradients"):
-        job_fields["grad_dtype"] = "bf16"
-
-    # A row with adapters (LoRA) trains these alone. Their exchange by all-to-all is a switch of
-    # its own.
-    rank = adapter_rank_of(row)
-    if rank is not None:
-        job_fields |= {"frozen": True, "adapter_rank": rank}
-        job_fields["adapter_all_to_all"] = switches.get("lora_a2a", False) and rank > 0
-    return job_fields
-
-
-def _with_layout_keys(layout_text: str, keys: Mapping[str, Any], run_name: str) -> str:
-    """A layout's notation with the fields that `layout.*` columns state, which win."""
-    stated = layout_values(keys, run_name)
-    if not stated:
-        return layout_text
-    values = Layout.values(layout_text) | stated
-    # A mode and a number of layers exclude each other: the one that the columns state replaces the other.
-    if "recompute_full_layers" in stated and "recompute" not in stated and values.get("recompute") == "full":
-        values["recompute"] = "none"
-    if stated.get("recompute") == "full" and "recompute_full_layers" not in stated:
-        values.pop("recompute_full_layers", None)
-    return ",".join(f"{name}={written(value)}" for name, value in values.items())
-
-
 _MOST_OFF_PARAMETERS: Final = 0.15
 """Stated parameters over those of the model, from which they contradict each other: counts leave embeddings out, or
 padding and heads in."""
@@ -363,81 +276,6 @@ def framework_of(name: str) -> tuple[Framework, bool]:
         if plain in catalog.frameworks():
             return catalog.framework_versions(plain)[0], True
         return catalog.framework("generic"), True
-
-
-def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
-    """The layout stated by a row and its recipe, with the framework's defaults for the rest.
-
-    Raises:
-        Unusable: a schedule that is not modelled.
-    """
-    # Degrees and batch of the row over what its recipe sets; everything else is added only where
-    # the row says it.
-    name = text(row, "schedule").lower()
-    schedule = _SCHEDULES.get(name, schedule_name(name))
-    if schedule.partition(":")[0] not in schedule_names():
-        raise Unusable(f"schedule {name} is not modelled")
-    fields: dict[str, Any] = {
-        degree: getattr(spread, degree) for degree in ("tp", "pp", "dp", "cp", "micro_batch")
-    } | recipe.layout
-
-    fields["ep"] = count(row, "ep", 1)
-    if getattr(model, "experts", None):
-        etp = _expert_tp(row, spread, fields["ep"])
-        if etp != spread.tp:
-            fields["etp"] = etp
-    # Several model chunks per stage only run interleaved, whatever the row calls the schedule.
-    vpp = count(row, "vpp", 1) if spread.pp > 1 else 1
-    if vpp > 1:
-        fields |= {"vpp": vpp, "schedule": "interleaved"}
-    elif name:
-        fields["schedule"] = schedule.replace("interleaved", "1f1b")
-    fields |= sharding_of(row, spread.dp, spread.pp)
-    sequence_parallel = number(row, "sequence_parallel")
-    if sequence_parallel is not None:
-        fields["sequence_parallel"] = bool(sequence_parallel)
-    recompute = recompute_of(row)
-    if recompute:
-        fields["recompute"] = recompute
-
-    # Without tensor parallelism there are no collectives that could be overlapped, whatever the
-    # launch says.
-    switches = launch_switches(row)
-    if "tp_overlap" in switches:
-        fields["tp_overlap"] = switches["tp_overlap"] and spread.tp > 1
-    fields |= layout_switches(row)
-
-    # Whole layers to recompute are a number of their own, beside which the mode is `none`.
-    layers = repeated_layers(row, model, spread.pp * max(1, count(row, "vpp", 1)))
-    if layers is not None:
-        fields |= {"recompute": "none", "recompute_full_layers": layers}
-
-    # `selective` means parts of every layer in some frameworks and some whole layers in others,
-    # where the utilisation tells how many.
-    layers = _selected_layers(row, spread, model)
-    if layers and framework.launch.selective_layers:
-        fields |= {"recompute": "none", "recompute_full_layers": layers}
-    return ",".join(f"{key}={str(value).lower()}" for key, value in fields.items())
-
-
-def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
-    """Tensor-parallel degree inside experts: of its column; else tp, or the largest part of it with which `ep` groups
-    of experts find their ranks in a stage."""
-    # Experts take ep * etp of a stage's tp * cp * dp ranks. The largest part of tp that comes out
-    # even is what launchers derive.
-    ranks = spread.tp * spread.cp * spread.dp
-    fitting = [n for n in range(1, spread.tp + 1) if spread.tp % n == 0 and ranks % (ep * n) == 0]
-    return count(row, "etp", max(fitting, default=spread.tp))
-
-
-def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
-    """Layers that are recomputed as a whole where `selective` means some of them: a share f of them makes HFU / MFU
-    = 1 + f / 3, a forward being a third. 0 where the row does not tell."""
-    hardware, useful = number(row, "measured_hfu"), number(row, "measured_mfu")
-    if not text(row, "recompute").startswith("selective") or spread.pp > 1 or hardware is None or not useful:
-        return 0
-    layers = model.layers if isinstance(model, Transformer) else 0
-    return round(min(1.0, max(0.0, 3 * (hardware / useful - 1))) * layers)
 
 
 def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, int]]:

@@ -15,6 +15,7 @@ from perfmodel.cost.learn.rows import KindCode
 from perfmodel.cost.learn.training import (
     Recipe,
     Stages,
+    Training,
     fit,
     fit_base,
     fit_regressor,
@@ -99,8 +100,8 @@ def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
     everything = np.arange(len(samples))
 
     def run(report: Callable[[int, int, float], None] | None = None, checkpoint: Path | None = None) -> np.ndarray:
-        params = train(samples, base, code, TINY, fit_on=everything, report=report, checkpoint=checkpoint)
-        return params.kernels[0]
+        training = Training(samples, base, code, TINY, fit_on=everything, report=report, checkpoint=checkpoint)
+        return train(training).kernels[0]
 
     class Stop(Exception):
         pass
@@ -120,9 +121,10 @@ def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
 def test_trainings_on_the_same_stacks_share_one_compiled_step() -> None:
     samples = gather([gemm_table()], "gemm", ())
     code, base, at = KindCode.of(samples.rows.kinds), fit_base(samples), np.arange(len(samples))
-    start = train(samples, base, code, TINY, fit_on=at)
+    start = train(Training(samples, base, code, TINY, fit_on=at))
     compiled = _step._cache_size()
-    train(samples, base, code, replace(TINY, learning_rate=1e-3), fit_on=at[5:], steps=10, start=start, seed=1)
+    faster = replace(TINY, learning_rate=1e-3)
+    train(Training(samples, base, code, faster, fit_on=at[5:], steps=10, start=start, seed=1))
     assert _step._cache_size() == compiled
 
 
@@ -153,9 +155,9 @@ def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_members(samples, base, code, recipe, fit_on=at, report=stop_in_the_second, checkpoint=path)
-    resumed = train_members(samples, base, code, recipe, fit_on=at, checkpoint=path)
-    whole = train_members(samples, base, code, recipe, fit_on=at)
+        train_members(Training(samples, base, code, recipe, fit_on=at, report=stop_in_the_second, checkpoint=path))
+    resumed = train_members(Training(samples, base, code, recipe, fit_on=at, checkpoint=path))
+    whole = train_members(Training(samples, base, code, recipe, fit_on=at))
     np.testing.assert_array_equal(resumed.kernels[0], whole.kernels[0])
     assert seen == sorted(seen)
     assert len(list(tmp_path.glob(".gemm.*.ckpt.npz"))) == 2

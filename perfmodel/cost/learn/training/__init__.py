@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from perfmodel.cost.learn.training._network import member
     from perfmodel.cost.learn.training._recipe import Recipe, Stages, read_recipe
     from perfmodel.cost.learn.training._tables import Samples, gather, may_be_fitted, split
-    from perfmodel.cost.learn.training._train import train, train_members
+    from perfmodel.cost.learn.training._train import Training, train, train_members
 
 __getattr__, __dir__ = lazy_names(__name__)

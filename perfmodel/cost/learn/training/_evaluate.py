@@ -22,7 +22,7 @@ from perfmodel.cost.learn.rows import KindCode
 from perfmodel.cost.learn.training._base import fit_base, groups_of_samples
 from perfmodel.cost.learn.training._recipe import Recipe, Stages
 from perfmodel.cost.learn.training._tables import Samples, split
-from perfmodel.cost.learn.training._train import train_members
+from perfmodel.cost.learn.training._train import Training, train_members
 from perfmodel.ops import KernelKind
 
 FEWEST_OF_DEVICE: Final = 200
@@ -102,7 +102,7 @@ class Trials:
             kinds[stack][part.rows.kinds[kind]] = count
         stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
         base = fit_base(part, self.seed)
-        params = train_members(
+        training = Training(
             part,
             base,
             self.code,
@@ -114,6 +114,7 @@ class Trials:
             report=self.stages.report(title),
             checkpoint=self.stages.checkpoint(file),
         )
+        params = train_members(training)
         zero = Quantiles((), (0.0,), (0.0,))
         return Regressor(
             name=recipe.name,

@@ -204,7 +204,7 @@ def fit_regressor(
     """Measure a recipe's errors on kept-out data, then fit it to all `samples`."""
     from perfmodel.cost.learn.training._evaluate import evaluate
     from perfmodel.cost.learn.training._recipe import Stages
-    from perfmodel.cost.learn.training._train import train_members
+    from perfmodel.cost.learn.training._train import Training, train_members
 
     # errors and intervals first, on what the fit did not see
     code = KindCode.of(samples.rows.kinds)
@@ -213,7 +213,7 @@ def fit_regressor(
 
     # what is saved has seen every row; it goes on from the network that was judged, so that its errors are alike
     base = fit_base(samples, seed)
-    params = train_members(
+    training = Training(
         samples,
         base,
         code,
@@ -225,6 +225,7 @@ def fit_regressor(
         report=stages.report("all rows"),
         checkpoint=stages.checkpoint("all"),
     )
+    params = train_members(training)
     regressor = assemble(samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {})
     stages.clear()
     return regressor

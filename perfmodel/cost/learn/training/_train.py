@@ -1,9 +1,11 @@
 """Training one regressor: deterministic batches, cosine schedule, early stopping, checkpoints."""
 
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,11 @@ from perfmodel.cost.learn.training._network import Residual, Run, load_run, memb
 from perfmodel.cost.learn.training._recipe import Recipe, StepReport
 from perfmodel.cost.learn.training._tables import Samples
 from perfmodel.ops import FAMILIES
+
+_CHECKS: Final = 40
+"""Checks of a training that does not stop early."""
+_MOST_CHECKED: Final = 16384
+"""Samples of a check, at most."""
 
 
 class Design(NamedTuple):
@@ -99,78 +106,124 @@ def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) 
     return weight / weight.sum()
 
 
-def train(
-    samples: Samples,
-    base: Base,
-    code: KindCode,
-    recipe: Recipe,
-    *,
-    fit_on: np.ndarray,
-    check_on: np.ndarray | None = None,
-    steps: int | None = None,
-    start: Parameters | None = None,
-    seed: int = 0,
-    report: StepReport | None = None,
-    checkpoint: Path | None = None,
-) -> Parameters:
-    """Fit the network on the samples `fit_on`; with `check_on`, keep the best weights and stop early.
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What a regressor's networks are fitted on, how, and for how long.
 
-    Args:
-        steps: length of the learning-rate schedule; the recipe's by default.
-        start: weights to go on from, at a third of the learning rate.
-        checkpoint: a file that is written now and then and resumed from if it is of this very run.
-
-    Returns:
-        Parameters with NumPy arrays; equal inputs and seed give equal
-        results on one machine, resumed or not.
+    Equal fields give equal results on one machine, whether a run was resumed or not.
     """
-    family = samples.rows.family
-    steps = steps or recipe.steps
-    design, frozen = build_design(samples, base, code, fit_on)
-    model = Residual(family, design.z.shape[1], len(samples.stacks), recipe, rngs=nnx.Rngs(seed))
-    if start is not None:
-        model.start_from(start)
-    graph, state = nnx.split(model)
-    form = family, graph, recipe.weight_decay
 
-    # a network that goes on from earlier weights learns at a third of the rate
-    rates = learning_rates(recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0), steps)
+    samples: Samples
+    base: Base
+    """The physics that the network corrects."""
+    code: KindCode
+    recipe: Recipe
+    fit_on: np.ndarray
+    """Samples that gradient steps see, int64[n]."""
+    check_on: np.ndarray | None = None
+    """Samples by which the best weights are chosen and the training stops early; None or empty: it runs to its end."""
+    steps: int | None = None
+    """Length of the learning-rate schedule; the recipe's by default."""
+    start: Parameters | None = None
+    """Weights to go on from, at a third of the learning rate."""
+    seed: int = 0
+    """Decides the random start and the order of batches; the members of a recipe take it and the next ones."""
+    report: StepReport | None = None
+    checkpoint: Path | None = None
+    """A file that is written now and then, and resumed from if it is of this very run."""
+
+    @property
+    def n_steps(self) -> int:
+        """Gradient steps, unless the training stops early."""
+        return self.steps or self.recipe.steps
+
+    def of_member(self, index: int) -> "Training":
+        """The training of one network of several, by a seed and a checkpoint of its own."""
+        return replace(
+            self,
+            start=None if self.start is None else member(self.start, index),
+            seed=self.seed + index,
+            report=_in_turn(self.report, index, self.recipe.members),
+            checkpoint=_of_member(self.checkpoint, index),
+        )
+
+
+def train_members(training: Training) -> Parameters:
+    """Fit one network for every member of a recipe, and stack them.
+
+    Members differ in their random start and in the order of their batches.
+    """
+    members = [train(training.of_member(index)) for index in range(training.recipe.members)]
+    return members[0] if len(members) == 1 else stack_members(members)
+
+
+def train(training: Training) -> Parameters:
+    """Fit one network; returns parameters with NumPy arrays."""
+    samples, recipe, steps = training.samples, training.recipe, training.n_steps
+    design, frozen = build_design(samples, training.base, training.code, training.fit_on)
+    rngs = nnx.Rngs(training.seed)
+    model = Residual(samples.rows.family, design.z.shape[1], len(samples.stacks), recipe, rngs=rngs)
+    peak_rate = recipe.learning_rate
+    if training.start is not None:
+        model.start_from(training.start)
+        # A network that goes on from earlier weights learns at a third of the rate.
+        peak_rate *= 1.0 / 3.0
+    rates = learning_rates(peak_rate, steps)
+    graph, state = nnx.split(model)
+    form = samples.rows.family, graph, recipe.weight_decay
     device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
     moments = _optimiser(recipe.weight_decay).init(state)
-    probability = sampling_weights(base, fit_on, samples.stack, recipe.rows_per_stack)
-    batch_size = min(recipe.batch, max(8, len(fit_on)))
-    every = max(1, steps // 40)
-    checked = None if check_on is None or not len(check_on) else _rows(design, check_on[:16384])
 
     # A run is known by all that it follows from, so that a checkpoint of another one is never resumed.
-    run = Run(zlib.crc32(design.log_time.tobytes() + repr((recipe, seed, steps, len(fit_on))).encode()))
+    origin = repr((recipe, training.seed, steps, len(training.fit_on)))
+    run = Run(zlib.crc32(design.log_time.tobytes() + origin.encode()))
     best = state
-    saved = load_run(checkpoint, run.identity, (state, moments, best)) if checkpoint is not None else None
-    if saved is not None:
-        run, (state, moments, best) = saved
+    if training.checkpoint is not None:
+        saved = load_run(training.checkpoint, run.identity, (state, moments, best))
+        if saved is not None:
+            run, (state, moments, best) = saved
 
-    for now in range(run.done, steps):
-        # Batches are drawn for all steps up to the next check, by the check's own seed: a resumed run draws the same.
-        if now % every == 0 or now == run.done:
-            chunk = np.random.default_rng([seed, now - now % every])
-            order = chunk.choice(fit_on, every * batch_size, p=probability)
-        at = (now % every) * batch_size
-        batch = _rows(design, order[at : at + batch_size])
-        state, moments = _step(form, device_frozen, rates[now], state, moments, batch)
+    per_check = max(1, steps // _CHECKS)
+    checked = None
+    if training.check_on is not None and len(training.check_on):
+        checked = _rows(design, training.check_on[:_MOST_CHECKED])
+    for step, batch in enumerate(_batches(training, design, run.done, per_check), run.done):
+        state, moments = _step(form, device_frozen, rates[step], state, moments, batch)
+        done = step + 1
+        if done % per_check and done < steps:
+            continue
 
         # A check: keep the weights that did best on what is not fitted, stop once none did for long.
-        if (now + 1) % every == 0 or now + 1 == steps:
-            error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
-            gained = checked is None or error < run.best_error
-            run = run.after(now + 1, error, gained)
-            best = state if gained else best
-            if report is not None:
-                report(now + 1, steps, error)
-            if checkpoint is not None:
-                save_run(checkpoint, run, (state, moments, best))
-            if run.waited >= recipe.patience:
-                break
+        error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
+        gained = checked is None or error < run.best_error
+        run = run.after(done, error, gained)
+        if gained:
+            best = state
+        if training.report is not None:
+            training.report(done, steps, error)
+        if training.checkpoint is not None:
+            save_run(training.checkpoint, run, (state, moments, best))
+        if run.waited >= recipe.patience:
+            break
     return jax.tree.map(np.asarray, nnx.merge(graph, best).arrays(frozen))
+
+
+def _batches(training: Training, design: Design, first_step: int, per_check: int) -> Iterator[Design]:
+    """The samples of every step from `first_step` on.
+
+    They are drawn for all steps from one check to the next, by the check's own seed, so that a run that is resumed at a
+    check draws the batches that it would have drawn.
+    """
+    recipe, fit_on = training.recipe, training.fit_on
+    probability = sampling_weights(training.base, fit_on, training.samples.stack, recipe.rows_per_stack)
+    size = min(recipe.batch, max(8, len(fit_on)))
+    order = fit_on
+    for step in range(first_step, training.n_steps):
+        since_check = step % per_check
+        if since_check == 0 or step == first_step:
+            generator = np.random.default_rng([training.seed, step - since_check])
+            order = generator.choice(fit_on, per_check * size, p=probability)
+        yield _rows(design, order[since_check * size : (since_check + 1) * size])
 
 
 def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
@@ -218,41 +271,6 @@ def _step(form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: 
 def _error(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> Any:
     """Mean absolute error of log times."""
     return jnp.mean(jnp.abs(_log_times(form, frozen, state, batch) - batch.log_time))
-
-
-def train_members(
-    samples: Samples,
-    base: Base,
-    code: KindCode,
-    recipe: Recipe,
-    *,
-    fit_on: np.ndarray,
-    check_on: np.ndarray | None = None,
-    steps: int | None = None,
-    start: Parameters | None = None,
-    seed: int = 0,
-    report: StepReport | None = None,
-    checkpoint: Path | None = None,
-) -> Parameters:
-    """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
-    # one after the other by different seeds: they differ in their random start and in the order of their batches
-    trained = []
-    for i in range(recipe.members):
-        params = train(
-            samples,
-            base,
-            code,
-            recipe,
-            fit_on=fit_on,
-            check_on=check_on,
-            steps=steps,
-            start=None if start is None else member(start, i),
-            seed=seed + i,
-            report=_in_turn(report, i, recipe.members),
-            checkpoint=_of_member(checkpoint, i),
-        )
-        trained.append(params)
-    return trained[0] if len(trained) == 1 else stack_members(trained)
 
 
 def _in_turn(report: StepReport | None, index: int, members: int) -> StepReport | None:
