@@ -1,6 +1,6 @@
 """Measured runs, and their log errors with derivatives with respect to the parameters."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,33 +139,34 @@ class Observations:
     ) -> tuple[Float[np.ndarray, " observations"], Float[np.ndarray, "observations parameters"]]:
         """`log_errors` and their derivatives by the named parameters."""
         n = len(self.runs)
-        error, gradient = np.zeros(n), np.zeros((n, len(names)))
-        traced: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        step_errors, step_gradients = np.zeros(n), np.zeros((n, len(names)))
+        trace_errors: dict[int, np.ndarray] = {}
+        trace_gradients: dict[int, np.ndarray] = {}
         for done, group in enumerate(self.groups):
             # All layouts of one problem share their events, so that one call evaluates them with
             # gradients.
-            derivatives = step_derivatives(
-                group.model.adjusted(adjustment), [self.runs[at].layout for at in group.runs], names
-            )
             places = list(group.runs)
-            error[places] = np.log(derivatives.step_s / self._measured_s[places])
-            gradient[places] = derivatives.by_parameter / derivatives.step_s[:, None]
-            for lane, at in enumerate(group.runs):
-                # A trace adds one observation for each sum of durations: log of predicted over
-                # measured seconds.
-                if at in self._traced:
-                    sums, measured_s = self._traced[at].counts, self._traced[at].measured_s
-                    predicted_s = sums @ derivatives.durations_s[lane]
-                    slope = sums @ derivatives.durations_by_parameter[lane].T / predicted_s[:, None]
-                    traced[at] = np.log(predicted_s / measured_s), slope
+            layouts = [self.runs[place].layout for place in places]
+            derivatives = step_derivatives(group.model.adjusted(adjustment), layouts, names)
+            step_errors[places] = np.log(derivatives.step_s / self._measured_s[places])
+            step_gradients[places] = derivatives.by_parameter / derivatives.step_s[:, None]
+
+            # A trace adds one observation for each sum of durations: log of predicted over
+            # measured seconds.
+            for lane, place in enumerate(places):
+                traced = self._traced.get(place)
+                if traced is None:
+                    continue
+                predicted_s = traced.counts @ derivatives.durations_s[lane]
+                by_parameter = traced.counts @ derivatives.durations_by_parameter[lane].T
+                trace_errors[place] = np.log(predicted_s / traced.measured_s)
+                trace_gradients[place] = by_parameter / predicted_s[:, None]
             if report:
                 report("runs", done, len(self.groups))
-        errors = [error]
-        gradients = [gradient]
-        for at in self._traced:
-            of_trace, slope = traced[at]
-            errors.append(of_trace)
-            gradients.append(slope)
+
+        # Traces follow the steps in the order of `weight`.
+        errors = [step_errors, *(trace_errors[place] for place in self._traced)]
+        gradients = [step_gradients, *(trace_gradients[place] for place in self._traced)]
         return np.concatenate(errors), np.concatenate(gradients)
 
 
@@ -192,16 +193,26 @@ def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
             f"run {run.name}: its timeline does not belong to layout {run.layout.label} of {run.model.name}; make "
             "the structure with predict(..., timeline=True) and put the measured times into it"
         )
-    # Durations are added up by kind of op and stage; classes that took no time tell nothing.
-    measured = np.bincount(structure.duration, timeline.end_s - timeline.start_s, structure.n_classes)
-    count = np.bincount(structure.duration, minlength=structure.n_classes)
-    kinds = np.where(measured > 0, structure.class_kind, Kind.ZERO)
-    kinds_and_stages = set(zip(kinds.tolist(), structure.class_stage.tolist(), strict=True))
-    sums = sorted((kind, stage) for kind, stage in kinds_and_stages if kind)
-    members = np.array([(kinds == kind) & (structure.class_stage == stage) for kind, stage in sums])
-    measured_s = members @ measured if sums else np.zeros(0)
-    long_enough = np.flatnonzero(measured_s >= _LEAST_SHARE * run.measured_s)
-    of_kind = np.array([sums[i][0] for i in long_enough], int)
-    weight = 1.0 / np.bincount(of_kind, minlength=1)[of_kind] if len(long_enough) else np.zeros(0)
-    counts = (members * count)[long_enough] if len(long_enough) else np.zeros((0, structure.n_classes))
-    return _Traced(counts.astype(float), measured_s[long_enough], weight)
+    n_classes = structure.n_classes
+    measured_s = np.bincount(structure.duration, timeline.end_s - timeline.start_s, n_classes)
+    count = np.bincount(structure.duration, minlength=n_classes)
+
+    # Durations are added up by kind of op and stage. Classes that took no time tell nothing, and sums that are short
+    # beside the step mostly tell of the clock.
+    kinds = np.where(measured_s > 0, structure.class_kind, Kind.ZERO)
+    stages = structure.class_stage
+    counts: list[np.ndarray] = []
+    sums_s: list[float] = []
+    kind_of_sum: list[int] = []
+    for kind, stage in sorted(set(zip(kinds.tolist(), stages.tolist(), strict=True))):
+        members = (kinds == kind) & (stages == stage)
+        sum_s = float(measured_s[members].sum())
+        if kind != Kind.ZERO and sum_s >= _LEAST_SHARE * run.measured_s:
+            counts.append(np.where(members, count, 0.0))
+            sums_s.append(sum_s)
+            kind_of_sum.append(kind)
+
+    # The stages of a kind together count as one observation.
+    stages_of_kind = Counter(kind_of_sum)
+    weight = np.array([1.0 / stages_of_kind[kind] for kind in kind_of_sum])
+    return _Traced(np.array(counts).reshape(-1, n_classes), np.array(sums_s), weight)

@@ -143,15 +143,14 @@ def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tup
             "plot breakdown: give --layouts 'LAYOUT;LAYOUT', or --devices N for the best of each degree"
         )
 
-    # Keep the fastest layout of every (tp, pp, dp), then draw the fastest of these in the order
-    # of their degrees.
-    best: dict[tuple[int, int, int], tuple[float, Layout]] = {}
-    for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json):
-        key = (layout.tp, layout.pp, layout.dp)
-        if key not in best or step_s < best[key][0]:
-            best[key] = (step_s, layout)
-    fastest = sorted(best.items(), key=lambda item: item[1][0])[: arguments.top]
-    layouts = [explain(problem, layout) for _, (_, layout) in sorted(fastest, key=lambda item: item[0])]
+    # The fastest layout of every (tp, pp, dp), of these the fastest, in the order of their degrees.
+    step_s_of = {layout: step_s for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json)}
+    by_speed = sorted(step_s_of, key=step_s_of.__getitem__)
+    best_of_degrees: dict[tuple[int, int, int], Layout] = {}
+    for layout in by_speed:
+        best_of_degrees.setdefault((layout.tp, layout.pp, layout.dp), layout)
+    fastest = sorted(list(best_of_degrees)[: arguments.top])
+    layouts = [explain(problem, best_of_degrees[degrees]) for degrees in fastest]
     return viz.draw_breakdown(layouts, **wide), layouts
 
 
@@ -171,29 +170,34 @@ def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
 
     if arguments.price is not None and not 0 <= arguments.price < inf:
         raise PerfModelError(f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}")
-    counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
-    if counts == [None]:
+    if arguments.device_counts:
+        counts = _numbers(arguments.device_counts, "--device-counts")
+    elif arguments.devices is not None:
+        counts = [arguments.devices]
+    else:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
     refuse_strict(arguments, "plot pareto")
     problem = _step_problem(arguments)
     rows = []
     for devices in counts:
         for layout, step_s, peak_bytes in _scored(problem, devices, arguments.json):
-            notation = problem.notation(layout)
             rows.append(
                 {
-                    "layout": notation,
+                    "layout": problem.notation(layout),
                     "devices": devices,
                     "step_time_s": step_s,
                     "peak_bytes": peak_bytes,
                 }
             )
     table = pd.DataFrame(rows)
-    priced = arguments.price is not None
-    table["cost"] = table["devices"] * table["step_time_s"] / 3600 * (arguments.price if priced else 1.0)
+
+    # Without a price the cost of a step is the time for which it holds devices.
+    price = 1.0 if arguments.price is None else arguments.price
+    label = "device-hours per step" if arguments.price is None else "price of a step"
+    table["cost"] = table["devices"] * table["step_time_s"] / 3600 * price
     # On one number of devices cost is but another unit of time.
-    cost = "cost" if len(set(table["devices"])) > 1 else ""
-    return viz.draw_pareto(table, cost, "price of a step" if priced else "device-hours per step", **wide), []
+    cost_column = "cost" if len(set(table["devices"])) > 1 else ""
+    return viz.draw_pareto(table, cost_column, label, **wide), []
 
 
 def _add_whatif(command: argparse.ArgumentParser) -> None:
@@ -347,15 +351,18 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
     candidates = list(enumerate_layouts(default_space(asked), asked, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(candidates))
-        peak_bytes = peak_memory(problem, candidates)[0] if candidates else []
-        fitting = [
-            (layout, float(p)) for layout, p in zip(candidates, peak_bytes, strict=True) if p <= problem.usable_bytes
-        ]
-        if not fitting:
+        layouts: list[Layout] = []
+        peaks_bytes: list[float] = []
+        if candidates:
+            for layout, peak_bytes in zip(candidates, peak_memory(problem, candidates)[0].tolist(), strict=True):
+                if peak_bytes <= problem.usable_bytes:
+                    layouts.append(layout)
+                    peaks_bytes.append(peak_bytes)
+        if not layouts:
             raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more devices")
-        report("step times", 0, len(fitting))
-        step_s = evaluate(problem, [layout for layout, _ in fitting]).step_time_s.tolist()
-    yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))
+        report("step times", 0, len(layouts))
+        steps_s = evaluate(problem, layouts).step_time_s.tolist()
+    yield from zip(layouts, steps_s, peaks_bytes, strict=True)
 
 
 def _numbers(text: str, flag: str) -> list[int]:

@@ -17,71 +17,98 @@ from perfmodel.validation.population._score import LEVELS
 def population_card(fit: PopulationFit) -> str:
     """Return the card as Markdown; `perfmodel fit --sites` writes it next to the parameters."""
     # The card holds figures and what they are for, and is written by the program that fits them.
-    hyper = fit.hyperparameters
-    posteriors = fit.parameters[""]["of"]
-    common = fit.parameters[""]["common"]
-    runs = fit.score.runs
-
-    # A section for each question: what events take, how far sites are apart, how wide intervals
-    # are, what each source taught, what a few runs are worth.
+    # It has a section for each question.
     sections = [
+        _purpose(fit),
+        "## What events take beyond the physics",
+        *_median_sites(fit),
+        "## How far apart",
+        *_spreads(fit),
+        "## How wide intervals are",
+        *_coverage(fit),
+        "## What each source taught",
+        *_lessons(fit),
+        "## What a few runs are worth",
+        *_worth_of_runs(fit),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _purpose(fit: PopulationFit) -> str:
+    runs = fit.score.runs
+    return (
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
         f"{len(fit.score.sources)} published sources, at most as many of each as the fit draws. Logs are given as per "
         "cents of the time. What it is for: the step time of a site of which no run is known, its interval, and where "
         "a user's own runs start from. What it is not: a statement about any single source; runs that share a team are "
-        "left out together.",
-        "## What events take beyond the physics\n\nThe median site of all, of a framework on any architecture, and of "
-        "an architecture under any framework; of both, their logs add, less that of all. The last column: half-width "
-        "of the 90 % interval of one site's factor, averaged over the classes.\n\n"
-        + _table(
+        "left out together."
+    )
+
+
+def _median_sites(fit: PopulationFit) -> list[str]:
+    posteriors = fit.parameters[""]["of"]
+    return [
+        "The median site of all, of a framework on any architecture, and of an architecture under any framework; of "
+        "both, their logs add, less that of all. The last column: half-width of the 90 % interval of one site's "
+        "factor, averaged over the classes.",
+        _table(
             ("median site of", *CLASSES, "site"),
             (_factors(name, posteriors[name]) for name in _not_both(posteriors)),
         ),
-        "## How far apart\n\n"
-        "Standard deviations by level, of a factor that all classes share and of a class's own.\n\n"
-        + _table(
+    ]
+
+
+def _spreads(fit: PopulationFit) -> list[str]:
+    hyper, common = fit.hyperparameters, fit.parameters[""]["common"]
+    scatter_of_shared, scatter_of_single = np.exp(hyper["scatter"])
+    by_degree = [f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)]
+    facts = [
+        f"layouts near one another share {_percent(hyper['near'][0])} (to 1/e after "
+        f"{hyper['length'][0]:.1f} doublings)",
+        f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
+        f"the errors of events count {hyper['events'][0]:.2f} times",
+        *by_degree,
+        f"of what layouts share and of settings and events a site has {scatter_of_shared:.2f} "
+        f"times more or less than the typical one, of what is a layout's or a run's own "
+        f"{scatter_of_single:.2f} times (standard deviations of the logs)",
+        f"half-widths are multiplied by {common['held_given']:.2f} once runs of the site are known "
+        "(but to no more than before them), with which they hold nine tenths of the runs of teams left out, "
+        "every source counting the same",
+        f"the variance of the noise of runs that are known counts {common['doubt']:g} times, with which a few "
+        "of them tell most of the others of sources left out, what they make worse counting twice",
+    ]
+    return [
+        "Standard deviations by level, of a factor that all classes share and of a class's own.",
+        _table(
             ("level", "all classes", *CLASSES),
             (_level_spreads(hyper, place) for place in range(len(LEVELS))),
         ),
-        "A site's own, beyond its factors: "
-        + "; ".join(
-            [
-                f"layouts near one another share {_percent(hyper['near'][0])} (to 1/e after "
-                f"{hyper['length'][0]:.1f} doublings)",
-                f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
-                f"the errors of events count {hyper['events'][0]:.2f} times",
-                *(f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)),
-                f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} "
-                f"times more or less than the typical one, of what is a layout's or a run's own "
-                f"{np.exp(hyper['scatter'][1]):.2f} times (standard deviations of the logs)",
-                f"half-widths are multiplied by {common['held_given']:.2f} once runs of the site are known "
-                "(but to no more than before them), with which they hold nine tenths of the runs of teams left out, "
-                "every source counting the same",
-                f"the variance of the noise of runs that are known counts {common['doubt']:g} times, with which a few "
-                "of them tell most of the others of sources left out, what they make worse counting twice",
-            ]
-        )
-        + ".",
-        *_coverage(fit),
-        "## What each source taught\n\n`off`: median of log(measured / predicted) by physics alone, and with the other "
+        f"A site's own, beyond its factors: {'; '.join(facts)}.",
+    ]
+
+
+def _lessons(fit: PopulationFit) -> list[str]:
+    return [
+        "`off`: median of log(measured / predicted) by physics alone, and with the other "
         "teams' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
         "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
-        "other sources of its teams.\n\n"
-        + _table(
-            ("source", "runs", "off", "left out", "scatter", "far off", "moves"),
-            _sources(fit),
-        ),
-        "## What a few runs are worth\n\nEvery source left out with its teams, then given some of its own runs: mean "
+        "other sources of its teams.",
+        _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
+    ]
+
+
+def _worth_of_runs(fit: PopulationFit) -> list[str]:
+    return [
+        "Every source left out with its teams, then given some of its own runs: mean "
         "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
         "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
         "predicted. What bounds it: the error with all other runs of the source known, and, in the last column, with "
-        "the one factor known by which the median of its runs is off.\n\n"
-        + _table(
+        "the one factor known by which the median of its runs is off.",
+        _table(
             ("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"),
             _few(fit),
         ),
     ]
-    return "\n\n".join(sections) + "\n"
 
 
 def _coverage(fit: PopulationFit) -> list[str]:
@@ -108,7 +135,6 @@ def _coverage(fit: PopulationFit) -> list[str]:
     of_drivers = [f"{_percent(log)} wider per unit of: {UNKNOWNS[name]}" for name, log in coverage.log_per_unit.items()]
     drivers = "; ".join(of_drivers) or "nothing that is unknown of a run makes it wider than the model of sites has it"
     return [
-        "## How wide intervals are",
         f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}; {drivers}. "
         "Fitted to every run with its team left out, and with its whole framework, device generation, year and kind of "
         "model left out. Facts of frameworks that were looked up with a source's results in view are undone there; "
