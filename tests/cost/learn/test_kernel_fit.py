@@ -169,7 +169,8 @@ def test_damaged_checkpoint_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "broken.npz"
     path.write_bytes(b"PK not a zip")
     recipe = replace(TINY, steps=4)
-    train(samples, fit_base(samples), code, recipe, fit_on=np.arange(len(samples)), checkpoint=path)
+    base, everything = fit_base(samples), np.arange(len(samples))
+    train(Training(samples, base, code, recipe, fit_on=everything, checkpoint=path))
 
 
 def test_whole_shapes_are_kept_out() -> None:
