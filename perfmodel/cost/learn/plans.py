@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from perfmodel.cost.learn.rows import kind_distance
-from perfmodel.cost.learn.stack import FEW_ROWS, Figures, Stack, larger_part, similarity
+from perfmodel.cost.learn.stack import FEW_ROWS, Figures, Preference, SoftwareNearness, Stack, larger_part, similarity
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest import OWN_ORDER
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
@@ -19,8 +19,13 @@ MAX_DONORS: Final = 6
 """Devices that a time is averaged over at most."""
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
-_TRUST: Final = (1.0, 0.5, 0.05, 0.002)
-"""Factor on similarity for the software asked for, another version of it, another of the same source, any other.
+_TRUST: Final = {
+    SoftwareNearness.NAMED: 1.0,
+    SoftwareNearness.OTHER_VERSION: 0.5,
+    SoftwareNearness.SAME_SOURCE: 0.05,
+    SoftwareNearness.OTHER: 0.002,
+}
+"""Factor on similarity by how near a stack's software is to the one asked for.
 
 Steeper than similarity between generations: other software tells less than another device.
 """
@@ -69,8 +74,8 @@ class KernelRequest:
     software: str | None = None
 
     @cached_property
-    def order(self) -> tuple[tuple[int, bool, int, str], ...]:
-        """Sort key of every stack (`Stack.preference`)."""
+    def order(self) -> tuple[Preference, ...]:
+        """Sort key of every stack."""
         return tuple(stack.preference(self.kind, self.source, self.software) for stack in self.stacks)
 
     def likeness(self, stack: int) -> float:
@@ -183,8 +188,12 @@ def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
     best_of_device = {stacks[i].figures.name: i for i in reversed(having)}
 
     # as good: named alike by the request, and believed alike; and timed by the same clock, with or without the host
-    as_good = [i for i in best_of_device.values() if order[i][:2] == order[first][:2]]
-    alike = sorted(i for i in as_good if stacks[i].host_launch == stacks[first].host_launch)
+    alike = []
+    for i in sorted(best_of_device.values()):
+        is_named_alike = order[i].software == order[first].software
+        is_believed_alike = order[i].has_few_rows == order[first].has_few_rows
+        if is_named_alike and is_believed_alike and stacks[i].host_launch == stacks[first].host_launch:
+            alike.append(i)
     share = 1 / len(alike)
     return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in alike)
 
@@ -324,31 +333,39 @@ def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
     return None
 
 
+class _Donor(NamedTuple):
+    """A stack that tells something of a kind, and how much."""
+
+    score: float
+    stack: int
+
+
 def _related(request: KernelRequest, among: Collection[int] | None = None) -> Plan | None:
     """The stacks that tell most of a kind: of every device that has it, or of those `among` some, the best."""
     source, kind, order = request.source, request.kind, request.order
 
     # Score of every device's best stack: similarity, times trust in its software, times how many rows it rests on.
-    scores: dict[str, tuple[float, int]] = {}
+    best_of_device: dict[str, _Donor] = {}
     source_times_launch = any(s.host_launch for s in request.stacks if s.source == source)
     for i, stack in enumerate(request.stacks):
         if kind not in stack.kinds or (among is not None and i not in among):
             continue
-        trust = 1.0 if source is None else _TRUST[order[i][0]]
+        trust = 1.0 if source is None else _TRUST[order[i].software]
         if source is not None and stack.host_launch != source_times_launch:
             trust *= _OTHER_CLOCK
         support = stack.kinds[kind] / (stack.kinds[kind] + FEW_ROWS)
         score = trust * support * request.likeness(i)
         name = stack.figures.name
-        if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
-            scores[name] = (score, i)
-    if not scores:
+        best = best_of_device.get(name)
+        if best is None or (-score, order[i]) < (-best.score, order[best.stack]):
+            best_of_device[name] = _Donor(score, i)
+    if not best_of_device:
         return None
 
     # The best few are averaged in log time, weighed by their scores.
-    top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
-    total = sum(score for score, _ in top)
-    terms = tuple(Term(score / total, i, kind, request.figures) for score, i in top)
+    top = sorted(best_of_device.values(), key=lambda donor: (-donor.score, donor.stack))[:MAX_DONORS]
+    total = sum(donor.score for donor in top)
+    terms = tuple(Term(donor.score / total, donor.stack, kind, request.figures) for donor in top)
     mean_similarity = sum(t.coefficient * request.likeness(t.stack) for t in terms)
     return Plan("near" if mean_similarity >= NEAR_SIMILARITY else "far", terms)
 

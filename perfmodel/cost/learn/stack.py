@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
 from functools import cached_property, lru_cache
 from math import exp, log2
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.catalog import device, devices
 from perfmodel.display import shorten_reprs
@@ -187,6 +188,28 @@ FEW_ROWS: Final = 30
 """Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
 
 
+class SoftwareNearness(IntEnum):
+    """How near a stack's software is to the one that is asked for."""
+
+    NAMED = 0
+    OTHER_VERSION = 1
+    SAME_SOURCE = 2
+    """Another one of the source that is named, or the named one of another source."""
+    OTHER = 3
+
+
+class Preference(NamedTuple):
+    """Sort key of a stack for a request; the smallest answers best."""
+
+    software: SoftwareNearness
+    has_few_rows: bool
+    """Whether the kind was timed in few rows."""
+    order: int
+    """How well the stack stands in for a training job (`Stack.order`)."""
+    name: str
+    """Of its software: equal ones are told apart the same way every time."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """A device under a software, and the kinds that were measured on it."""
@@ -221,17 +244,20 @@ class Stack:
         """Unique label."""
         return f"{self.figures.name}|{self.source}|{self.software}"
 
-    def preference(self, kind: KernelKind, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
-        """Sort key for a request: named software (by its name, its source or both), then named source, then rows of the
-        kind, then the best stand-in for a training job."""
-        # 0: the software that is named (`_TRUST` has a factor for each); 1: another version of it; 2: another of the
-        # same source, or the software of another source; 3: neither
-        named = 3
-        if software in (self.software, self.source, f"{self.source}/{self.software}"):
-            named = 0 if source is None or self.source == source else 2
-        elif source is not None and self.source == source:
-            named = 1 if software is not None and product(self.software) == product(software) else 2
-        return named, self.kinds.get(kind, 0) < FEW_ROWS, self.order, self.software
+    def preference(self, kind: KernelKind, source: str | None, software: str | None) -> Preference:
+        """How well the stack suits a request for a kind, from a source or a software (by its name, source or both)."""
+        is_of_source = source is None or self.source == source
+        names_of_software = (self.software, self.source, f"{self.source}/{self.software}")
+        if software in names_of_software:
+            nearness = SoftwareNearness.NAMED if is_of_source else SoftwareNearness.SAME_SOURCE
+        elif source is None or not is_of_source:
+            nearness = SoftwareNearness.OTHER
+        elif software is not None and product(self.software) == product(software):
+            nearness = SoftwareNearness.OTHER_VERSION
+        else:
+            nearness = SoftwareNearness.SAME_SOURCE
+        has_few_rows = self.kinds.get(kind, 0) < FEW_ROWS
+        return Preference(nearness, has_few_rows, self.order, self.software)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""

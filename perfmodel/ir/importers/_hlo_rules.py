@@ -120,11 +120,7 @@ class Rules:
         if opcode == "dot":
             return self._product(i, inputs, outputs)
         if opcode == "convolution":
-            lhs, rhs = inputs[0].array, inputs[1].array
-            shape = _conv_shape(i, lhs, rhs, array, _product_dtype(lhs, i))
-            return Node(
-                opcode, "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), shape.flops, convolution(shape)
-            )
+            return self._convolution(i, inputs, outputs)
         if opcode == "convert" and self.widened and _is_widening(inputs[0].array, array):
             # The conversion is the CPU compiler's own: an accelerator reads the narrow value.
             return Node(opcode, "view", inputs, (Value(inputs[0].array),))
@@ -136,15 +132,16 @@ class Rules:
             return Node(opcode, "view", (), outputs)
         # XLA counts transcendental functions apart from FLOPs, and moving elements is no arithmetic.
         if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
-            return Node(opcode, "pointwise", inputs, outputs, float(array.n_elements) * (opcode in _ARITHMETIC))
+            flops = float(array.n_elements) if opcode in _ARITHMETIC else 0.0
+            return Node(opcode, "pointwise", inputs, outputs, flops)
         if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
             # What CPUs are given as a reduction in several stages is one kernel on an accelerator.
             role = "reduction" if opcode == "reduce" else "pointwise"
-            n_in, n_out = inputs[0].array.n_elements, array.n_elements
-            return Node(opcode, role, inputs, outputs, max(0, n_in - n_out) * self._reducer_flops(i))
+            n_joined = max(0, inputs[0].array.n_elements - array.n_elements)
+            return Node(opcode, role, inputs, outputs, n_joined * self._reducer_flops(i))
         if opcode in _ROW_WISE:
             return self._row_wise(i, inputs, outputs)
-        if opcode == "rng-bit-generator" or opcode == "rng":
+        if opcode in ("rng-bit-generator", "rng"):
             return Node(opcode, "pointwise", inputs, outputs)
         return self._foreign(i, inputs, outputs)
 
@@ -153,15 +150,23 @@ class Rules:
         contracted = (i.axes("lhs_contracting_dims"), i.axes("rhs_contracting_dims"))
         batch = (i.axes("lhs_batch_dims"), i.axes("rhs_batch_dims"))
         op = product(lhs, rhs, contracted, batch, _product_dtype(lhs, i))
-        return Node("dot", "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), op.flops, op)
+        result = self._as_narrow(inputs, outputs[0])
+        return Node("dot", "kernel", inputs, (result,), op.flops, op)
+
+    def _convolution(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+        lhs, rhs = inputs[0].array, inputs[1].array
+        shape = _conv_shape(i, lhs, rhs, outputs[0].array, _product_dtype(lhs, i))
+        result = self._as_narrow(inputs, outputs[0])
+        return Node("convolution", "kernel", inputs, (result,), shape.flops, convolution(shape))
 
     def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
         """The result in the type of the operands, where only the compiler made them wider."""
         # With two narrow operands the 32-bit result is the compiler's own; anything else is in the program.
-        first = inputs[0].array
-        if not self.widened or any(v.array.dtype != first.dtype or v.array.dtype not in _HALF for v in inputs[:2]):
+        dtypes = {value.array.dtype for value in inputs[:2]}
+        are_narrow = len(dtypes) == 1 and dtypes.issubset(_HALF)
+        if not self.widened or not are_narrow:
             return out
-        return _like(first, out)
+        return _like(inputs[0].array, out)
 
     def _reducer_flops(self, i: Instruction) -> float:
         """Arithmetic operations of a reducer, per pair that it joins."""
@@ -175,7 +180,8 @@ class Rules:
         first = inputs[0].array
         updates = inputs[-1].array if opcode == "scatter" else first
         per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
-        flops = _row_wise_flops(opcode, first, updates, out, prod(_window(i).get("size", (1,))), per_pair)
+        window = prod(_window(i).get("size", (1,)))
+        flops = _row_wise_flops(opcode, first, updates, out, window, per_pair)
         embedding = _lookup(i, first, updates, out)
         if embedding is not None:
             return Node(opcode, "kernel", inputs, outputs, flops, embedding, embedding.bytes)

@@ -119,11 +119,9 @@ def _product_dtype(lhs: Array, precision: Any) -> str:
 def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Array) -> ConvShape:
     numbers = parameters["dimension_numbers"]
     # JAX states axes in any order; the kernel's are (features out, features in, space).
-    (batch_axis, in_feature, *in_space), (_, kernel_feature, *kernel_space), (_, out_feature, *out_space) = (
-        numbers.lhs_spec,
-        numbers.rhs_spec,
-        numbers.out_spec,
-    )
+    batch_axis, in_feature, *in_space = numbers.lhs_spec
+    _, kernel_feature, *kernel_space = numbers.rhs_spec
+    _, out_feature, *out_space = numbers.out_spec
     return ConvShape(
         dtype=_product_dtype(lhs, parameters.get("precision")),
         batch=lhs.shape[batch_axis],
@@ -157,16 +155,18 @@ def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...],
     numbers = parameters["dimension_numbers"]
     # Rows: one index per row, the whole width taken.
     if name == "gather":
-        rows = tuple(parameters["slice_sizes"]) == (1, hidden)
-        tokens = out.n_elements // max(1, hidden)
+        takes_rows = tuple(parameters["slice_sizes"]) == (1, hidden)
+        n_elements = out.n_elements
     else:
-        rows = tuple(numbers.scatter_dims_to_operand_dims) == (0,) and tuple(numbers.inserted_window_dims) == (0,)
-        tokens = inputs[2].array.n_elements // max(1, hidden)
-    if not rows or hidden == 1:
+        # An index names a row, of which all columns are written.
+        indexed, inserted = tuple(numbers.scatter_dims_to_operand_dims), tuple(numbers.inserted_window_dims)
+        takes_rows = indexed == inserted == (0,)
+        n_elements = inputs[2].array.n_elements
+    if not takes_rows or hidden == 1:
         return None
-    return Embedding(
-        dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_="fwd" if name == "gather" else "bwd"
-    )
+    tokens = n_elements // max(1, hidden)
+    pass_ = "fwd" if name == "gather" else "bwd"
+    return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_=pass_)
 
 
 def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
@@ -233,14 +233,14 @@ def _linear_algebra_flops(name: str, shapes: list[tuple[int, ...]]) -> float | N
     if not shapes or len(shapes[0]) < 2:
         return None
     *batch, m, n = shapes[0]
-    count = prod(batch)
+    count, short = prod(batch), min(m, n)
     match name:
         case "cholesky":
             return count * n**3 / 3
         case "lu":
-            return count * (m * n * min(m, n) - (m + n) * min(m, n) ** 2 / 2 + min(m, n) ** 3 / 3) * 2
+            return count * (m * n * short - (m + n) * short**2 / 2 + short**3 / 3) * 2
         case "qr" | "geqrf":
-            return count * 2.0 * min(m, n) ** 2 * (max(m, n) - min(m, n) / 3)
+            return count * 2.0 * short**2 * (max(m, n) - short / 3)
         case "triangular_solve":
             return float(n) * prod(shapes[1]) if len(shapes) > 1 else None
         case "fft":

@@ -4,10 +4,10 @@ One curve per measured placement (ranks, ranks per node) of a key: a series with
 series, a fabric on one device, or links inside a node on any device.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -109,31 +109,51 @@ def _usual(
 ) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
     """A fabric's usual curves from rows that are guides: at each placement those of the best reference source that
     measured it."""
-    order = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
-    candidates: dict[FabricKey | LinksKey, dict[tuple[float, float], dict[int, list[Curve]]]] = {}
-    for (code,), (at, *_) in groups_of(rows.series):
+    reference = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
+    candidates: dict[_UsualPlace, list[_Candidate]] = defaultdict(list)
+    for (code,), (row, *_) in groups_of(rows.series):
         key = rows.keys[code]
-        if key.source not in order or (not rows.any_algorithm[at] and not sources.forced):
+        is_forced = not rows.any_algorithm[row]
+        if key.source not in reference or (is_forced and not sources.forced):
             continue
-        fabric: Fabric = rows.fabric[at]  # pyright: ignore[reportAssignmentType]
-        # a forced algorithm counts where the library's own choice was not measured
-        rank = order.index(key.source) + (0 if rows.any_algorithm[at] else len(order))
-        for place, curve in series[key].items():
-            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), place[0] > place[1], -1):
-                candidates.setdefault(usual, {}).setdefault(place, {}).setdefault(rank, []).append(curve)
+        # A forced algorithm counts where the library's own choice was not measured.
+        rank = reference.index(key.source) + (len(reference) if is_forced else 0)
+        fabric: Fabric = rows.fabric[row]  # pyright: ignore[reportAssignmentType]
+        for placement, curve in series[key].items():
+            ranks, ranks_per_node = placement
+            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[row]), ranks > ranks_per_node, -1):
+                candidates[_UsualPlace(usual, placement)].append(_Candidate(rank, curve))
 
-    # the best source of every placement: by its rank, the lowest first
     usual_curves: dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]] = {}
-    for usual, places in candidates.items():
-        usual_curves[usual] = {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
+    for place, of_place in candidates.items():
+        best_rank = min(candidate.rank for candidate in of_place)
+        best = [candidate.curve for candidate in of_place if candidate.rank == best_rank]
+        usual_curves.setdefault(place.key, {})[place.placement] = mean_curve(best)
     return usual_curves
+
+
+class _UsualPlace(NamedTuple):
+    """A placement on a fabric or on links."""
+
+    key: FabricKey | LinksKey
+    placement: tuple[float, float]
+    """Ranks and ranks per node."""
+
+
+class _Candidate(NamedTuple):
+    """A measured curve that may be the usual one."""
+
+    rank: int
+    """Of its source among the reference sources, the lowest first."""
+    curve: Curve
 
 
 def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:
     """What every series was measured on, inside nodes first."""
     result: dict[SeriesKey, dict[MeasuredPlace, None]] = {}
-    columns = zip(rows.series.tolist(), rows.kind, rows.fabric, rows.between.tolist(), strict=True)
-    for code, kind, fabric, between in sorted(dict.fromkeys(columns), key=lambda x: (x[0], x[3])):
+    columns = zip(rows.series.tolist(), rows.between.tolist(), rows.kind, rows.fabric, strict=True)
+    distinct = dict.fromkeys(columns)
+    for code, between, kind, fabric in sorted(distinct, key=lambda parts: parts[:2]):
         link = fabric.levels[-1].link if between else fabric.inside.link
         result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between)] = None
     return {key: tuple(places) for key, places in result.items()}
@@ -168,8 +188,8 @@ def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeigh
 def _most_ranks(rows: CollectiveRows) -> dict[str, int]:
     """Most ranks that were measured on every named link class: beyond twice as many a price counts as extrapolated."""
     result: dict[str, int] = {}
-    for fabric, n, r in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
-        link = fabric.inside.link if n <= r else fabric.levels[-1].link
+    for fabric, ranks, ranks_per_node in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
+        link = fabric.inside.link if ranks <= ranks_per_node else fabric.levels[-1].link
         if not link.startswith("unknown"):
-            result[link] = max(result.get(link, 0), int(n))
+            result[link] = max(result.get(link, 0), int(ranks))
     return result

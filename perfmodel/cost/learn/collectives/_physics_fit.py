@@ -4,11 +4,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import log
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from perfmodel.cost.learn.collectives._effects import BETWEEN, Effect, constants, effects, expected
+from perfmodel.cost.learn.collectives._fabrics import Fabric
 from perfmodel.cost.learn.collectives._physics import LinkConstants, collective_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows
 from perfmodel.ingest.tables import groups_of
@@ -32,20 +33,47 @@ def physical_time(values: Mapping[Effect, float], rows: CollectiveRows) -> np.nd
     return _Placements(rows).time(values)
 
 
+class _Link(NamedTuple):
+    """What the constants of a row follow from, beside the effects."""
+
+    kind: str
+    fabric: Fabric
+    ranks_per_node: float
+    algorithm: str
+    between: bool
+
+    @property
+    def level(self) -> int:
+        """Level of the fabric that the collective runs on."""
+        return len(self.fabric.levels) - 1 if self.between else 0
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Effects that the constants depend on."""
+        return effects(self.kind, self.fabric.inside.link, self.fabric.levels[self.level].link)
+
+    def constants(self, values: Mapping[Effect, float]) -> list[float]:
+        """The constants in the order of their fields."""
+        by_network = self.algorithm == "collnet"
+        link = constants(values, self.kind, self.fabric, self.level, self.ranks_per_node, 1.0, by_network, self.between)
+        return [getattr(link, name) for name in _FIELDS]
+
+
 class _Placements:
     """Rows beside the distinct sets of constants that they need, so that a fit works those out once per set."""
 
     def __init__(self, rows: CollectiveRows) -> None:
         self.rows = rows
-        keys: dict[tuple[Any, ...], int] = {}
-        columns = zip(rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True)
-        self.which = np.array([keys.setdefault(key, len(keys)) for key in columns], dtype=np.int64)
-        self.keys = list(keys)
-        self.of_kind = groups_of(rows.kind, rows.algorithm)
+        numbers: dict[_Link, int] = {}
+        link_of_row = []
+        for parts in zip(rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True):
+            link_of_row.append(numbers.setdefault(_Link(*parts), len(numbers)))
+        self.links = list(numbers)
+        self.link_of_row = np.array(link_of_row, dtype=np.int64)
+        self.by_kind = groups_of(rows.kind, rows.algorithm)
 
     def table(self, values: Mapping[Effect, float]) -> np.ndarray:
         """Constants of every set, float64[k, fields]."""
-        return np.array([self.constants(values, key) for key in self.keys]).reshape(-1, len(_FIELDS))
+        return np.array([link.constants(values) for link in self.links]).reshape(-1, len(_FIELDS))
 
     def time(self, values: Mapping[Effect, float]) -> np.ndarray:
         """Seconds of every row."""
@@ -53,48 +81,45 @@ class _Placements:
 
     def of_table(self, table: np.ndarray) -> np.ndarray:
         """Seconds of every row by constants of every set, float64[k, fields]."""
-        time_s = np.zeros(len(self.rows))
-        for (kind, algorithm), index in self.of_kind:
-            link = LinkConstants(*table[self.which[index]].T)
-            rows = self.rows
-            sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
-            time_s[index] = collective_time(kind, *sizes, link, algorithm)
+        rows = self.rows
+        time_s = np.zeros(len(rows))
+        for (kind, algorithm), index in self.by_kind:
+            time_s[index] = collective_time(
+                kind,
+                rows.buffer_bytes[index],
+                rows.ranks[index],
+                rows.ranks_per_node[index],
+                LinkConstants(*table[self.link_of_row[index]].T),
+                algorithm,
+            )
         return time_s
 
     def derivative(self, values: Mapping[Effect, float], names: Sequence[Effect]) -> np.ndarray:
         """Derivative of every row's seconds by every effect: that of the curve by its constants (forward differences)
         times that of the constants by the few effects that each set has; float64[n, names]."""
         table = self.table(values)
-        here, result = self.of_table(table), np.zeros((len(self.rows), len(names)))
+        time_s = self.of_table(table)
 
         # By the constants: all sets move at once, as no row depends on two of them.
         by_field = np.zeros((len(_FIELDS), len(self.rows)))
         steps = np.maximum(np.abs(table), 1e-12) * STEP
-        for f in range(len(_FIELDS)):
+        for field in range(len(_FIELDS)):
             moved = table.copy()
-            moved[:, f] += steps[:, f]
-            by_field[f] = (self.of_table(moved) - here) / steps[self.which, f]
+            moved[:, field] += steps[:, field]
+            by_field[field] = (self.of_table(moved) - time_s) / steps[self.link_of_row, field]
 
-        # by the effects that a set has, through its constants
+        # By the effects that a set has, through its constants.
+        result = np.zeros((len(self.rows), len(names)))
         column = {name: i for i, name in enumerate(names)}
-        for k, key in enumerate(self.keys):
-            rows = np.flatnonzero(self.which == k)
-            kind, fabric, *_, between = key
-            for name in effects(kind, fabric.inside.link, fabric.levels[-1 if between else 0].link):
+        for number, link in enumerate(self.links):
+            rows = np.flatnonzero(self.link_of_row == number)
+            for name in link.effects():
                 if name not in column:
                     continue
                 moved_values = {**values, name: values[name] + STEP}
-                change = (np.array(self.constants(moved_values, key)) - table[k]) / STEP
+                change = (np.array(link.constants(moved_values)) - table[number]) / STEP
                 result[rows, column[name]] = change @ by_field[:, rows]
         return result
-
-    @staticmethod
-    def constants(values: Mapping[Effect, float], key: tuple[Any, ...]) -> list[float]:
-        """Constants of one set, in the order of the fields."""
-        kind, fabric, per_node, algorithm, between = key
-        level = len(fabric.levels) - 1 if between else 0
-        c = constants(values, kind, fabric, level, per_node, 1.0, algorithm == "collnet", between)
-        return [getattr(c, name) for name in _FIELDS]
 
 
 def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
@@ -120,14 +145,17 @@ def fit_physics(
 
     # One vector: effects, then a dispatch cost for each source. The search moves in units of their standard deviations
     # from what is expected, so that the prior is the identity.
-    source, which = np.unique(thin.of_series("source").astype(str), return_inverse=True)
-    first = len(names)
-    middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(source)).T
+    sources, source_of_row = np.unique(thin.of_series("source").astype(str), return_inverse=True)
+    n_effects = len(names)
+    middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(sources)).T
     places, observed = _Placements(thin), np.log(thin.time_s)
 
     def at(move: np.ndarray) -> tuple[dict[Effect, float], np.ndarray]:
+        """Effects, and every row's dispatch cost [s]."""
         vector = middle + deviation * move
-        return {**fixed, **dict(zip(names, vector[:first].tolist(), strict=True))}, np.exp(vector[first:])[which]
+        values = dict(zip(names, vector[:n_effects].tolist(), strict=True))
+        dispatch_s = np.exp(vector[n_effects:])
+        return {**fixed, **values}, dispatch_s[source_of_row]
 
     def residual(move: np.ndarray) -> np.ndarray:
         values, dispatch_s = at(move)
@@ -144,17 +172,22 @@ def fit_physics(
         root = np.sqrt(1 + (error / KNEE) ** 2)
         slope = np.abs(error) / (root * KNEE * np.sqrt(2 * (root - 1)) + 1e-12)
         slope = np.where(np.abs(error) < 1e-6, 1.0, slope)
-        by_dispatch = np.eye(len(source))[which] * dispatch_s[:, None]
-        derivative = np.concatenate([places.derivative(values, names), by_dispatch], axis=1) * deviation
-        return np.concatenate([(weight * slope / total_s / NOISE)[:, None] * derivative, np.eye(len(middle))])
+        by_effect = places.derivative(values, names)
+        by_dispatch = np.eye(len(sources))[source_of_row] * dispatch_s[:, None]
+        derivative = np.concatenate([by_effect, by_dispatch], axis=1) * deviation
+        of_rows = (weight * slope / total_s / NOISE)[:, None] * derivative
+        return np.concatenate([of_rows, np.eye(len(middle))])
 
     begin = middle.copy()
-    begin[:first] = [(start or {}).get(name, value) for name, value in zip(names, middle, strict=False)]
+    for number, name in enumerate(names):
+        if start is not None and name in start:
+            begin[number] = start[name]
     first_move = (begin - middle) / deviation
     solution = least_squares(residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4)  # type: ignore[arg-type]
     vector = middle + deviation * solution.x
     _LOG.info("%d effects of %d placements' points, cost %.1f", len(middle), len(thin), solution.cost)
-    return {**fixed, **{name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}}
+    fitted = {name: round(float(value), 4) for name, value in zip(names, vector[:n_effects], strict=True)}
+    return {**fixed, **fitted}
 
 
 def _names(rows: CollectiveRows) -> list[Effect]:

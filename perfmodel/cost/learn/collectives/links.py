@@ -52,51 +52,80 @@ class LinkClass:
         return self.pattern != ""
 
 
+def _device_links(
+    name: str, pattern: str, bandwidth_bytes_per_s: float, latency_s: float = 2e-6, hop_s: float = 1e-6, **traits: bool
+) -> LinkClass:
+    """Links between the devices of a node."""
+    return LinkClass(name, pattern, bandwidth_bytes_per_s, latency_s, hop_s, **traits)
+
+
+def _host_bridge(name: str, pattern: str, bandwidth_bytes_per_s: float) -> LinkClass:
+    """A bus of the host, which the devices of a node share."""
+    return LinkClass(name, pattern, bandwidth_bytes_per_s, latency_s=5e-6, hop_s=2e-6)
+
+
+def _network(
+    name: str,
+    pattern: str,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 5e-6,
+    hop_s: float = 6e-6,
+    eager_bytes: float = 1e30,
+    **traits: bool,
+) -> LinkClass:
+    """A network between nodes."""
+    return LinkClass(
+        name,
+        pattern,
+        bandwidth_bytes_per_s,
+        latency_s,
+        hop_s,
+        between_nodes=True,
+        eager_bytes=eager_bytes,
+        **traits,
+    )
+
+
 # The first class of a family that matches a name counts, so special names stand before general ones.
 LINK_CLASSES: Final = (
-    LinkClass("NVLink1", r"nvlink[- ]?1", 80e9, 2e-6, 1e-6, mesh=True),
-    LinkClass(
-        "NVLink2-switch",
-        r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100",
-        150e9,
-        2e-6,
-        1e-6,
-        lines=True,
+    _device_links("NVLink1", r"nvlink[- ]?1", 80e9, mesh=True),
+    _device_links(
+        "NVLink2-switch", r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100", 150e9, lines=True
     ),
-    LinkClass("NVLink2", r"nvlink[- ]?2", 150e9, 2e-6, 1e-6, mesh=True, lines=True),
-    LinkClass("NVLink3", r"nvlink[- ]?3", 300e9, 2e-6, 1e-6, lines=True),
-    LinkClass("NVLink4-mesh", r"4xgh200", 450e9, 2e-6, 1e-6, mesh=True, lines=True),
-    LinkClass("NVLink4", r"nvlink[- ]?4", 450e9, 2e-6, 1e-6, reduces=True, lines=True),
-    LinkClass("NVLink5", r"nvlink[- ]?5|nvl72", 900e9, 2e-6, 1e-6, reduces=True, lines=True),
-    LinkClass("NVLink-bridge", r"bridge", 56e9, 2e-6, 1e-6),
-    LinkClass("XGMI", r"xgmi|infinity", 448e9, 2e-6, 2e-6, mesh=True),
-    LinkClass("ICI", r"\bici\b|tpu", 100e9, 1e-6, 1e-6),
-    LinkClass("PCIe3", r"pcie[- ]?(gen)?3", 16e9, 5e-6, 2e-6),
-    LinkClass("PCIe4", r"pcie[- ]?(gen)?4", 32e9, 5e-6, 2e-6),
-    LinkClass("PCIe5", r"pcie[- ]?(gen)?5", 64e9, 5e-6, 2e-6),
-    LinkClass("PCIe", r"pcie|upi|qpi", 16e9, 5e-6, 2e-6),
-    LinkClass("InfiniBand-FDR", r"fdr", 7e9, 5e-6, 6e-6, True, reduces=True),
-    LinkClass("InfiniBand-EDR", r"edr|infiniband.*100", 12.5e9, 5e-6, 6e-6, True, reduces=True, lines=True),
-    LinkClass("InfiniBand-NDR", r"ndr", 50e9, 5e-6, 6e-6, True, reduces=True, lines=True),
-    LinkClass("InfiniBand-XDR", r"xdr", 100e9, 5e-6, 6e-6, True, reduces=True, lines=True),
-    LinkClass("InfiniBand-HDR", r"hdr|infiniband|\bib\b", 25e9, 5e-6, 6e-6, True, reduces=True, lines=True),
-    LinkClass("OmniPath", r"omni", 12.5e9, 5e-6, 6e-6, True),
-    LinkClass("Aries", r"aries|cray", 10e9, 1.5e-6, 6e-6, True),
-    LinkClass("Slingshot", r"slingshot", 25e9, 5e-6, 6e-6, True, eager_bytes=4096),
-    LinkClass("RoCE", r"roce", 25e9, 6e-6, 10e-6, True, lines=True),
-    LinkClass("EFA", r"efa|elastic fabric", 12.5e9, 15e-6, 30e-6, True),
-    LinkClass("loopback", r"loopback", 5e9, 50e-6, 30e-6, limited=False),
-    LinkClass("emulated", r"gloo|emulated|veth", 12.5e9, 25e-6, 30e-6, True, limited=False),
-    LinkClass("Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, 25e-6, 30e-6, True),
-    LinkClass("NVLink", r"nvlink|nvswitch", 300e9, 2e-6, 1e-6, lines=True),
+    _device_links("NVLink2", r"nvlink[- ]?2", 150e9, mesh=True, lines=True),
+    _device_links("NVLink3", r"nvlink[- ]?3", 300e9, lines=True),
+    _device_links("NVLink4-mesh", r"4xgh200", 450e9, mesh=True, lines=True),
+    _device_links("NVLink4", r"nvlink[- ]?4", 450e9, reduces=True, lines=True),
+    _device_links("NVLink5", r"nvlink[- ]?5|nvl72", 900e9, reduces=True, lines=True),
+    _device_links("NVLink-bridge", r"bridge", 56e9),
+    _device_links("XGMI", r"xgmi|infinity", 448e9, hop_s=2e-6, mesh=True),
+    _device_links("ICI", r"\bici\b|tpu", 100e9, latency_s=1e-6),
+    _host_bridge("PCIe3", r"pcie[- ]?(gen)?3", 16e9),
+    _host_bridge("PCIe4", r"pcie[- ]?(gen)?4", 32e9),
+    _host_bridge("PCIe5", r"pcie[- ]?(gen)?5", 64e9),
+    _host_bridge("PCIe", r"pcie|upi|qpi", 16e9),
+    _network("InfiniBand-FDR", r"fdr", 7e9, reduces=True),
+    _network("InfiniBand-EDR", r"edr|infiniband.*100", 12.5e9, reduces=True, lines=True),
+    _network("InfiniBand-NDR", r"ndr", 50e9, reduces=True, lines=True),
+    _network("InfiniBand-XDR", r"xdr", 100e9, reduces=True, lines=True),
+    _network("InfiniBand-HDR", r"hdr|infiniband|\bib\b", 25e9, reduces=True, lines=True),
+    _network("OmniPath", r"omni", 12.5e9),
+    _network("Aries", r"aries|cray", 10e9, latency_s=1.5e-6),
+    _network("Slingshot", r"slingshot", 25e9, eager_bytes=4096),
+    _network("RoCE", r"roce", 25e9, latency_s=6e-6, hop_s=10e-6, lines=True),
+    _network("EFA", r"efa|elastic fabric", 12.5e9, latency_s=15e-6, hop_s=30e-6),
+    _device_links("loopback", r"loopback", 5e9, latency_s=50e-6, hop_s=30e-6, limited=False),
+    _network("emulated", r"gloo|emulated|veth", 12.5e9, latency_s=25e-6, hop_s=30e-6, limited=False),
+    _network("Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, latency_s=25e-6, hop_s=30e-6),
+    _device_links("NVLink", r"nvlink|nvswitch", 300e9, lines=True),
 )
 """Sources: the vendors' data sheets (NVLink and all Infinity Fabric links of a GPU one way; PCIe x16; InfiniBand and
 Ethernet per port)."""
 
-UNKNOWN_INTRA: Final = LinkClass("unknown-intra", "", 25e9, 2e-6, 2e-6)
-UNNAMED: Final = LinkClass("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, 5e-6, 6e-6, True, lines=True)
+UNKNOWN_INTRA: Final = _device_links("unknown-intra", "", 25e9, hop_s=2e-6)
+UNNAMED: Final = _network("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, lines=True)
 """A network told by the rate of its adapters alone (`RDMA-400G`)."""
-UNKNOWN_INTER: Final = LinkClass("unknown-inter", "", 12.5e9, 10e-6, 20e-6, True, lines=True)
+UNKNOWN_INTER: Final = _network("unknown-inter", "", 12.5e9, latency_s=10e-6, hop_s=20e-6, lines=True)
 
 _GENERATION: Final = (
     (r"p100", "NVLink1"),
