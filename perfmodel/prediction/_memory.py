@@ -18,6 +18,7 @@ from perfmodel.prediction._zero import (
     held_dtype_bytes,
     held_weight_share,
     is_trained,
+    kept_gradient_bytes,
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
     shards_gradients,
@@ -321,8 +322,13 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trains_weights)
 
     # Gradients. Where the host updates, reduced ones leave at once; what is not sharded is kept until the step ends.
-    gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
-    gradients = gradient_dtype_bytes(job) * xp.where(gradients_sharded, *updated_params) * trains_weights
+    # Those that are added up before they are sharded have the type that they are reduced in.
+    accumulates = ~sharding.one_backward
+    gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates)
+    kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
+    sharded_params, whole_params = updated_params
+    whole_bytes = whole_params * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
+    gradients = xp.where(gradients_sharded, sharded_params * kept_bytes, whole_bytes) * trains_weights
     gradients = xp.where((sharding.on_host > 0) & (gradients_sharded | ~sharding.reduced), 0.0, gradients)
 
     # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated

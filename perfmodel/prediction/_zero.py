@@ -148,8 +148,19 @@ def held_weight_share(job: Job, device: Device) -> float:
 
 
 def gradient_dtype_bytes(job: Job) -> int:
-    """Bytes per stored gradient, including the 16-bit copy if both it and the main gradient are stored."""
+    """Bytes per gradient while it is added up and reduced, including the 16-bit copy if both it and the main gradient
+    are stored."""
     return dtype_bytes(job.gradients.grad_dtype) + (2 if job.adds_half_gradients else 0)
+
+
+def kept_gradient_bytes(job: Job) -> int:
+    """Bytes per gradient that the optimizer reads."""
+    # Where weights have no wider master copy, gradients have the weights' type, as torch's `Tensor.grad` does, whatever
+    # they were reduced in (PyTorch torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_reduce`: the
+    # result is converted to `orig_dtype`).
+    if OPTIMIZERS[job.optimizer].master:
+        return gradient_dtype_bytes(job)
+    return min(gradient_dtype_bytes(job), stored_dtype_bytes(job))
 
 
 def optimizer_bytes_per_param(job: Job) -> float:
@@ -185,17 +196,21 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     return parameter_count(model) * per_param
 
 
-def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
+def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job, accumulates: Any = True) -> Any:
     """Whether accumulated gradients are sharded, so that each backward pass reduces its own.
 
     Args:
         zero: ZeRO stage of a layout, or an array of those of several layouts, as all arguments but `job`.
         pipelined: whether the pipeline has several stages.
         replicas: pipeline ranks that hold the same stage.
+        accumulates: whether a step has several backward passes. What a single one reduces is reduced once a step
+            either way.
     """
     # Not where a pipeline's ranks hold replicas of its stages, which would wait for each other after every backward:
     # they add up whole gradients and reduce them once (as torch's pipelines do, `backward_maybe_with_nosync`).
-    added_up_whole = pipelined & job.gradients.whole_gradients_in_pipelines
+    added_up_whole = (pipelined & job.gradients.whole_gradients_in_pipelines) | (
+        np.asarray(accumulates) & job.gradients.whole_gradients_in_accumulation
+    )
     return (zero >= 2) & np.logical_not(added_up_whole) & (np.asarray(replicas) <= 1)
 
 

@@ -24,7 +24,7 @@ from perfmodel.spec._notation import written, written_values
 from perfmodel.spec._relevance import concerns
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
 from perfmodel.spec._stage_partition import partition_by_cost
-from perfmodel.units import untraced, whole
+from perfmodel.units import dtype_bytes, untraced, whole
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
@@ -50,6 +50,7 @@ _JOB_DEFAULTS: Final = (
     "half_gradients",
     "all_reduce_gradients",
     "whole_gradients_in_pipelines",
+    "whole_gradients_in_accumulation",
     "repeated_keys",
     "masked_head",
     "weighted_experts",
@@ -63,6 +64,7 @@ _JOB_DEFAULTS: Final = (
     "stops_recompute",
     "fp8_params",
     "narrow_logits",
+    "gathered_logits",
 )
 """Fields of the sections of `Job` that they have defaults of their own for."""
 _NOT_NEGATIVE: Final = (
@@ -241,6 +243,7 @@ class Framework(Stated, Sectioned):
             "fp8_params": usual.narrow.fp8_params and dtype == "fp8",
             "flash_attention": self.launch.fp8_flash_attention if narrow else usual.kernels.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
+            "optimizer": self.launch.optimizer if dtype_bytes(dtype) <= 2 else "adam",
             "stops_recompute": usual.activations.stops_recompute or self.host.execution == "compiled",
             "narrow_logits": usual.loss.narrow_logits or self.host.execution == "compiled",
         }

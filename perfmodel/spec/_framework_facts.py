@@ -247,6 +247,8 @@ class LaunchDefaults:
     """Fused attention where products are in 8 bits (Transformer Engine runs them, with fused attention of its own)."""
     bf16_grad_dtype: str = ""
     """Element type of bf16 gradients, which narrower products have too; empty: `grad_dtype`."""
+    optimizer: str = "adam"
+    """The optimizer of weights of at most 16 bits (`Job.optimizer`)."""
     chunks_loss_unsaid: bool = False
     """Published runs may have Liger's fused linear cross entropy (`Job.chunked_loss`) on without a word of it."""
     fuses_operations_unsaid: bool = False

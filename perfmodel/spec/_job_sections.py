@@ -194,6 +194,9 @@ class GradientReduction:
     whole_gradients_in_pipelines: bool = False
     """Under ZeRO 2 and 3, pipeline ranks accumulate whole gradients and reduce them once after the last micro-batch,
     instead of after each."""
+    whole_gradients_in_accumulation: bool = False
+    """Under ZeRO 2 and 3, the micro-batches of a step add up whole gradients and the last one reduces them, instead of
+    each (torch's `no_sync`)."""
     bucket_bytes: float | None = None
     """Size of the buffers in which ZeRO reduces gradients and gathers weights; None: the framework's."""
     secondary_shards: int = 0
@@ -222,6 +225,8 @@ class HeadAndLoss:
     narrow_logits: bool = False
     """No fp32 copy of 16-bit logits is kept and their gradient reuses their buffer, because a compiler fuses the casts
     (XLA's buffer assignment; torch.compile's `donated_buffer`)."""
+    gathered_logits: bool = False
+    """Tensor-parallel ranks gather the logits of the whole vocabulary, and each computes the loss of all of them."""
     chunked_loss: bool = False
     """Head and loss process the tokens in V / h chunks, so that the logits in memory are never larger than the hidden
     states (Liger's fused linear cross entropy)."""

@@ -66,6 +66,7 @@ class GradientKeywords(TypedDict, total=False):
     all_reduce_gradients: bool
     reduce_every_micro_batch: bool
     whole_gradients_in_pipelines: bool
+    whole_gradients_in_accumulation: bool
     bucket_bytes: float | None
     secondary_shards: int
 
@@ -77,6 +78,7 @@ class LossKeywords(TypedDict, total=False):
     masked_head: bool
     loss_with_gradient: bool
     narrow_logits: bool
+    gathered_logits: bool
     chunked_loss: bool
 
 

@@ -120,6 +120,11 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     if model.head.pooler_and_mlm_head:
         params += local.vocab
     pieces.append(replace(projection, params=params))
+    if _gathers_logits(local):
+        # Each rank takes its part of the gradient of what all of them have: nothing is sent in backward.
+        local = _of_whole_vocabulary(local)
+        logits_bytes = float(local.tokens) * local.vocab * local.act_bytes
+        pieces.append(Piece(forward_comm=(Comm(collective="all_gather", bytes=logits_bytes, group="tp"),)))
 
     # Capped logits keep the tanh of each, of which its gradient is made.
     if model.head.logit_softcap:
@@ -223,6 +228,8 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     if local.job.loss.head != "vocabulary":
         return 0.0
     seen = _seen_by_head(model, local)
+    if _gathers_logits(local):
+        local, seen = _of_whole_vocabulary(local), _of_whole_vocabulary(seen)
     if local.job.loss.chunked_loss:
         return _logits_at_once(seen) * local.act_bytes
 
@@ -236,6 +243,16 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         width += 4
         width = max(width, _gradient_bytes_per_logit(local))
     return _logits_at_once(seen) * width
+
+
+def _gathers_logits(local: ShardSizes) -> bool:
+    """Whether tensor-parallel ranks gather whole logits (`Job.gathered_logits`)."""
+    return local.job.loss.gathered_logits and local.tp > 1
+
+
+def _of_whole_vocabulary(local: ShardSizes) -> ShardSizes:
+    """Sizes of the loss on a rank that has the logits of the whole vocabulary."""
+    return replace(local, vocab=local.vocab * local.tp, shard=replace(local.shard, tp=1))
 
 
 def _gradient_bytes_per_logit(local: ShardSizes) -> int:

@@ -89,8 +89,18 @@ def by_hand(problem: StepProblem, layout: Layout, rank: Rank) -> dict[str, float
     weight_bytes = max(dtype_bytes(job.dtype), 2)
     has_master = job.optimizer in KEEPS_MASTER and dtype_bytes(job.dtype) < 4
     state_bytes = STATE_BYTES[job.optimizer] + (4 if has_master else 0)
-    shards_gradients = layout.zero >= 2 and not (layout.pp > 1 and job.gradients.whole_gradients_in_pipelines)
-    gradients = dtype_bytes(job.gradients.grad_dtype) * states(rank, layout, shards_gradients)
+    several_passes = layout.pp > 1 or job.global_batch > layout.dp * layout.micro_batch
+    is_added_up_whole = (layout.pp > 1 and job.gradients.whole_gradients_in_pipelines) or (
+        several_passes and job.gradients.whole_gradients_in_accumulation
+    )
+    shards_gradients = layout.zero >= 2 and not is_added_up_whole
+    # Weights without a wider copy have gradients of their own type, but for those that are added up before they are
+    # sharded.
+    kept_bytes = added_up_bytes = dtype_bytes(job.gradients.grad_dtype)
+    if job.optimizer not in KEEPS_MASTER:
+        kept_bytes = min(kept_bytes, weight_bytes)
+    gradient_bytes = added_up_bytes if layout.zero >= 2 and is_added_up_whole else kept_bytes
+    gradients = gradient_bytes * states(rank, layout, shards_gradients)
     gradients += 2 * states(rank, layout, shards_gradients) * job.gradients.half_gradients
     replicated = layout.dp * layout.cp > 1
 
@@ -152,10 +162,10 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("whole_gradients", [False, True])
+@pytest.mark.parametrize("whole_gradients", ["", "whole_gradients_in_pipelines", "whole_gradients_in_accumulation"])
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "llama3-8b"])
-def test_every_stage_of_zero_and_of_a_pipeline(model: str, whole_gradients: bool) -> None:
-    problem = problem_of(model, whole_gradients_in_pipelines=whole_gradients)
+def test_every_stage_of_zero_and_of_a_pipeline(model: str, whole_gradients: str) -> None:
+    problem = problem_of(model, **({whole_gradients: True} if whole_gradients else {}))
     for layout in LAYOUTS:
         check(problem, layout)
 
@@ -176,8 +186,9 @@ def test_hybrid_sharding_divides_by_the_shards_and_not_by_the_copies(zero: int) 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("optimizer", STATE_BYTES)
 def test_optimizers_keep_a_master_copy_of_narrow_weights_alone(optimizer: str, dtype: str) -> None:
-    for zero in (0, 1):
-        check(problem_of("llama3-8b", dtype=dtype, optimizer=optimizer), Layout(dp=4, zero=zero))
+    for zero, whole in product((0, 1, 2, 3), (False, True)):
+        problem = problem_of("llama3-8b", dtype=dtype, optimizer=optimizer, whole_gradients_in_accumulation=whole)
+        check(problem, Layout(dp=4, zero=zero))
 
 
 @pytest.mark.parametrize(("grad_dtype", "half"), [("fp32", False), ("fp32", True), ("bf16", False)])

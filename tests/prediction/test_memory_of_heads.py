@@ -64,3 +64,27 @@ def test_torch_holds_three_tensors_of_fp32_logits_at_once_and_between_ranks_four
     in_torch = head_bytes_per_logit("cross_entropy", "loss_gradient")
     assert in_torch == pytest.approx(16 if tp > 1 else 12)
     assert head_bytes_per_logit() < head_bytes_per_logit("cross_entropy") <= in_torch
+
+
+@pytest.mark.parametrize("eager", [(), ("cross_entropy", "loss_gradient")])
+def test_gathered_logits_take_as_much_on_each_rank_as_on_one_alone(eager: tuple[str, ...]) -> None:
+    """Ranks that gather logits hold all of them, so that the head's memory beyond its weights and hidden states is that
+    of a single rank; gathering them is the only exchange of the loss."""
+    job = Job(global_batch=1, seq_len=4096, eager_kernels=eager)  # pyright: ignore[reportArgumentType]
+    model = replace(MODEL, vocab=2**17)
+
+    def head(tp: int, gathered: bool):
+        (*_, (block, _)) = blocks(model, replace(job, gathered_logits=gathered), Shard(tp=tp))
+        return block
+
+    alone = head(1, False)
+    assert head(1, True) == alone
+    for tp in (2, 8):
+        gathered, parted = head(tp, True), head(tp, False)
+        assert gathered.workspace_bytes == alone.workspace_bytes
+        assert gathered.activation_bytes == alone.activation_bytes
+        assert gathered.workspace_bytes + gathered.activation_bytes.none > parted.workspace_bytes + (
+            parted.activation_bytes.none
+        )
+        (gather,) = gathered.forward_comm
+        assert (gather.collective, gather.bytes, gather.group) == ("all_gather", 2.0 * 4096 * 2**17, "tp")

@@ -81,6 +81,25 @@ def test_gradients_that_pipelines_keep_whole_are_those_of_zero_1():
 
 
 @pytest.mark.parametrize("zero", [2, 3])
+def test_gradients_that_accumulate_whole_are_reduced_once(zero: int) -> None:
+    """As torch's `no_sync`: whole gradients in memory, one reduction however many micro-batches there are, and no
+    difference where there is only one."""
+    asked = catalog.problem("llama3-8b", "dgx-h100", global_batch=64)
+    layout = Layout(dp=8, zero=zero, overlap_grad_reduce=False, overlap_param_gather=False)
+
+    def explained(global_batch: int, whole: bool):
+        job = replace(asked.job, global_batch=global_batch, whole_gradients_in_accumulation=whole)
+        return explain(step_problem(asked.model, asked.cluster, job), layout)
+
+    once, each = (explained(64, whole) for whole in (True, False))
+    assert once.memory.gradients == pytest.approx(8 * each.memory.gradients)
+    assert once.step_time_s < each.step_time_s
+    single, as_before = (explained(8, whole) for whole in (True, False))
+    assert single.memory == as_before.memory
+    assert single.step_time_s == pytest.approx(as_before.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
 def test_copies_of_shards_are_reduced_once_where_pipelines_defer_it(zero: int) -> None:
     """Between the copies of hybrid sharding gradients are reduced after the last micro-batch alone: four times the
     micro-batches take no more of it."""
