@@ -21,7 +21,7 @@ plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with th
 test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA, torch or a browser skip, and say so, where it is absent
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch, more moments of interrupts, live runs, published servers
+slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch, more moments of interrupts, live runs, published servers, code of the pages, whole spaces
 	$(BIN)/python -m pytest -n 2 -m slow
 
 smoke-bounds: $(VENV)/.test ## the smoke set at the lowest versions of dependencies and at the newest, on Python 3.11 to 3.13

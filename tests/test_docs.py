@@ -30,6 +30,7 @@ def commands(text: str) -> list[list[str]]:
     return [line[1 : line.index(">") if ">" in line else None] for line in words if line[0] == "perfmodel"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .sh ...) becomes this file."""

@@ -73,6 +73,7 @@ def test_every_method_of_a_process_group_is_emulated_or_refused() -> None:
         assert getattr(EmulatedGroup, before) is getattr(EmulatedGroup, now)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first_s", "last_s"), [(LONG_S, 2 * LONG_S), (LONG_S, 0.0)])
 def test_a_sweep_takes_the_delays_that_it_names(first_s: float, last_s: float) -> None:
     """Two reductions, one after the other: an iteration takes at least twice the delay, wherever the sweep begins."""
@@ -91,6 +92,7 @@ def test_a_sweep_takes_the_delays_that_it_names(first_s: float, last_s: float) -
     assert curve.felt == 2
 
 
+@pytest.mark.slow
 def test_delays_and_stragglers_are_no_overhead() -> None:
     """What is taken off every call is what emulating it takes on a cluster that is as it is."""
     run = emulate(emulation("steps.py", "2", conditions={"straggler": 1000.0, "jitter": 1.5}))
@@ -150,6 +152,7 @@ def test_pipeline_whose_stages_are_all_real() -> None:
     assert len(run.iterations()) == 4
 
 
+@pytest.mark.slow
 def test_real_ranks_apart_wait_for_one_another_and_for_the_model_alone() -> None:
     prices = Prices(catalog.cluster("dgx-a100"), lambda op: LONG_S)
     orders = emulation("apart.py", world_size=2, real=(0, 1), conditions={"apart": True})

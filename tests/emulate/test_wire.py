@@ -60,6 +60,7 @@ def test_messages_take_their_hops_and_operations_their_delay(run) -> None:
     assert (reductions.issued_s.to_numpy()[1:] < reductions.end_s.to_numpy()[:-1]).any()
 
 
+@pytest.mark.slow
 def test_several_real_ranks_talk_to_each_other_themselves() -> None:
     """And each with the emulated ones: rank 2 in the middle of a pipeline, before an emulated stage."""
     run = emulate(emulation("stages.py", real_ranks=(0, 2), wire=Network()))

@@ -200,6 +200,7 @@ def test_fine_tuning_recipes_of_megatron_bridge() -> None:
     assert read("run.py", script, devices=8).job_fields["adapter_rank"] == 4
 
 
+@pytest.mark.slow
 def test_every_recipe_names_a_model_and_is_read() -> None:
     """On as many devices as its degrees need, and without settings that nobody understands."""
     table = parse_toml((Path(recipes.__file__).parent / "recipes.toml").read_text())

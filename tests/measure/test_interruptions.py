@@ -48,6 +48,7 @@ def command(out: Path) -> int:
     return main(["calibrate", "--plan", str(out / "plan.toml"), "--out", str(out)])
 
 
+@pytest.mark.slow
 def test_fifty_kills_at_random_moments_lose_nothing(tmp_path: Path):
     driver = Path(__file__).with_name("kill_runs.py")
     done = subprocess.run(

@@ -116,6 +116,7 @@ def _problem() -> Problem:
     return catalog.problem("gpt3-1.3b", "dgx-a100", devices=12, global_batch=24)
 
 
+@pytest.mark.slow
 def test_search_over_schedules_never_loses_to_fewer() -> None:
     few = default_space(_problem())
     many = with_schedules(few, "all")

@@ -137,6 +137,7 @@ def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
                                      inside.high))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_derivative_by_layers_is_that_of_the_next_layer_where_layers_differ():
     """Four dense layers, then experts: the cut between the stages lies where they change."""
     experts = replace(pm.model("qwen3-30b-a3b").experts, first_dense_layers=4)

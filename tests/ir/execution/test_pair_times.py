@@ -133,6 +133,7 @@ def test_a_link_gives_credit_for_its_pause_only():
     assert full.makespan_s - credited.makespan_s == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_two_real_ranks_are_measured_and_more_predicted():
     program = distribute(STEP, Degrees(data=2, pipeline=2, micro_batches=2))
     events = rank_events(program.function, cluster(4, 4))

@@ -22,6 +22,7 @@ def two_ranks() -> Iterator[RankGroup]:
         yield ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "degrees"),
     [

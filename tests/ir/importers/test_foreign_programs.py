@@ -205,6 +205,7 @@ def tokens(torch, device: str = "cpu"):
     return tuple(torch.randint(0, VOCAB, (BATCH, SEQ), device=device) for _ in range(2))
 
 
+@pytest.mark.slow
 def test_a_module_of_torch_trains_as_torch_trains_it(torch):
     torch.manual_seed(0)
     module, args = gpt(torch), tokens(torch)

@@ -91,6 +91,7 @@ def test_resnet_of_torch_computes_what_torch_does_and_distributes(torch, resnet,
         np.testing.assert_allclose(spread, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_resnet_are_torch_s_and_replicas_sum_them(torch, resnet, image):
     class Step(torch.nn.Module):
         def __init__(self):

@@ -174,6 +174,7 @@ def test_all_ranks_together_compute_what_the_whole_module_does(torch: Any, progr
     assert execute(parse_program(to_text(program)), arrays).keys() == execute(program, arrays).keys()
 
 
+@pytest.mark.slow
 def test_real_ranks_compute_it_too(torch: Any, program: Program) -> None:
     arrays = whole_inputs(torch)
     with program_ranks(RANKS, "torch") as ranks:

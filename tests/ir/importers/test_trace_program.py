@@ -226,6 +226,7 @@ def plain_in_bf16():
     return in_bf16, jax.tree.map(np.float32, gpt_weights(layers=1)), tokens, labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "degrees"), [(plain_in_bf16, Degrees(data=2, micro_batches=2)), (flax_in_bf16, Degrees())]
 )

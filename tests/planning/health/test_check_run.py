@@ -282,6 +282,7 @@ def first_causes() -> dict[str, str]:
     return {name: checked(run).causes[0].name for name, run in SICK.items()}
 
 
+@pytest.mark.slow
 def test_the_true_cause_is_named_first_in_eight_of_ten(first_causes: dict[str, str]) -> None:
     right = {name: cause == SICK[name].cause for name, cause in first_causes.items()}
     assert sum(right.values()) >= 0.8 * len(right), {n: first_causes[n] for n, hit in right.items() if not hit}

@@ -32,6 +32,7 @@ def same(a, b) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_processes_find_the_same(case, alone):
     assert same(found(case, workers=2), alone)
 

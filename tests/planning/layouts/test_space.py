@@ -59,6 +59,7 @@ def test_the_result_states_its_space(case):
     assert "schedule 1f1b gpipe" in str(found.space)
 
 
+@pytest.mark.slow
 def test_exact_holds_over_the_whole_space(case):
     """Every layout that fits, evaluated one by one, against the best and against what is told to be one with it."""
     job = replace(case.job, global_batch=32)

@@ -166,6 +166,7 @@ def test_hardware_for_a_budget() -> None:
         design_hardware([], prices, budget=1.0)
 
 
+@pytest.mark.slow
 def test_joint_cuts_and_bandwidth_beat_each_alone() -> None:
     chain = random_chain(0, layers=24, stages=6, micro_batches=8, transfer=4.0)
     found = optimise_chain(chain)
