@@ -134,31 +134,12 @@ def _check(arguments: argparse.Namespace) -> None:
             "fit: nothing to fit to; give TABLE... (kernels, collectives), --runs RUNS.csv, --log SCRIPT=LOG or "
             "--profile FILE..."
         )
-
-    # A log tells what ran, but not on which machine.
-    if arguments.logs and arguments.cluster is None:
-        raise PerfModelError("fit: --log needs --cluster, the cluster that the job ran on")
-    if arguments.logs and (arguments.profile or arguments.sites):
-        raise PerfModelError(
-            "fit: --log cannot be combined with --profile or --sites; fit in two steps, the second with --base"
-        )
-
-    # A profile corrects one calibration by one recorded step, whose job the flags of a job say. Runs
-    # and logs say by themselves what ran.
-    if arguments.profile and (arguments.tables or arguments.runs or arguments.sites or arguments.family):
-        raise PerfModelError(
-            "fit: --profile cannot be combined with TABLEs, --runs, --sites or --family; fit in two steps, the second "
-            "with --base"
-        )
-    flags = lacking(arguments, "model", "cluster", "global_batch", "layout") if arguments.profile else ""
-    if flags:
-        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml) of the run that was profiled")
-    job = next(
-        (flag for flag in ("model", "layout", "step_time") if getattr(arguments, flag) is not None),
-        "",
-    )
-    if job and not arguments.profile:
-        raise PerfModelError(f"fit: {flags_of([job])} belongs to --profile FILE...; give both or neither")
+    if arguments.logs:
+        _check_logs(arguments)
+    if arguments.profile:
+        _check_profile(arguments)
+    else:
+        _check_no_job(arguments)
     if arguments.step_time is not None and not 0 < arguments.step_time < inf:
         raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
 
@@ -171,11 +152,41 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError("fit: --unstated SOURCE belongs to --sites; give both or neither")
 
     # Tables make a calibration of their own; runs, logs and profiles correct one that is there.
-    if arguments.base and (arguments.tables or not (has_runs or arguments.profile)):
+    corrects = has_runs or arguments.profile
+    if arguments.base and (arguments.tables or not corrects):
         raise PerfModelError(
             "fit: --base DIR is the calibration that --runs, --log or --profile corrects; "
             "give exactly one of these, and no TABLE"
         )
+
+
+def _check_logs(arguments: argparse.Namespace) -> None:
+    """Refuse what does not go with logs: they tell what ran, but not on which machine."""
+    if arguments.cluster is None:
+        raise PerfModelError("fit: --log needs --cluster, the cluster that the job ran on")
+    if arguments.profile or arguments.sites:
+        raise PerfModelError(
+            "fit: --log cannot be combined with --profile or --sites; fit in two steps, the second with --base"
+        )
+
+
+def _check_profile(arguments: argparse.Namespace) -> None:
+    """Refuse what does not go with a profile: it corrects one calibration by one step, whose job flags say."""
+    if arguments.tables or arguments.runs or arguments.sites or arguments.family:
+        raise PerfModelError(
+            "fit: --profile cannot be combined with TABLEs, --runs, --sites or --family; fit in two steps, the second "
+            "with --base"
+        )
+    flags = lacking(arguments, "model", "cluster", "global_batch", "layout")
+    if flags:
+        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml) of the run that was profiled")
+
+
+def _check_no_job(arguments: argparse.Namespace) -> None:
+    """Refuse flags of a job where there is no profile: runs and logs say by themselves what ran."""
+    for name in ("model", "layout", "step_time"):
+        if getattr(arguments, name) is not None:
+            raise PerfModelError(f"fit: {flags_of([name])} belongs to --profile FILE...; give both or neither")
 
 
 def _show_fit(summary: dict[str, Any], out: Path) -> None:

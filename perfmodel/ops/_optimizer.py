@@ -1,7 +1,7 @@
 """The update of parameters."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -58,15 +58,24 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     return Physics(flops, flops, traffic, features, [log2(xp, count), log2(xp, tensors)])
 
 
+class AdamPasses(NamedTuple):
+    """What an update of Adam does beside that of fp32 weights and states, each pass by itself."""
+
+    copy_dtype: str = ""
+    """16-bit type that weights are copied in; empty: in none."""
+    clips: bool = False
+    """Gradients are read for their norm and rescaled to clip it."""
+    unscales: bool = False
+    """16-bit gradients are copied to fp32 and rid of the loss scale."""
+
+
 MEASURED_ADAM: Final = {
-    28.0: (),
-    30.0: ("bf16",),
-    42.0: ("bf16", "clip"),
-    56.0: ("fp16", "clip", "unscale"),
+    28.0: AdamPasses(),
+    30.0: AdamPasses("bf16"),
+    42.0: AdamPasses("bf16", clips=True),
+    56.0: AdamPasses("fp16", clips=True, unscales=True),
 }
-"""What an update of Adam does beside that of fp32 weights and states, by its traffic per parameter: the weight copied
-in 16 bits, gradients read for their norm and rescaled to clip it, 16-bit gradients copied to fp32 and rid of the loss
-scale (each in a pass of its own, as frameworks have it)."""
+"""Updates of Adam that can be measured, by their traffic per parameter."""
 
 
 def _check(op: OptimizerStep) -> None:
@@ -89,69 +98,71 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
     import jax
     import jax.numpy as jnp
 
-    extras, tensors = MEASURED_ADAM[op.bytes_per_param], op.tensors
-    low = JAX_DTYPES[extras[0]] if extras else ""
+    passes = MEASURED_ADAM[op.bytes_per_param]
+    copy_dtype = JAX_DTYPES[passes.copy_dtype] if passes.copy_dtype else ""
 
     def adam(weights: Any, momenta: Any, variances: Any, gradients: Any) -> tuple[Any, Any, Any, Any]:
         momenta = [0.9 * m + 0.1 * g for m, g in zip(momenta, gradients, strict=True)]
         variances = [0.999 * v + 0.001 * g * g for v, g in zip(variances, gradients, strict=True)]
         states = zip(weights, momenta, variances, strict=True)
         weights = [w - 1e-4 * m / (jnp.sqrt(v) + 1e-8) for w, m, v in states]
-        return weights, momenta, variances, [w.astype(low) for w in weights] if low else []
+        copies = [w.astype(copy_dtype) for w in weights] if copy_dtype else []
+        return weights, momenta, variances, copies
 
     # Each a program of its own, as frameworks launch them: compiled as one they would share their reads.
     norm = jax.jit(lambda gs: jnp.sqrt(sum(jnp.vdot(g, g) for g in gs)))
     clip = jax.jit(lambda gs, n: [g * jnp.minimum(1.0, 1.0 / n) for g in gs], donate_argnums=0)
     widen = jax.jit(lambda gs: [g.astype(jnp.float32) for g in gs])
-    # the traffic is that of any loss scale, as that of clipping is that of any threshold
+    # The traffic is that of any loss scale, as that of clipping is that of any threshold.
     unscale = jax.jit(lambda gs: [g / 1024 for g in gs], donate_argnums=0)
     update = jax.jit(adam, donate_argnums=(0, 1, 2))
 
+    # Gradients of 16 bits are given anew in every step; those that were clipped take the place of the others.
+    keeps_gradients = passes.clips and not passes.unscales
+
     # All arrays of a step in one row, as a program's arguments are: weights, momenta, variances, gradients.
     def step(*arrays: Any) -> tuple[Any, ...]:
-        weights, momenta, variances, gradients = (arrays[i * tensors : (i + 1) * tensors] for i in range(4))
-        if "unscale" in extras:
+        n = op.tensors
+        weights, momenta, variances, gradients = arrays[:n], arrays[n : 2 * n], arrays[2 * n : 3 * n], arrays[3 * n :]
+        if passes.unscales:
             gradients = unscale(widen(gradients))
-        total = norm(gradients) if "clip" in extras else None
-        if total is not None:
-            gradients = clip(gradients, total)
+        if passes.clips:
+            gradients = clip(gradients, norm(gradients))
         weights, momenta, variances, copies = update(weights, momenta, variances, gradients)
-
-        # Gradients of 16 bits are given anew in every step; those that were clipped take the place of the others.
-        carried_gradients = () if "unscale" in extras or total is None else gradients
+        carried_gradients = gradients if keeps_gradients else ()
         return (*weights, *momenta, *variances, *carried_gradients, *copies)
 
-    gradient_dtype = low and extras[0] if "unscale" in extras else op.dtype
+    gradient_dtype = passes.copy_dtype if passes.unscales else op.dtype
     weights = [jax_array(rng, op.dtype, n) for n in _sizes(op)]
     gradients = [jax_array(rng, gradient_dtype, n) for n in _sizes(op)]
 
     # Momenta and variances are arrays of their own: a donated buffer may be given up only once.
     states = [jnp.zeros_like(w) for w in (*weights, *weights)]
-    carried = tensors * (4 if "clip" in extras and "unscale" not in extras else 3)
+    carried = op.tensors * (4 if keeps_gradients else 3)
     return Program(step, (*weights, *states, *gradients), carried=carried)
 
 
 def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
     """torch's fused Adam on fp32 tensors; the 16-bit weights are copied after it, which reads the fp32 ones again."""
-    torch, extras = torch_module(), MEASURED_ADAM[op.bytes_per_param]
+    torch, passes = torch_module(), MEASURED_ADAM[op.bytes_per_param]
     weights = [torch.nn.Parameter(make(n)) for n in _sizes(op)]
     for weight in weights:
         weight.grad = make(weight.numel())
     update = torch.optim.Adam(weights, lr=1e-4, fused=True).step
-    if not extras:
+    if not passes.copy_dtype:
         return Program(update, ())
 
     # The buffers are made before anything is timed: a step only copies into them.
-    low = getattr(torch, TORCH_DTYPES[extras[0]])
+    copy_dtype = getattr(torch, TORCH_DTYPES[passes.copy_dtype])
     gradients, masters = [w.grad for w in weights], [w.data for w in weights]
-    copies = [torch.Tensor.to(master, low) for master in masters]
-    half_gradients = [torch.Tensor.to(gradient, low) for gradient in gradients]
+    copies = [torch.Tensor.to(master, copy_dtype) for master in masters]
+    half_gradients = [torch.Tensor.to(gradient, copy_dtype) for gradient in gradients]
 
     def step() -> None:
-        if "unscale" in extras:
+        if passes.unscales:
             torch._foreach_copy_(gradients, half_gradients)
             torch._foreach_mul_(gradients, 1 / 1024)
-        if "clip" in extras:
+        if passes.clips:
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
         update()
         torch._foreach_copy_(copies, masters)

@@ -114,7 +114,15 @@ class Layout:
     cluster's order (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
-        # Each field by itself. Layouts are made by the ten thousand, so what nearly all values are is tested first.
+        self._check_numbers()
+        self._check_choices()
+        self._check_lists()
+        self._check_stage_ranks()
+        self._check_dependencies()
+
+    def _check_numbers(self) -> None:
+        """Raise `LayoutError` unless degrees and the like are whole numbers from 1 on."""
+        # Layouts are made by the ten thousand, so what nearly all values are is tested first.
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
             if type(value) is int and value >= 1:
@@ -122,6 +130,9 @@ class Layout:
             untraced(f"layout: {name}", value)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
+
+    def _check_choices(self) -> None:
+        """Raise `LayoutError` unless each field of a few values has one of them."""
         if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.offload_states not in ("none", "optimizer", "weights"):
@@ -135,6 +146,9 @@ class Layout:
                 f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
             )
+
+    def _check_lists(self) -> None:
+        """Raise `LayoutError` unless what stages or pipeline ranks have one by one is well formed."""
         for name in ("partition", "recompute_full_layers"):
             value = getattr(self, name)
             if value is not None and not (value and all(type(n) is int and n >= 0 for n in value)):
@@ -145,12 +159,9 @@ class Layout:
                 "like fast-fast-slow",
                 Reason.KINDS,
             )
-        if self.recompute == "full" and self.recompute_full_layers is not None:
-            raise LayoutError(
-                "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
-            )
 
-        # Ranks of a stage over experts and replicas of these.
+    def _check_stage_ranks(self) -> None:
+        """Raise `LayoutError` unless the ranks of a stage divide over experts, and replicas over their groups."""
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
             if self.expert_tp == self.tp:
                 raise LayoutError(
@@ -164,12 +175,15 @@ class Layout:
                 Reason.FOLDED_RANKS,
             )
         if self.dp % self.replicate or self.edp % self.replicate:
-            raise LayoutError(
-                f"layout: replicate={self.replicate} must divide dp={self.dp}"
-                + (f" and the {self.edp} replicas of an expert" if self.ep > 1 else "")
-            )
+            of_experts = f" and the {self.edp} replicas of an expert" if self.ep > 1 else ""
+            raise LayoutError(f"layout: replicate={self.replicate} must divide dp={self.dp}{of_experts}")
 
-        # Fields that need others.
+    def _check_dependencies(self) -> None:
+        """Raise `LayoutError` where a field excludes another, or needs one that is not set."""
+        if self.recompute == "full" and self.recompute_full_layers is not None:
+            raise LayoutError(
+                "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
+            )
         if self.offload_states == "weights" and self.zero < 3:
             raise LayoutError("layout: offload_states=weights needs zero=3; set it, or use offload_states=optimizer")
         if self.offload_states == "optimizer" and self.replicated and not self.zero:

@@ -59,26 +59,21 @@ def rows(
         turned: how each follows the machine's parameters.
         best: probability of each to be the best; none where there is one row.
     """
-    events: dict[str, int] = {}
-
     # Parts, origins and events are lists of names for the whole page. Rows hold figures in the
     # order of these lists, which keeps a page of 100 layouts small.
     looks = part_looks(chain.from_iterable(p.breakdown_s for p in predictions))
-    seen = set()
-    for p in predictions:
-        # Parts that no layout feels (below a millionth of the step) are left out of the legend.
-        seen.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
-    parts = [name for name in looks if name in seen]
+    parts = _felt_parts(predictions, looks)
     origins = list(dict.fromkeys(chain.from_iterable(p.provenance for p in predictions)))
+    events: dict[str, int] = {}
     records = []
     for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
-        record = _quantities(p, run)
-        if len(best):
-            record["best"] = _short(best[i])
         path = []
         for event in p.critical_path[:MOST_EVENTS]:
             number = events.setdefault(event.event, len(events))
             path.append([number, _short(event.count), _short(event.time_s)])
+        record = _quantities(p, run)
+        if len(best):
+            record["best"] = _short(best[i])
         record |= {
             "layout": p.layout_notation,
             "settings": [_setting(p.layout, name) for name in _SETTINGS],
@@ -95,18 +90,6 @@ def rows(
         }
         records.append(record)
     unit = "tokens" if predictions[0].seq_len > 1 else "samples"
-
-    # A batch that all rows share is in the page's heading already.
-    known = [
-        name for name in _QUANTITIES if name in records[0] and not (name == "global_batch" and _same(records, name))
-    ]
-    folded = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
-    varied = []
-    for i, name in enumerate(_SETTINGS):
-        values = {row["settings"][i] for row in records}
-        # Without folded experts their degree of tensor parallelism is but that of the layers.
-        if len(values) > 1 and (folded or name != "etp"):
-            varied.append(i)
     return {
         "rows": records,
         "unit": unit,
@@ -114,13 +97,40 @@ def rows(
         "categories": list(CATEGORIES),
         "origins": origins,
         "events": list(events),
-        "quantities": [
-            {"key": name, "label": head.format(unit), "unit": figure_unit, "better": better}
-            for name, (head, figure_unit, better) in _QUANTITIES.items()
-            if name in known
-        ],
-        "settings": [{"key": _SETTINGS[i], "at": i} for i in varied],
+        "quantities": _quantity_heads(records, unit),
+        "settings": _varied_settings(predictions, records),
     }
+
+
+def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list[str]:
+    """Parts of the step that some layout feels: others, below a millionth of it, are left out of the legend."""
+    felt = set()
+    for p in predictions:
+        felt.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
+    return [name for name in names if name in felt]
+
+
+def _quantity_heads(records: Sequence[dict[str, Any]], unit: str) -> list[dict[str, str]]:
+    """What the page says of each quantity; `unit`: tokens or samples."""
+    heads = []
+    for name, (head, figure_unit, better) in _QUANTITIES.items():
+        # A batch that all rows share is in the page's heading already.
+        is_in_heading = name == "global_batch" and _same(records, name)
+        if name in records[0] and not is_in_heading:
+            heads.append({"key": name, "label": head.format(unit), "unit": figure_unit, "better": better})
+    return heads
+
+
+def _varied_settings(predictions: Sequence[Prediction], records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings in which rows differ, with their places in `settings`."""
+    has_folded_experts = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
+    varied = []
+    for i, name in enumerate(_SETTINGS):
+        values = {row["settings"][i] for row in records}
+        # Without folded experts their degree of tensor parallelism is but that of the layers.
+        if len(values) > 1 and (has_folded_experts or name != "etp"):
+            varied.append({"key": name, "at": i})
+    return varied
 
 
 def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:

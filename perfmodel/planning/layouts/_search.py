@@ -129,8 +129,9 @@ def search(
         "seq_len": seq_len,
         "dtype": dtype,
         "devices": devices,
+        "job": job,
+        "framework": framework,
     }
-    stated |= {"job": job, "framework": framework}
     stated = {name: value for name, value in stated.items() if value is not None} | {**fields}
 
     # A job file's [search] table comes behind what the caller states; a space of the caller replaces its own.
@@ -139,32 +140,25 @@ def search(
         for name, value in file_words(file).items():
             if name not in stated and (space is None or SEARCH_WORDS[name] is not SpaceWords):
                 stated[name] = value
-    named: Any = file or model
     batches = stated.get("global_batch")
     if isinstance(batches, Sequence):
         if not batches:
             raise PerfModelError("search: no global batch is given; give at least one")
         stated |= {"batches": batches, "global_batch": batches[0]}
     options, space, stated = worded(stated, options, space)
-    unknown = next((name for name in stated if name not in job_files.PROBLEM_WORDS), None)
-    if unknown:
-        raise UnknownNameError("argument of search", unknown, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS})
+    for name in stated:
+        if name not in job_files.PROBLEM_WORDS:
+            raise UnknownNameError("argument of search", name, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS})
 
-    # Several global batches are as many independent questions; each keeps its own resume file,
-    # since the fingerprint of a file is that of one question.
-    problem = catalog.problem(named, cluster, **stated)
-    several = bool(options.batches)
+    # Several global batches are as many independent questions.
+    model_or_file: Any = file or model
+    problem = catalog.problem(model_or_file, cluster, **stated)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
-    questions = [
-        ask(
-            each,
-            space=space,
-            calibration=calibration,
-            settings=settings,
-            kernels=kernels,
-        )
-        for each in problems
-    ]
+    questions = []
+    for each in problems:
+        question = ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels)
+        questions.append(question)
+    several = bool(options.batches)
     if several and options.robust:
         raise PerfModelError(
             "search: --robust orders layouts of one global batch; give a single --global-batch, or leave --robust out"
@@ -173,35 +167,49 @@ def search(
     # Step times of different batches do not compare: a larger batch takes longer and does more.
     # Throughput does compare.
     objective = options.objective or ("tokens_per_s" if several else "step_time")
-    goals = [
-        Goal.parse(question.step_problem, objective, options.constraints, options.tariff) for question in questions
-    ]
-    files = [Path(options.resume) if options.resume else None] * len(questions)
-    if several:
-        files = [
-            file and file.with_name(f"{file.stem}-{q.problem.job.global_batch}{file.suffix}")
-            for file, q in zip(files, questions, strict=True)
-        ]
+    goals = []
+    for question in questions:
+        goals.append(Goal.parse(question.step_problem, objective, options.constraints, options.tariff))
+    results = _search_in_turn(questions, goals, options, progress or (lambda *_: None))
+    if not several:
+        return results[0]
+    tried = tuple(question.problem.job.global_batch for question in questions)
+    return best_of_batches(results, tried, goals[0].objective, options.top)
+
+
+def _search_in_turn(
+    questions: Sequence[Question], goals: Sequence[Goal], options: SearchOptions, report: Report
+) -> list[SearchResult]:
+    """Results of one question after the other, up to an interrupt; at least one."""
     results: list[SearchResult] = []
     with open_executor(options.workers, options.dask) as executor:
-        for question, goal, file in zip(questions, goals, files, strict=True):
-            # What the batches before reached spares the evaluation of layouts that cannot be among the best.
+        for question, goal in zip(questions, goals, strict=True):
+            # What the questions before reached spares the evaluation of layouts that cannot be among the best.
             reached = chain.from_iterable(result.values for result in results)
             values = sorted(goal.objective.shown(value) for value in reached)
             cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
+            file = _resume_file(question, options)
             try:
-                result = _search(question, goal, options, cutoff, executor, file, progress or (lambda *_: None))
-                results.append(result)
+                results.append(_search(question, goal, options, cutoff, executor, file, report))
             except KeyboardInterrupt:
-                # An interrupt in the first batch has nothing to return. Later ones return what
-                # the batches before found.
+                # An interrupt in the first question has nothing to return. Later ones return what
+                # the questions before found.
                 if not results:
                     raise
                 break
             if not results[-1].complete:
                 break
-    tried = tuple(question.problem.job.global_batch for question in questions)
-    return best_of_batches(results, tried, goals[0].objective, options.top) if several else results[0]
+    return results
+
+
+def _resume_file(question: Question, options: SearchOptions) -> Path | None:
+    """The file that a question is resumed from: of several batches each has its own, as a file belongs to one."""
+    if not options.resume:
+        return None
+    file = Path(options.resume)
+    if not options.batches:
+        return file
+    return file.with_name(f"{file.stem}-{question.problem.job.global_batch}{file.suffix}")
 
 
 def _search(
@@ -264,6 +272,8 @@ def _search(
     # The certificate: what no layout of the space can undercut.
     lower_bound, lower_bound_s, open_bounds = _certain(question, score, evaluated, ranked)
     best = float(ranked.value.min(initial=np.inf))
+    first = ranked.value[0] if ranked.predictions else np.inf
+    unresolved = int((open_bounds < first).sum())
     complete = evaluated.complete and improved.complete
 
     # Predictions err together, so a robust order may differ from that of the medians. The
@@ -333,10 +343,7 @@ def _search(
             alike=satisfying - len(distinct),
         ),
         lower_bound_s=lower_bound_s,
-        progress=Progress(
-            complete=complete,
-            unresolved=int((open_bounds < (ranked.value[0] if ranked.predictions else np.inf)).sum()),
-        ),
+        progress=Progress(complete=complete, unresolved=unresolved),
         space=question.space,
         impossible=impossible,
         robust=options.robust,

@@ -163,32 +163,50 @@ def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: 
 
 def changed_once(at: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
     """Layouts with a single change: a layer moved, a layer recomputed, or another micro-batch size."""
-    partition, full_layers = at.partition or (), at.recompute_full_layers
-    for cut in neighbours(partition):
-        moved = full_layers
-        if moved is not None and len(moved) == len(cut):
-            moved = tuple(min(full, layers) for full, layers in zip(moved, cut, strict=True))
-        yield at.replace(partition=cut, recompute_full_layers=moved)
+    yield from _layer_moved(at)
+    yield from _other_micro_batch(at, choices)
+    if trains:
+        yield from _other_recompute(at, choices)
+        yield from _layer_recomputed(at, choices)
 
-    near = sorted({at.micro_batch, *choices.micro_batches})
-    place = near.index(at.micro_batch)
-    for size in near[max(0, place - 1) : place + 2]:
+
+def _layer_moved(at: Layout) -> Iterable[Layout]:
+    full_layers = at.recompute_full_layers
+    for partition in neighbours(at.partition or ()):
+        # A stage cannot recompute more layers than it has.
+        fewer = full_layers
+        if full_layers is not None and len(full_layers) == len(partition):
+            fewer = tuple(min(full, layers) for full, layers in zip(full_layers, partition, strict=True))
+        yield at.replace(partition=partition, recompute_full_layers=fewer)
+
+
+def _other_micro_batch(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+    """The next smaller and the next larger size."""
+    sizes = sorted({at.micro_batch, *choices.micro_batches})
+    place = sizes.index(at.micro_batch)
+    for size in sizes[max(0, place - 1) : place + 2]:
         if size != at.micro_batch:
             yield at.replace(micro_batch=size)
-    if not trains:
-        return
 
+
+def _other_recompute(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+    # Beside layers that recompute in full, frameworks without a number per stage have no other mode for the rest.
+    may_differ = choices.by_stage or at.recompute_full_layers is None
     for kind in choices.recomputes:
-        if kind != at.recompute and (kind == "none" or choices.by_stage or full_layers is None):
+        if kind != at.recompute and (kind == "none" or may_differ):
             yield at.replace(recompute=kind)
+
+
+def _layer_recomputed(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+    """One layer more, or one less, that recomputes in full: of a stage, or of all where they share a number."""
     may_recompute = at.recompute == "none" or (choices.by_stage and at.recompute != "full")
     if not choices.full_layers or not may_recompute:
         return
-    places = range(len(partition)) if choices.by_stage else range(1)
+    partition = at.partition or ()
     most = partition if choices.by_stage else (max(partition),)
-    numbers = _numbers(full_layers, len(most))
-    for stage in places:
-        for number in (numbers[stage] - 1, numbers[stage] + 1):
+    numbers = _numbers(at.recompute_full_layers, len(most))
+    for stage, number_of_stage in enumerate(numbers):
+        for number in (number_of_stage - 1, number_of_stage + 1):
             if 0 <= number <= most[stage]:
                 changed = (*numbers[:stage], number, *numbers[stage + 1 :])
                 yield at.replace(recompute_full_layers=changed if any(changed) else None)
