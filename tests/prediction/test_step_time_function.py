@@ -12,7 +12,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import layout_of, step_problem_of, step_times_s
-from perfmodel.prediction.differentiable import _function, step_time_function_of
+from perfmodel.prediction.differentiable import _function, greatest, step_time_function_of
 from perfmodel.prediction.memory import needed_memory
 from perfmodel.prediction.sites import Adjustment
 from perfmodel.timeline import double_precision
@@ -241,3 +241,9 @@ def test_what_is_traced_is_told_where_to_go(make):
     with pytest.raises(PerfModelError, match=r"traced by JAX.*step_time_function") as error:
         jax.jit(make)(1.0)
     assert "\n" not in str(error.value)
+
+
+def test_the_slope_of_the_greatest_value_is_that_of_the_first() -> None:
+    values = np.array([1.0, 3.0, 3.0, 2.0])
+    value, slope = jax.value_and_grad(greatest)(values)
+    assert (value, slope.tolist()) == (3.0, [0.0, 1.0, 0.0, 0.0])

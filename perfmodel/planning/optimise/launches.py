@@ -32,6 +32,7 @@ from perfmodel.prediction.differentiable import (
     Programs,
     StepParameters,
     between_sizes,
+    greatest,
     possible_micro_batches,
     step_time_function_of,
 )
@@ -212,6 +213,16 @@ def _layer_recomputed(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
                 yield at.replace(recompute_full_layers=changed if any(changed) else None)
 
 
+def shares_of_stages(share: Float[Array, ""], layers: Float[Array, " stages"]) -> Float[Array, " stages"]:
+    """Shares of the stages' layers that recompute in full, where one number of layers holds for all stages.
+
+    Args:
+        share: that number, as a share of the longest stage's layers.
+        layers: layers of every stage. A stage with fewer than that number recomputes all of them.
+    """
+    return jnp.minimum(share * greatest(layers) / layers, 1.0)
+
+
 def _numbers(full_layers: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
     """Layers that recompute in full, written out `n` times where one number, or none, stands for all."""
     if full_layers is None:
@@ -227,8 +238,7 @@ def _parameters(values: Values) -> StepParameters:
     if "recompute" in values:
         shares = values["recompute"]
         if shares.shape != x.layers.shape:
-            # One number for all stages: of each its share, and of a shorter one all that it has.
-            shares = jnp.minimum(shares[0] * jnp.max(x.layers) / x.layers, 1.0)
+            shares = shares_of_stages(shares[0], x.layers)
         x = x._replace(recompute=shares)
     return x
 

@@ -10,6 +10,6 @@ from perfmodel.prediction.differentiable._function import (
     step_time_function_of,
 )
 from perfmodel.prediction.differentiable._prices import Bounds, StepParameters
-from perfmodel.prediction.differentiable._program import Programs
+from perfmodel.prediction.differentiable._program import Programs, greatest
 
 shorten_reprs(__name__)

@@ -99,6 +99,16 @@ def along(
     return table[0] + passed @ jnp.diff(table, axis=0)
 
 
+def greatest(values: Float[Array, " n"]) -> Float[Array, ""]:
+    """The greatest value; its derivative is that of the first value which is as great.
+
+    `jnp.max` shares its derivative among the values that equal the greatest, and divides by their number. A compiler
+    may compute `values` twice, once for the comparison, and round them differently: then none is equal, and the
+    derivative is 0 / 0.
+    """
+    return values[jnp.argmax(values)]
+
+
 class Tables(NamedTuple):
     """All numeric data of the programs; programs that differ only in these share a compilation."""
 
@@ -263,6 +273,6 @@ class Programs:
         of_sizes = []
         for step_spans, step_busy in zip(spans, busy, strict=True):
             # The difference of two streams may not be shorter than the busiest rank (`rank_busy_s`).
-            least = jnp.max(sum(step_busy)) if len(step_busy) > 1 else -jnp.inf
+            least = greatest(jnp.asarray(sum(step_busy))) if len(step_busy) > 1 else -jnp.inf
             of_sizes.append(jnp.maximum(sum(step_spans), least))
         return jnp.stack(of_sizes)

@@ -1,11 +1,13 @@
 """Relaxation of what a launch states: never slower, within what may be stated, and exact at what is whole."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise import launchable_buckets
+from perfmodel.planning.optimise import WholeShares, launchable_buckets
 from perfmodel.planning.optimise.launches import (
     LaunchChoices,
     changed_once,
@@ -13,6 +15,7 @@ from perfmodel.planning.optimise.launches import (
     relax_layout,
     relaxed_layouts,
     rounded_layout,
+    shares_of_stages,
 )
 from perfmodel.prediction import evaluate, step_problem
 from perfmodel.spec import Job, Layout
@@ -65,6 +68,19 @@ def test_layers_that_recompute_are_rounded_up_and_fit_their_stage() -> None:
     assert by_stage.micro_batch == 4  # nearer than 2 in the logarithm
     values["recompute"] = np.array([0.5])
     assert rounded_layout(base, values, (1, 2, 4), LaunchChoices((1,), by_stage=False)).recompute_full_layers == (3,)
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_shares_of_stages_have_a_slope_however_the_compiler_rounds(level: int) -> None:
+    """XLA's lowest level computes the softmax twice, rounded differently: its greatest part then equals no part."""
+    cuts = WholeShares(5, 12, least=1)
+
+    def shares(free: jax.Array) -> jax.Array:
+        return shares_of_stages(jnp.asarray(0.5), cuts.relaxed(free, jnp.asarray(1.0))).sum()
+
+    options = {"xla_backend_optimization_level": level}
+    slopes = jax.jit(jax.vmap(jax.grad(shares)), compiler_options=options)
+    assert np.isfinite(slopes(jax.random.normal(jax.random.key(0), (1024, 5)))).all()
 
 
 def test_buckets_of_one_size_are_what_frameworks_fill() -> None:
