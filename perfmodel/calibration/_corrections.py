@@ -193,33 +193,35 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
             known.append((total, total.op))
     predicted = {event_key(op): op for _, op in known}
     per_node = problem.cluster.levels[0].size
-    unsized: dict[str, float] = defaultdict(float)
-    timed: dict[tuple, list[tuple[Collective, float]]] = defaultdict(list)
+    unsized_s: dict[str, float] = defaultdict(float)
+    op_of: dict[tuple, Collective] = {}
+    times_s_of: dict[tuple, list[float]] = defaultdict(list)
     for call, taken_s, _ in sides.collectives:
         if isinstance(call.op, Collective) and taken_s > 0:
             key = event_key(call.op)
-            op = predicted.get(key) or replace(call.op, ranks_per_node=min(call.op.num_ranks, per_node))
-            timed[key].append((op, taken_s))
+            in_node = min(call.op.num_ranks, per_node)
+            op_of.setdefault(key, predicted.get(key) or replace(call.op, ranks_per_node=in_node))
+            times_s_of[key].append(taken_s)
         elif call.op is None:
-            unsized[call.family] += taken_s
+            unsized_s[call.family] += taken_s
+    n_devices = max(len({call.device for call in sides.calls}), 1)
+    device_steps = sides.steps * n_devices
 
-    # Collectives whose size the profile does not tell still say by which factor all of their kind
-    # are off.
-    device_steps = sides.steps * max(len({call.device for call in sides.calls}), 1)
     # Calls of known size: their mean, less certain the more they scatter.
-    for op_and_time in timed.values():
-        op = op_and_time[0][0]
-        taken_s = np.array([time_s for _, time_s in op_and_time])
-        mean_s = float(taken_s.mean())
-        error_s = float(taken_s.std()) / sqrt(len(taken_s))
+    for key, op in op_of.items():
+        times_s = np.array(times_s_of[key])
+        mean_s = float(times_s.mean())
+        error_s = float(times_s.std()) / sqrt(len(times_s))
         yield _Seen(
             op=op,
             time_s=mean_s,
-            calls=len(taken_s) / device_steps,
+            calls=len(times_s) / device_steps,
             log_sd=hypot(_LINK_NOISE, error_s / mean_s),
         )
-    # Calls of unknown size: predicted sizes, longer by the factor of their total time.
-    for kind, total_s in unsized.items():
+
+    # Calls whose size the profile does not tell still say by which factor all of their kind are
+    # off: predicted sizes, longer by the factor of their total time.
+    for kind, total_s in unsized_s.items():
         of_kind = [(total, op) for total, op in known if kind in ("", total.family)]
         predicted_s = sum(total.predicted_s for total, _ in of_kind)
         factor = total_s / device_steps / max(predicted_s, 1e-300)

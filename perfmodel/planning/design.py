@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -299,18 +299,18 @@ def rank_upgrades(
     """
     if not 0 < share < 1:
         raise PerfModelError(f"design: the share must be between 0 and 1, got {share:g}")
-    for name, price in (prices or {}).items():
+    prices = prices or {}
+    for name, price in prices.items():
         if name not in PARAMETERS:
             raise UnknownNameError("parameter", name, PARAMETERS)
         if not price > 0:
             raise PerfModelError(f"design: the price of {name} must be above 0, got {price:g}")
-    goal = Goal.parse(question.step_problem)
-    now = fastest(question, goal)
+    problem = question.step_problem
+    now = fastest(question, Goal.parse(problem))
     if now is None:
         name = question.problem.model.name
         raise LayoutError(f"no layout of {name} fits on {question.devices} devices; run `search` to see why")
-    problem = question.step_problem
-    before_s = step_s(question.step_problem, now.layout, Scenario())
+    before_s = step_s(problem, now.layout, Scenario())
     slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
     upgrades = []
     for done, name in enumerate(PARAMETERS):
@@ -318,42 +318,50 @@ def rank_upgrades(
             progress(f"search with better {name}", done, len(PARAMETERS))
 
         # More of a rate is better, less of a latency.
-        less = name.endswith("latency")
-        scenario = Scenario((Setting(name, "times", 1 - share if less else 1 + share),))
-        better = question.in_scenario(scenario)
-        then = fastest(better, Goal.parse(better.step_problem))
+        change = -share if name.endswith("latency") else share
+        scenario = Scenario((Setting(name, "times", 1 + change),))
 
         # Memory changes no duration of a layout that already fits. What it gains comes from
         # layouts that now fit.
         kept_s = before_s if name == "memory_bytes" else step_s(problem, now.layout, scenario)
-        best_s, layout = kept_s, now.layout
-
-        # `fastest` works in single precision. Compare both layouts by the same exact step time,
-        # so that rounding is no gain.
-        if then is not None and then.layout != now.layout:
-            then_s = step_s(better.step_problem, then.layout, Scenario())
-            best_s, layout = (then_s, then.layout) if then_s < kept_s else (best_s, layout)
-        gain, price = 1 - best_s / before_s, (prices or {}).get(name)
-        upgrades.append(
-            Upgrade(
-                name,
-                f"{-share if less else share:+.0%}",
-                slopes.get(name, 0.0),
-                1 - kept_s / before_s,
-                gain,
-                question.problem.notation(layout),
-                layout != now.layout,
-                price,
-                price and gain / price,
-            )
+        best = _best_on(question.in_scenario(scenario), _Choice(now.layout, kept_s))
+        gain = 1 - best.step_s / before_s
+        price = prices.get(name)
+        upgrade = Upgrade(
+            name,
+            f"{change:+.0%}",
+            slopes.get(name, 0.0),
+            1 - kept_s / before_s,
+            gain,
+            question.problem.notation(best.layout),
+            best.layout != now.layout,
+            price,
+            price and gain / price,
         )
-    key = (lambda u: (-(u.gain_per_price or 0.0), -u.gain)) if prices else (lambda u: (-u.gain,))
-    return Upgrades(
-        question.problem.notation(now.layout),
-        before_s,
-        share,
-        tuple(sorted(upgrades, key=key)),
-    )
+        upgrades.append(upgrade)
+    if prices:
+        upgrades.sort(key=lambda upgrade: (-(upgrade.gain_per_price or 0.0), -upgrade.gain))
+    else:
+        upgrades.sort(key=lambda upgrade: -upgrade.gain)
+    return Upgrades(question.problem.notation(now.layout), before_s, share, tuple(upgrades))
+
+
+class _Choice(NamedTuple):
+    """A layout and its step time."""
+
+    layout: Layout
+    step_s: float
+
+
+def _best_on(question: Question, kept: _Choice) -> _Choice:
+    """The fastest layout on a machine, or the one that is kept where it is no slower there."""
+    fastest_layout = fastest(question, Goal.parse(question.step_problem))
+    if fastest_layout is None or fastest_layout.layout == kept.layout:
+        return kept
+    # `fastest` works in single precision. Compare both layouts by the same exact step time, so
+    # that rounding is no gain.
+    other = _Choice(fastest_layout.layout, step_s(question.step_problem, fastest_layout.layout, Scenario()))
+    return other if other.step_s < kept.step_s else kept
 
 
 shorten_reprs(__name__)

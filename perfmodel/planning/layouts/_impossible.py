@@ -1,7 +1,7 @@
 """Explains why a request cannot be met, and computes the nearest changes that would make it possible."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from math import ceil, floor, log10
@@ -146,32 +146,13 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         raise LayoutError(
             f"search: no layout that fits has a finite value of the objective {goal.objective.name!r}; change it"
         )
-    changes: list[Change] = []
-
-    # Minimise each constraint's violation under all others. The least violation gives a threshold
-    # that some layout meets.
-    for which, constraint in enumerate(goal.constraints):
-        remaining_constraints = goal.constraints[:which] + goal.constraints[which + 1 :]
-        least_violation = replace(goal, objective=_violation(constraint), constraints=remaining_constraints)
-        relaxed = fastest(question, least_violation, executor)
-        if relaxed:
-            text = _loosened(constraint, relaxed.value)
-            notation = question.problem.notation(relaxed.layout)
-            changes.append(Change(f"{text} (for {constraint}), by {notation}", {"constraint": text}))
-    together = [str(constraint) for constraint in goal.constraints]
-
-    # No single constraint can be loosened. Find the smallest set of constraints that have to go
-    # together.
-    if not changes:
-        for count in range(2, len(goal.constraints) + 1):
-            for dropped in combinations(goal.constraints, count):
-                remaining = tuple(c for c in goal.constraints if c not in dropped)
-                if fastest(question, replace(goal, constraints=remaining), executor):
-                    together = [str(c) for c in dropped]
-                    changes.append(Change(f"neither {' nor '.join(together)}", {"without": together}))
-                    break
-            if changes:
-                break
+    changes = list(_loosened_constraints(question, goal, executor))
+    together: Sequence[Constraint] = goal.constraints
+    contradiction = () if changes else _smallest_contradiction(question, goal, executor)
+    if contradiction:
+        together = contradiction
+        names = [str(constraint) for constraint in contradiction]
+        changes.append(Change(f"neither {' nor '.join(names)}", {"without": names}))
 
     # Fewer devices cost less and need less energy, so that they may satisfy constraints that all
     # devices cannot.
@@ -181,13 +162,37 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         free = replace(question, space=replace(question.space, fewer_devices=True, **degrees))
         possible = fastest(free, goal, executor)
         if possible:
-            changes.append(
-                Change(
-                    f"--fewer-devices, by {question.problem.notation(possible.layout)}",
-                    {"fewer_devices": True},
-                )
-            )
+            notation = question.problem.notation(possible.layout)
+            changes.append(Change(f"--fewer-devices, by {notation}", {"fewer_devices": True}))
+    changes += _with_more_devices(question, goal, executor)
+    verb = "cannot be satisfied" if len(together) == 1 else "cannot be satisfied together"
+    return Impossible(f"layouts fit, but {' and '.join(map(str, together))} {verb}", tuple(changes))
 
+
+def _loosened_constraints(question: Question, goal: Goal, executor: Executor) -> Iterator[Change]:
+    """Thresholds of single constraints that some layout meets beside all others."""
+    for which, constraint in enumerate(goal.constraints):
+        others = goal.constraints[:which] + goal.constraints[which + 1 :]
+        least_violation = replace(goal, objective=_violation(constraint), constraints=others)
+        relaxed = fastest(question, least_violation, executor)
+        if relaxed:
+            text = _loosened(constraint, relaxed.value)
+            notation = question.problem.notation(relaxed.layout)
+            yield Change(f"{text} (for {constraint}), by {notation}", {"constraint": text})
+
+
+def _smallest_contradiction(question: Question, goal: Goal, executor: Executor) -> tuple[Constraint, ...]:
+    """The smallest set of several constraints without which a layout satisfies the rest; empty if there is none."""
+    for count in range(2, len(goal.constraints) + 1):
+        for dropped in combinations(goal.constraints, count):
+            others = tuple(constraint for constraint in goal.constraints if constraint not in dropped)
+            if fastest(question, replace(goal, constraints=others), executor):
+                return dropped
+    return ()
+
+
+def _with_more_devices(question: Question, goal: Goal, executor: Executor) -> list[Change]:
+    """The smallest multiple of the devices on which some layout satisfies all constraints, if there is one."""
     # More devices shorten the step. Each multiple is a search of its own, hence only the smaller
     # ones.
     for k in MULTIPLES[:5]:
@@ -199,15 +204,9 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
         except LayoutError:
             continue
         if possible:
-            changes.append(
-                Change(
-                    f"{n} devices, by {question.problem.notation(possible.layout)}",
-                    {"devices": n},
-                )
-            )
-            break
-    verb = "cannot be satisfied" if len(together) == 1 else "cannot be satisfied together"
-    return Impossible(f"layouts fit, but {' and '.join(together)} {verb}", tuple(changes))
+            notation = question.problem.notation(possible.layout)
+            return [Change(f"{n} devices, by {notation}", {"devices": n})]
+    return []
 
 
 def _violation(constraint: Constraint) -> Objective:

@@ -163,11 +163,12 @@ def improve(
         report: told what is being done.
     """
     enumerated = f"{evaluated:,} layouts were evaluated; lower bounds rule out all others"
-    enumerated += (
-        ", with the best orders of kinds of nodes and divisions into stages that dynamic programming finds"
-        if goal.step_problem.kinds
-        else ": exact"
-    )
+    if goal.step_problem.kinds:
+        enumerated += (
+            ", with the best orders of kinds of nodes and divisions into stages that dynamic programming finds"
+        )
+    else:
+        enumerated += ": exact"
     if method == "enumerate":
         return Improved("enumerate", enumerated)
 

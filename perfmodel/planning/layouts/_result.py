@@ -414,6 +414,13 @@ def best_of_batches(
     # least of these into a shown one.
     bounds = [objective.shown(result.lower_bound) for result in results]
     of_best_batch = results[best[0].result if best else 0]
+    if recommended:
+        recommendation = recommended.recommendation
+    else:
+        recommendation = replace(of_best_batch.recommendation, prediction=None, value=float("nan"))
+
+    # Without any layout the last batch that says why speaks for all.
+    reasons = [result.impossible for result in results if result.impossible]
     return replace(
         of_best_batch,
         evaluated=sum(result.evaluated for result in results),
@@ -434,8 +441,6 @@ def best_of_batches(
         evaluation=replace(of_best_batch.evaluation, alike=sum(result.evaluation.alike for result in results)),
         batches=tuple(results),
         robustness=None,
-        recommendation=recommended.recommendation
-        if recommended
-        else replace(of_best_batch.recommendation, prediction=None, value=float("nan")),
-        impossible=None if best else next((r.impossible for r in reversed(results) if r.impossible), None),
+        recommendation=recommendation,
+        impossible=reasons[-1] if reasons and not best else None,
     )

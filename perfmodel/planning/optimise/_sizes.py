@@ -153,26 +153,27 @@ def by_micro_batch(
     Returns:
         It, and for every new class the old one and the micro-batch (-1 for kinds that do not depend on it).
     """
-    # A new class is an old class and a micro-batch, as one number: class * columns + micro-batch
-    # + 1, or + 0 for classes that do not depend on it.
-    columns = int(structure.micro_batch.max()) + 2
-    of_size = np.isin(structure.class_kind, _OF_SIZE)
+    # A new class is an old class and a micro-batch; -1 for classes that do not depend on it.
+    is_of_size = np.isin(structure.class_kind, _OF_SIZE)
 
-    def code(classes: np.ndarray, micro_batch: np.ndarray) -> np.ndarray:
-        return classes * columns + np.where(of_size[classes], micro_batch + 1, 0)
+    def pairs(classes: np.ndarray, micro_batch: np.ndarray) -> Int[np.ndarray, "n 2"]:
+        return np.column_stack([classes, np.where(is_of_size[classes], micro_batch, -1)])
 
-    refined_duration = code(structure.duration, structure.micro_batch)
-    lag = code(structure.lag, structure.micro_batch[:, None])
-    codes, number = np.unique(np.concatenate([[0], refined_duration, lag.ravel()]), return_inverse=True)
-    old, micro_batch = np.divmod(codes, columns)
+    # Class 0 stands for nothing and stays the first, whether an op has it or not.
+    n_lags = structure.lag.shape[1]
+    of_ops = pairs(structure.duration, structure.micro_batch)
+    of_lags = pairs(structure.lag.ravel(), np.repeat(structure.micro_batch, n_lags))
+    distinct, number = np.unique(np.concatenate([[[0, -1]], of_ops, of_lags]), axis=0, return_inverse=True)
+    duration, lag = np.split(number.ravel()[1:], [len(of_ops)])
+    old_class, micro_batch = distinct.T
     columns_of_class = ("class_kind", "class_stage", "class_segment", "class_variant")
     refined = replace(
         structure,
-        duration=number[1 : 1 + len(refined_duration)],
-        lag=number[1 + len(refined_duration) :].reshape(lag.shape),
-        **{name: getattr(structure, name)[old] for name in columns_of_class},
+        duration=duration,
+        lag=lag.reshape(structure.lag.shape),
+        **{name: getattr(structure, name)[old_class] for name in columns_of_class},
     )
-    return refined, old, micro_batch - 1
+    return refined, old_class, micro_batch
 
 
 def _moved(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
@@ -211,8 +212,8 @@ def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
     sizes = divisors(per_replica, _LARGEST)
     layouts = [layout.replace(micro_batch=size) for size in sizes]
     fits = fitting(problem, layouts)
-    step_s = evaluate(problem, layouts).step_time_s
-    return {size: float(s) for size, s, ok in zip(sizes, step_s, fits, strict=True) if ok}
+    steps_s = evaluate(problem, layouts).step_time_s.tolist()
+    return {size: step_s for size, step_s, fits_memory in zip(sizes, steps_s, fits, strict=True) if fits_memory}
 
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -289,13 +290,13 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
         if number <= MOST_BUCKETS:
             sizes_of_number.setdefault(number, tuple(_filled(layers, size, number) for layers in per_stage))
 
-    best: tuple[float, Sizes] = np.inf, ()
+    step_s: dict[Sizes, float] = {}
     for number, sizes in sizes_of_number.items():
-        step_s = float(Grouping(problem, layout_batch, number).step_s([sizes])[0])
-        best = min(best, (step_s, sizes))
+        step_s[sizes] = float(Grouping(problem, layout_batch, number).step_s([sizes])[0])
+    best = min(step_s, key=lambda sizes: (step_s[sizes], sizes))
     return BucketResult(
-        buckets=best[1],
-        step_time_s=best[0],
+        buckets=best,
+        step_time_s=step_s[best],
         given_s=_assumed_s(problem, layout_batch),
         evaluated=len(sizes_of_number),
         seconds=time.perf_counter() - began,
@@ -375,8 +376,10 @@ class Grouping:
         layer_counts = layout_batch.counts.sum(axis=1)
         layer_counts[0] -= before
         layer_counts[-1] -= after
-        # cuts between stages: where the prefix sums of blocks agree
-        ends = [int(np.flatnonzero((upto == at).all(axis=1))[0]) for at in np.cumsum(layer_counts, axis=0)]
+        # Stages are cut where the prefix sums of blocks agree.
+        ends = []
+        for blocks_so_far in np.cumsum(layer_counts, axis=0):
+            ends.append(int(np.flatnonzero((upto == blocks_so_far).all(axis=1))[0]))
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
         self.prepared = prepared(replace(layout_batch.spec, segments=buckets))
