@@ -643,3 +643,73 @@ def test_deepspeed_chat_runs_in_16_bits_and_may_have_adapters(more: str, dtype: 
     # Embeddings stay trained unless a flag freezes them, which the prediction cannot say.
     trained_beside = rank is not None and "only_optimize" not in more
     assert any("embeddings and norms" in doubt for doubt in launch.may_be_wrong) == trained_beside
+
+
+FURTHER_MODELS = {
+    "a loss of torchtune": (TORCHTUNE + "loss:\n  _component_: torchtune.rlhf.loss.DPOLoss\n", "x.yaml"),
+    "a teacher": (TORCHTUNE + "teacher_model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "x.yaml"),
+    "a stage of LLaMA-Factory": (FACTORY.replace("stage: sft", "stage: dpo"), "x.yaml"),
+    "a reward model of LLaMA-Factory": (FACTORY.replace("stage: sft", "stage: rm"), "x.yaml"),
+    "axolotl": (AXOLOTL + "rl: grpo\n", "x.yaml"),
+    "trl's own argument": ("model_name_or_path: gpt2\nper_device_train_batch_size: 2\nbeta: 0.1\n", "x.yaml"),
+    "the name of a program": (
+        "accelerate launch --num_processes 8 dpo.py --model_name_or_path gpt2 --per_device_train_batch_size 2\n",
+        "x.sh",
+    ),
+    "a class of XTuner": (
+        "model = dict(type=ORPO, llm=dict(pretrained_model_name_or_path='meta-llama/Llama-2-7b-hf'), beta=0.1)\n"
+        "batch_size = 1\nmax_length = 2048\n",
+        "x.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FURTHER_MODELS)
+def test_training_of_further_models_or_passes_is_an_open_fact(case: str) -> None:
+    text, name = FURTHER_MODELS[case]
+    launch = parse_launch(text, name, devices=8)
+    doubts = [doubt for doubt in launch.may_be_wrong if doubt.startswith("what is trained may be wrong")]
+    assert any("further model" in doubt for doubt in doubts), launch.may_be_wrong
+
+
+@pytest.mark.parametrize("text", [TORCHTUNE, FACTORY, AXOLOTL])
+def test_training_on_plain_text_is_not(text: str) -> None:
+    assert not any("further model" in doubt for doubt in parse_launch(text, "x.yaml", devices=8).may_be_wrong)
+
+
+def test_torchtune_does_not_take_reinforcement_for_fine_tuning() -> None:
+    with pytest.raises(LaunchFileError, match="torchtune's recipe of reinforcement"):
+        parse_launch(TORCHTUNE.replace("model:", "policy_model:"), "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("more", "devices", "replicate", "ep"),
+    [
+        ("dp_shard_size: 4\n", 4, 1, 1),
+        ("dp_shard_size: 4\ndp_replicate_size: 2\n", 8, 2, 1),
+        ("dp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\n", 16, 2, 1),
+        ("dp_shard_size: 2\ncontext_parallel_size: 2\n", 4, 1, 1),
+        ("base_model: Qwen/Qwen3-30B-A3B\ndp_shard_size: 2\nexpert_parallel_size: 2\n", 4, 1, 2),
+    ],
+)
+def test_degrees_of_a_mesh_say_how_many_devices_there_are(more: str, devices: int, replicate: int, ep: int) -> None:
+    text = AXOLOTL
+    for line in more.splitlines():
+        # A key that stands in the file already is replaced.
+        name = line.partition(":")[0]
+        text = "".join(old for old in text.splitlines(keepends=True) if not old.startswith(f"{name}:"))
+    launch = parse_launch(text + more, "x.yaml")
+    assert launch.layout is not None
+    assert (launch.devices, launch.layout.replicate, launch.layout.ep) == (devices, replicate, ep)
+    assert launch.missing == ()
+
+
+def test_a_tower_and_its_language_model_in_one_folder() -> None:
+    text = (
+        "path = 'OpenGVLab/InternVL2-2B'\nmodel = dict(type=InternVL_V1_5, model_path=path, quantization_llm=True, "
+        "llm_lora=dict(type=LoraConfig, r=16))\nbatch_size = 4\nmax_length = 8192\n"
+    )
+    launch = parse_launch(text, "x.py", devices=8)
+    assert launch.job_fields["base_weights"] == "nf4"
+    assert any("InternVL2-2B" in sentence for sentence in launch.missing)
+    assert any("vision tower" in doubt for doubt in launch.may_be_wrong)

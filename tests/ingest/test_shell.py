@@ -47,6 +47,15 @@ SAME_AS_BASH = {
     "arithmetic that assigns": "((A = 3 * 2)); ((A++)); ((A += 5)); let B=A*2; run $A $B $((C = 4)) $C",
     "arithmetic on conditions": "A=4; if (( A > 3 && A < 5 )); then run yes; else run no; fi",
     "if": "A=1\nif [ $A -gt 2 ]; then B=3; elif [[ $A == 1 ]]; then B=4; else B=5; fi\nrun $B",
+    "here-documents inside of output": "A=$(cat <<'EOF'\n--x don't ) 1\nEOF\n)\nrun \"$A\"; "
+                                       "B=$(tr b c <<-E | head -n 1\n\ta (b\n\tE\n); run $B $((1 << 2))",
+    "files that are written and run": "cat > in_1.sh <<'EOF'\nrun $1 a\nEOF\nbash in_1.sh 2; echo 'run b' > in_2.sh; "
+                                      "echo 'run c' >> in_2.sh; bash in_2.sh; printf 'A=%s\\n' 7 > in_3.sh; "
+                                      ". ./in_3.sh; run $A; echo 'A=8' | tee in_4.sh >/dev/null; . ./in_4.sh; run $A; "
+                                      "tee in_5.sh <<EOF >/dev/null\nA=9\nEOF\nsource ./in_5.sh; run $A",
+    "branches that end the script": 'if [ -e /proc/self ]; then B=1; else exit 1; fi; run $B; '
+                                    'if [ ! -e /proc/self ]; then echo no; exit 1; else C=2; fi; run $C; '
+                                    'if [ ! -e /proc/self ]; then exit 1; fi; run on',
     "nested if": "A=1; B=2; if [ $A = 1 ]; then if [ $B = 3 ]; then C=1; else C=2; fi; else C=3; fi; run $C",
     "and, or": '[ -z "$A" ] && B=1 || B=2; [ -n "$A" ] || C=3; run $B $C',
     "tests": '[[ abc == a* && ! b == c ]] && run 1; [[ a1 =~ ^a[0-9]$ ]] && run 2; [ 1 -lt 2 -a 2 -lt 3 ] && run 3',

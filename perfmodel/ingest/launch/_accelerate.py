@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.files import TooLargeError, read_text
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED, DEVICES, offloaded_states, stage_as_it_runs
 from perfmodel.ingest.launch._entries import (
     AUTO,
     Entries,
     Entry,
+    Neighbours,
     Source,
-    file_beside,
     included_entries,
     read_json,
 )
@@ -270,13 +269,10 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
         return source, ACCELERATE
-    path = file_beside(named.value, folder)
-    if path is None:
+    file = Neighbours(folder).find(named.value)
+    if file is None:
         return source, ACCELERATE
-    try:
-        of_file = included_entries(read_json(read_text(path), str(path)).entries, path, named.line)
-    except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; fix this file, because {source.place} refers to it") from None
+    of_file = included_entries(read_json(file.text, str(file.path)).entries, file.path, named.line)
     merged = dict(source.entries)
     for key_of_file, entry in of_file.items():
         # What DeepSpeed's file leaves open Accelerate fills in from its own keys.

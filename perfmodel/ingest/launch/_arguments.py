@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.ingest.launch._entries import Entry, Source, as_list
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, as_list
 from perfmodel.ingest.launch.shell import (
     Command,
     Script,
@@ -127,7 +128,7 @@ def read_arguments(
             entries.setdefault(name, Entry(number, 0))
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
     if "deepspeed-config" in entries and "zero-stage" not in entries:
-        entries |= _of_configuration(entries["deepspeed-config"], place, script.files)
+        entries |= _of_configuration(entries["deepspeed-config"], Neighbours(Path(place).parent, script.files))
     return Source(place=place, entries=entries, notes=tuple(notes))
 
 
@@ -136,16 +137,14 @@ def _starts_processes_itself(command: Command) -> bool:
     return any(Path(word.text).name == "megatron" for word in command.argv[:1])
 
 
-def _of_configuration(config: Entry, place: str, written: Mapping[str, str]) -> dict[str, Entry]:
+def _of_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]:
     """ZeRO settings of DeepSpeed's JSON, if the script writes it or it lies beside the script."""
-    # By its name alone: paths of the cluster mean nothing here. A file that cannot be read leaves the stage open.
-    name = Path(str(config.value))
-    path = Path(place).parent / name.name
+    # A file that cannot be read leaves the stage open.
     try:
-        text = written.get(name.name) or (path.read_text("utf-8") if path.is_file() else "")
-        zero = json.loads(text)["zero_optimization"]
+        file = neighbours.find(str(config.value))
+        zero = json.loads("" if file is None else file.text)["zero_optimization"]
         stage, offload = zero["stage"], zero.get("offload_optimizer") or {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (LaunchFileError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     entries = {"zero-stage": Entry(str(stage), config.line)}
     if isinstance(offload, dict) and offload.get("device") in ("cpu", "nvme"):

@@ -11,6 +11,8 @@ from perfmodel.ingest.launch._finetuning import (
     accumulation_fields,
     fsdp_fields,
     is_on,
+    mesh_rule,
+    objective_fields,
     optimizer_fields,
     padding_note,
     sharded_sequences,
@@ -113,14 +115,7 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
 
 
 def _further(settings: Mapping[str, Any]) -> Fields:
-    if not is_on(settings["rl"]):
-        return {}
-    kind = settings["rl"]
-    return {
-        "doubt.stage": (
-            f"what is trained may be wrong: rl={kind} runs further models or passes, but plain fine-tuning is predicted"
-        )
-    }
+    return objective_fields(settings["rl"], "rl") if is_on(settings["rl"]) else {}
 
 
 _CUT: Final = ("plugins", "cut_cross_entropy")
@@ -192,7 +187,7 @@ AXOLOTL: Final = LaunchFormat(
             read=lambda settings: sharded_sequences(next(iter(settings.values())), "ring"),
         ),
         read_only("tensor_parallel_size", "tp"),
-        read_only("dp_replicate_size", "replicate"),
+        mesh_rule("dp_shard_size", "dp_replicate_size", "expert_parallel_size"),
     ),
     harmless=patterns(
         "*dataset* *epochs* *_per_epoch *learning_rate* lr_scheduler* warmup* weight_decay *wandb*",
@@ -205,7 +200,7 @@ AXOLOTL: Final = LaunchFormat(
         "fsdp_config.*limit_all_gathers fsdp_config.*mixed_precision* is_*_derived_model max_steps adam_*",
         "cosine_* *loss* hf_use_auth_token low_cpu_mem_usage shuffle* test_datasets* flash_attn_* flex_attn_*",
         "torch_compile_* ddp_* use_tensorboard neftune* bnb_config* revision_of_model processor_type",
-        "skip_prepare* remove_unused* sample_packing_* eval_sample* dp_shard_size heads_k_stride",
+        "skip_prepare* remove_unused* sample_packing_* eval_sample* experts_implementation heads_k_stride",
         "ring_attn_func lora_*_kernel loraplus* optim_args* debug fp8_enable* <script> overrides_of_model*",
         "streaming* pretrain_multipack* qlora_sharded* unsloth_* profiler_steps xformers_attention",
         "s2_attention local_rank image_* deepspeed mean_resizing* min_sample_len user_name gpu_memory_limit",

@@ -124,6 +124,22 @@ def _offload(settings: Mapping[str, Any]) -> Fields:
     return fields
 
 
+_SHARE_ON_HOST: Final = "zero_optimization.offload_optimizer.ratio"
+
+
+def _partial_offload(settings: Mapping[str, Any]) -> Fields:
+    """Twin-Flow (deepspeed.ai, ZeRO-Offload++): the optimizer updates a share of the weights on the device."""
+    share = NUMBER.read(settings[_SHARE_ON_HOST])
+    if share >= 1:
+        return {}
+    return {
+        "doubt.offload": (
+            f"memory may be wrong: offload_optimizer.ratio={share:g} leaves {1 - share:.0%} of the optimizer's states "
+            "on the device, but the prediction puts all on the host"
+        )
+    }
+
+
 _OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_params")
 
 
@@ -269,6 +285,7 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(keys=(*_STAGE, *_HALVES), read=_overlap, write=_write_overlap, auto_keys=tuple(_HALVES)),
         Rule(keys=_OLD_OFFLOADS, read=_old_offload),
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
+        Rule(keys=(_SHARE_ON_HOST,), read=_partial_offload),
         Rule(keys=_SECONDARY, read=_secondary),
         Rule(keys=(*_BUCKETS, _STAGE[0], _STAGE[1], *_HALVES), read=_buckets, auto_keys=tuple(_HALVES)),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),

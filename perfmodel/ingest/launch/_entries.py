@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perfmodel.display import json_text
 from perfmodel.errors import LaunchFileError
-from perfmodel.files import compose_yaml, parse_json, parse_toml, read_text
+from perfmodel.files import TooLargeError, compose_yaml, parse_json, parse_toml, read_text
 from perfmodel.spec import Model
 
 if TYPE_CHECKING:
@@ -82,13 +82,43 @@ def yaml_value(text: str) -> Any:
         return text
 
 
-def file_beside(name: str, folder: Path) -> Path | None:
-    """The file that another one refers to, by relative path or by name; None if it does not exist."""
-    try:
+@dataclass(frozen=True)
+class NamedFile:
+    """A file that a launch file refers to."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Files that a launch file may refer to: those in its folder, and those that a script writes itself."""
+
+    folder: Path
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files that the script writes, by their names without folders."""
+
+    def find(self, name: str) -> NamedFile | None:
+        """The file of this relative path or name; None if it does not exist.
+
+        Raises:
+            LaunchFileError: it cannot be read.
+        """
+        # What the script writes replaces a file of that name.
+        plain = Path(name).name
+        if plain in self.written:
+            return NamedFile(self.folder / plain, self.written[plain])
         # Paths are those of the cluster; a copy of the files often lies in one folder.
-        return next((path for path in (folder / name, folder / Path(name).name) if path.is_file()), None)
-    except (OSError, ValueError):
-        return None
+        try:
+            path = next((path for path in (self.folder / name, self.folder / plain) if path.is_file()), None)
+        except (OSError, ValueError):
+            return None
+        if path is None:
+            return None
+        try:
+            return NamedFile(path, read_text(path))
+        except (OSError, UnicodeDecodeError, TooLargeError):
+            raise LaunchFileError(f"{path}: cannot be read; fix it, or remove it from the launch file") from None
 
 
 def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry]:

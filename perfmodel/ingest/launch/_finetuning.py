@@ -3,6 +3,7 @@
 They all run on PyTorch alone, on its FSDP or on DeepSpeed, so that each of their files is predicted by one of these.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,6 +87,32 @@ def accumulation_fields(settings: Mapping[str, Any], micro: str, passes: str, de
 def is_on(value: Any) -> bool:
     """Whether a switch is on; words other than true or false (`auto`, `offload`) are accepted too."""
     return value not in (None, False, "", [], 0) and str(value).lower() not in ("false", "no", "none", "0")
+
+
+_OBJECTIVE: Final = re.compile(
+    r"(?<![a-z])(dpo|ipo|orpo|kto|cpo|simpo|ppo|grpo|rloo|gkd|kd|rm|prm|reward\w*|rlhf|distill\w*|distillation)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words for preference tuning, reinforcement, reward models and distillation, in names of programs and losses."""
+
+
+def objective_fields(word: Any, key: str) -> Fields:
+    """The doubt that further models or passes raise, which all ways of training have but that on plain text.
+
+    Args:
+        word: what a file trains for, or the name of a program or loss.
+        key: the key that says it.
+    """
+    # `DPOLoss` is one word, and so is `train_dpo.py`.
+    spaced = re.sub(r"([a-z])([A-Z])|([A-Z])(?=[A-Z][a-z])", r"\1\3 \2", str(word).rpartition("/")[2]).replace("_", " ")
+    if not _OBJECTIVE.search(spaced):
+        return {}
+    return {
+        "doubt.stage": (
+            f"what is trained may be wrong: {key}={word} runs further models or passes, but plain fine-tuning is "
+            "predicted"
+        )
+    }
 
 
 _OPTIMIZER_WORDS: Final = (
@@ -246,6 +273,24 @@ def padding_note(length: str, is_packed: bool) -> Fields:
     if is_packed:
         return {}
     return {"note.padding": f"every sequence has the full length ({length}); without packing, most are shorter"}
+
+
+def mesh_rule(shards: str, copies: str, experts: str = "") -> Rule:
+    """The rule of a mesh of devices: ranks that shard states, copies of these, and ranks among which experts lie.
+
+    Args:
+        shards: key of the ranks that shard; 0 or -1 leaves them to the number of devices.
+        copies: key of their copies.
+        experts: key of the ranks of experts, an axis of its own; empty for none.
+    """
+
+    def read(settings: Mapping[str, Any]) -> Fields:
+        ranks, replicate, ep = (int(NUMBER.read(settings.get(name, 1))) for name in (shards, copies, experts))
+        fields: Fields = {name: degree for name, degree in (("replicate", replicate), ("ep", ep)) if degree > 1}
+        # Degrees that are all stated say how many devices there are.
+        return fields | ({"dp": ranks * replicate * max(1, ep)} if shards in settings and ranks > 0 else {})
+
+    return Rule(keys=tuple(filter(None, (shards, copies, experts))), fields=("replicate",), read=read)
 
 
 def sharded_sequences(ranks: Any, kind: str) -> Fields:

@@ -12,16 +12,17 @@ from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, follo
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._entries import (
     Entry,
+    Neighbours,
     Source,
-    file_beside,
     included_entries,
     read_json,
     read_yaml,
     yaml_value,
 )
-from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, text_of_named
+from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
+from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer, refuse_several_models
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
@@ -29,9 +30,10 @@ from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
-    r"|\.py\s+\S+\.(ya?ml|json)\b"
+    r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain"
 )
-"""Words of which every script that fine-tunes has one; the last is a file of arguments behind a program."""
+"""Words of which every script that fine-tunes has one: among them a file of arguments behind a program, and launchers
+of programs that people write themselves."""
 _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)llamafactory-cli\s+train\b|llamafactory[./]\S*(launcher|cli)"), LLAMA_FACTORY),
     (re.compile(r"(^|\s|/)swift\s+(sft|pt|rlhf)\b|swift[./]cli[./](sft|pt|rlhf)"), SWIFT),
@@ -71,6 +73,11 @@ class _Training:
     """Its flags, by names with underscores, and settings `key=value`."""
 
 
+def may_fine_tune(text: str) -> bool:
+    """Whether a script has words of fine-tuning. Following a script costs time, and scripts of every kind come by."""
+    return _LOOKS_LIKE_ONE.search(text) is not None
+
+
 def finetuning_command(
     text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> tuple[Source, LaunchFormat] | None:
@@ -82,19 +89,16 @@ def finetuning_command(
         arguments: of the script itself.
         variables: set in its environment.
     """
-    # Following a script costs time, and every script of every framework comes by here first.
-    if not _LOOKS_LIKE_ONE.search(text):
-        return None
     script, job = followed_script(text, place, arguments, variables)
     certain = [command for command in script.commands if command.certain]
-    folder = Path(place).parent
-    candidates = [_training(command, folder) for command in certain or script.commands]
+    neighbours = Neighbours(Path(place).parent, script.files)
+    candidates = [_training(command, place, neighbours) for command in certain or script.commands]
     trainings = [training for training in candidates if training is not None]
     if not trainings:
         return None
     # Scripts that fine-tune, merge and evaluate: the command with the most settings trains.
     best = max(trainings, key=lambda training: len(training.entries))
-    base, notes = _named_file(best, folder)
+    base, notes = _named_file(best, neighbours)
     # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means nothing elsewhere.
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
     # Flags win over the file that the command names, as in all of these front ends.
@@ -105,15 +109,16 @@ def finetuning_command(
         line = best.command.argv[0].line
         remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
-    return source, best.form
+    return with_named_files(source, best.form, neighbours)
 
 
-def _training(command: Command, folder: Path) -> _Training | None:
+def _training(command: Command, place: str, neighbours: Neighbours) -> _Training | None:
     """A command as one that fine-tunes; None of any other.
 
     Args:
         command: of the script.
-        folder: in which the files that it names are looked for.
+        place: path of the script.
+        neighbours: files that it may name.
     """
     texts = [word.text for word in command.argv]
     joined = " ".join(texts)
@@ -121,19 +126,24 @@ def _training(command: Command, folder: Path) -> _Training | None:
     # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
     flags = command_entries(command.argv, _KNOWN, _SWITCHES)
-    entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items() if name != "<script>"}
+    entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items()}
     entries |= _settings(command)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
         form = finetuning_format(entries) or TRAINER
     if form is None:
-        form = _format_of_named_file(command, folder)
+        refuse_several_models(entries, place)
+        renamed = in_words_of_trainer(texts, entries)
+        if renamed is not None:
+            entries, form = renamed, OWN_FORM
+    if form is None:
+        form = _format_of_named_file(command, neighbours)
     if form is None:
         return None
     entries |= _of_accelerate(texts, command.argv[0].line)
     return _Training(command, form, entries)
 
 
-def _format_of_named_file(command: Command, folder: Path) -> LaunchFormat | None:
+def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFormat | None:
     """The front end whose file stands right behind a Python program (`train.py config.yaml`, as for HfArgumentParser).
 
     None where there is no such file, or one of something else.
@@ -144,7 +154,7 @@ def _format_of_named_file(command: Command, folder: Path) -> LaunchFormat | None
     if not behind or not behind[0].endswith((".yaml", ".yml", ".json")):
         return None
     try:
-        configuration = _read_beside(behind[0], folder)
+        configuration = _read_beside(behind[0], neighbours)
     except LaunchFileError:
         # Data of another program, which need not be a configuration.
         return None
@@ -184,10 +194,11 @@ def _of_accelerate(texts: Sequence[str], line: int) -> dict[str, Entry]:
     return {}
 
 
-def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], list[str]]:
+def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
     """Entries of the file of settings that a command names, if it is there, and a note if it is not."""
     # A command that states its batch states the rest too, and `--config` is then something else's (Accelerate's).
-    if training.form in (SWIFT, TRAINER) and MICRO in training.entries:
+    is_complete = training.form in (SWIFT, TRAINER) and MICRO in training.entries
+    if is_complete or training.form is OWN_FORM:
         return {}, []
     name = _name_of_file(training)
     # Programs of Python are no configurations, but for XTuner's.
@@ -195,25 +206,26 @@ def _named_file(training: _Training, folder: Path) -> tuple[dict[str, Entry], li
         return {}, []
     if name is None:
         return {}, []
-    settings = _read_beside(name, folder)
+    settings = _read_beside(name, neighbours)
     if settings is None:
         return {}, [f"the command names {name}, which was not found beside the script; its settings are missing here"]
     return settings
 
 
-def _read_beside(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]] | None:
+def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]] | None:
     """Entries and notes of a file by its path from the script, or by its name alone; None where it is not there."""
-    path = file_beside(name, folder)
-    if path is None or path.suffix not in _FILES:
+    suffix = Path(name).suffix
+    file = neighbours.find(name) if suffix in _FILES else None
+    if file is None:
         return None
-    text = text_of_named(path)
-    if path.suffix == ".py":
-        source = read_python(text, str(path))
-    elif path.suffix == ".json":
-        source = read_json(text, str(path))
+    place = str(file.path)
+    if suffix == ".py":
+        source = read_python(file.text, place)
+    elif suffix == ".json":
+        source = read_json(file.text, place)
     else:
-        source = read_yaml(text, str(path), path.parent)
-    return included_entries(source.entries, path, 0), list(source.notes)
+        source = read_yaml(file.text, place, file.path.parent)
+    return included_entries(source.entries, file.path, 0), list(source.notes)
 
 
 def _name_of_file(training: _Training) -> str | None:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.errors import LaunchFileError
-from perfmodel.files import TooLargeError, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, DEEPSPEED_FILE
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
@@ -15,8 +13,8 @@ from perfmodel.ingest.launch._entries import (
     AUTO,
     Entries,
     Entry,
+    Neighbours,
     Source,
-    file_beside,
     included_entries,
     read_json,
     read_yaml,
@@ -25,7 +23,7 @@ from perfmodel.ingest.launch._finetuning import is_on
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, SWIFT, TRAINER
+from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER
 from perfmodel.ingest.launch._xtuner import XTUNER
 
 FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
@@ -43,6 +41,7 @@ _TITLES: Final = {
     "llama-factory": "LLaMA-Factory",
     "ms-swift": "MS-Swift",
     "hf-trainer": "Hugging Face's Trainer",
+    "own-program": "the program",
     "xtuner": "XTuner",
 }
 _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -64,24 +63,24 @@ def finetuning_format(entries: Entries) -> LaunchFormat | None:
     return None
 
 
-def with_named_files(source: Source, form: LaunchFormat, folder: Path) -> tuple[Source, LaunchFormat]:
+def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """Join a front end's file with the DeepSpeed and Accelerate files that it names; returns the format that reads
     both.
 
     Args:
         source: what the file or command says.
         form: of the front end.
-        folder: where the file lies, in which those that it names are looked for.
+        neighbours: files that it may name.
     """
     entries = dict(source.entries)
     # The front end's own keys win over Accelerate's, and DeepSpeed's file over both but for what it leaves to `auto`.
-    accelerate = _accelerate_entries(entries, folder)
+    accelerate = _accelerate_entries(entries, neighbours)
     if accelerate:
         entries = accelerate | entries
         if DEEPSPEED_FILE in accelerate:
             entries.setdefault(_CONFIGURATION, accelerate[DEEPSPEED_FILE])
     if _is_deepspeed(entries):
-        merged = _with_deepspeed(entries, form, folder)
+        merged = _with_deepspeed(entries, form, neighbours)
         return replace(source, entries=merged), _on_deepspeed(form)
     if accelerate:
         return replace(source, entries=_with_precision(entries, form)), _on_accelerate(form)
@@ -122,22 +121,14 @@ def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
     )
 
 
-def text_of_named(path: Path) -> str:
-    """The text of a file that another refers to; raises `LaunchFileError` if it cannot be read."""
-    try:
-        return read_text(path)
-    except (OSError, UnicodeDecodeError, TooLargeError):
-        raise LaunchFileError(f"{path}: cannot be read; fix it, or remove it from the launch file") from None
-
-
-def _accelerate_entries(entries: Mapping[str, Entry], folder: Path) -> dict[str, Entry]:
+def _accelerate_entries(entries: Mapping[str, Entry], neighbours: Neighbours) -> dict[str, Entry]:
     """Entries of the file of `accelerate launch --config_file`, if it is there."""
     named = entries.get(_ACCELERATE_FILE)
-    path = file_beside(named.value, folder) if named is not None and isinstance(named.value, str) else None
-    if named is None or path is None:
+    file = neighbours.find(named.value) if named is not None and isinstance(named.value, str) else None
+    if named is None or file is None:
         return {}
-    source = read_yaml(text_of_named(path), str(path), path.parent)
-    return included_entries(source.entries, path, named.line)
+    source = read_yaml(file.text, str(file.path), file.path.parent)
+    return included_entries(source.entries, file.path, named.line)
 
 
 def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
@@ -145,7 +136,7 @@ def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
     return (named is not None and is_on(named.value)) or any(key.startswith("deepspeed.") for key in entries)
 
 
-def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path) -> dict[str, Entry]:
+def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: Neighbours) -> dict[str, Entry]:
     """Entries with those of DeepSpeed's settings, whose `auto` stands for what the front end says."""
     # A hook's file holds DeepSpeed's settings themselves, a launch file the name of their file.
     merged = {key: entry for key, entry in entries.items() if not key.startswith("deepspeed.")}
@@ -153,11 +144,11 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, folder: Path)
     named = entries.get(_CONFIGURATION)
     if not inside and named is not None:
         built = _STAGE_FLAG in entries and not isinstance(named.value, str)
-        inside = _built_by_program(merged) if built else _deepspeed_entries(named, folder)
+        inside = _built_by_program(merged) if built else _deepspeed_entries(named, neighbours)
     dtype = _dtype_of(merged, form)
     for key, entry in inside.items():
         # `transformers` checks these against its own arguments and refuses others, so that the front end's are enough.
-        if key in _BATCHES:
+        if key in _BATCHES and (MICRO in merged or entry.value == AUTO):
             continue
         if key in ("bf16.enabled", "fp16.enabled") and entry.value == AUTO:
             merged[key] = replace(entry, value=key.startswith(dtype))
@@ -187,12 +178,12 @@ def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
     return inside
 
 
-def _deepspeed_entries(named: Entry, folder: Path) -> dict[str, Entry]:
+def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]:
     """Settings of the file of DeepSpeed's that is named, or what its name tells of them."""
     name = str(named.value)
-    path = file_beside(name, folder)
-    if path is not None:
-        return included_entries(read_json(text_of_named(path), str(path)).entries, path, named.line)
+    file = neighbours.find(name)
+    if file is not None:
+        return included_entries(read_json(file.text, str(file.path)).entries, file.path, named.line)
     # Files that come with the front ends are called after their stage (`ds_z3_offload_config.json`, `zero2.json`),
     # and are seldom copied beside the launch file.
     entries = {_BY_NAME: Entry(name, named.line)}

@@ -10,7 +10,7 @@ from perfmodel.catalog import model_from_config
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import Entries, Entry, Source
+from perfmodel.ingest.launch._entries import Entries, Entry, Neighbours, Source
 from perfmodel.ingest.launch._finetuning_files import with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._hooks import HOOKS
@@ -237,7 +237,7 @@ def _deepspeed(source: Source, program: str) -> tuple[Source, LaunchFormat]:
 
 
 def _trainer(source: Source, program: str) -> tuple[Source, LaunchFormat]:
-    return with_named_files(source, TRAINER, Path(source.place).parent)
+    return with_named_files(source, TRAINER, Neighbours(Path(source.place).parent))
 
 
 def _maxtext(source: Source, program: str) -> tuple[Source, LaunchFormat]:

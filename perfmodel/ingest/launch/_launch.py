@@ -167,7 +167,7 @@ def settle(
     # what is missing is collected, so that one answer names all of it.
     model = overrides.model or model_of(known, place, Path(place).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
-    degrees = _degrees(known, overrides, place)
+    degrees = _degrees(known, overrides, place, accumulation_is_stated="grad_accum" in stated.fields)
     layout = None
     if degrees.dp is None:
         missing.append(_no_replicas(known, degrees.devices))
@@ -269,7 +269,9 @@ def _no_replicas(known: Fields, devices: int | None) -> str:
 def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[str]:
     filled = []
     for key, value in stated.defaults.items():
-        if key in _SAID and key not in stated.fields and not _has(overrides, key):
+        # Two batches that are stated leave no choice of the accumulation between them.
+        follows = key == "grad_accum" and {"global_batch", "micro_batch"} <= stated.fields.keys()
+        if key in _SAID and key not in stated.fields and not follows and not _has(overrides, key):
             shown_value = str(value).lower() if isinstance(value, bool) else value
             filled.append(f"{key}={shown_value}")
     if not filled:
@@ -302,7 +304,7 @@ def _has(overrides: Overrides, key: str) -> bool:
     return key in stated
 
 
-def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
+def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is_stated: bool) -> _Degrees:
     """Fill in those of replicas, devices and batches that the file leaves open, from those that it states.
 
     devices = dp * tp * pp * cp, and global batch = micro-batch * accumulation * dp.
@@ -323,9 +325,10 @@ def _degrees(known: Fields, overrides: Overrides, place: str) -> _Degrees:
         if devices % group and not overrides.layout:
             return _Degrees(None, devices, micro, total)
         dp = max(1, devices // group)
-    # Without devices, batches tell the replicas: global = local * accumulation * dp.
+    # Without devices, batches tell the replicas: global = local * accumulation * dp. An accumulation that is only a
+    # default follows itself from the number of replicas.
     local = known.get("local_batch")
-    if dp is None and total and accum and (local or micro):
+    if dp is None and total and accum and accumulation_is_stated and (local or micro):
         dp = total // ((local or micro) * accum)
     if dp is None:
         return _Degrees(None, None, micro, total)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.ingest.launch._arguments import followed_script
-from perfmodel.ingest.launch._entries import Entry, Source, file_beside, included_entries, read_yaml, yaml_value
-from perfmodel.ingest.launch._finetuning_files import text_of_named
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, read_yaml, yaml_value
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 
 _LOOKS_LIKE_ONE: Final = re.compile(
@@ -47,7 +46,7 @@ def maxtext_command(
                 best, base = settings, file
     if not best:
         return None
-    entries, notes = _of_file(base, Path(place).parent)
+    entries, notes = _of_file(base, Neighbours(Path(place).parent, script.files))
     return Source(place=place, entries=entries | best, notes=(*script.notes, *notes))
 
 
@@ -79,13 +78,13 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     return file, settings
 
 
-def _of_file(name: str, folder: Path) -> tuple[dict[str, Entry], list[str]]:
+def _of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
     """The entries of the file that a command names, if it is beside the script; else a note, unless it is of MaxText's
     own defaults."""
-    path = file_beside(name, folder)
-    if path is not None:
-        source = read_yaml(text_of_named(path), str(path), path.parent)
-        return included_entries(source.entries, path, 0), list(source.notes)
+    file = neighbours.find(name)
+    if file is not None:
+        source = read_yaml(file.text, str(file.path), file.path.parent)
+        return included_entries(source.entries, file.path, 0), list(source.notes)
     if Path(name).name == MAXTEXT.defaults_file:
         return {}, []
     return {}, [f"the command names {name}, which was not found beside the script; its settings are missing here"]

@@ -21,6 +21,7 @@ _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.flash_attention")),
     ("llm-foundry before MPT", ("global_train_batch_size", "model.mlp_ratio", "model.attn_impl")),
     ("verl", ("actor_rollout_ref.*",)),
+    ("torchtune's recipe of reinforcement", ("policy_model._component_",)),
     ("fairseq", ("distributed_training.*", "task.*")),
     ("Lightning", ("seed_everything", "trainer.*")),
     ("a Kubernetes job", ("apiVersion", "kind")),

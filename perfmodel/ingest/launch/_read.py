@@ -13,8 +13,8 @@ from perfmodel.files import TooLargeError, parse_json, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
 from perfmodel.ingest.launch._arguments import followed_script, read_arguments, script_at
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_yaml
-from perfmodel.ingest.launch._finetuning_command import finetuning_command
+from perfmodel.ingest.launch._entries import Neighbours, Source, read_json, read_toml, read_yaml
+from perfmodel.ingest.launch._finetuning_command import finetuning_command, may_fine_tune
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._harm import listed
@@ -290,9 +290,10 @@ def _of_script(
     A command tells its framework by the program that it starts. Most tell it exactly; Megatron's flags are passed to
     programs of any name, so that they come last.
     """
-    of_front_end = finetuning_command(text, place, arguments, variables)
+    is_likely = may_fine_tune(text)
+    of_front_end = finetuning_command(text, place, arguments, variables) if is_likely else None
     if of_front_end is not None:
-        return with_named_files(*of_front_end, Path(place).parent)
+        return of_front_end
     of_maxtext = maxtext_command(text, place, arguments, variables)
     if of_maxtext is not None:
         return of_maxtext, MAXTEXT
@@ -305,6 +306,11 @@ def _of_script(
     source = read_arguments(text, place, frozenset(megatron_keys), MEGATRON.switches, arguments, variables)
     if MEGATRON.recognises(source.entries):
         return source, MEGATRON
+    # The command may stand in a file that the script sources.
+    if not is_likely:
+        of_front_end = finetuning_command(text, place, arguments, variables)
+        if of_front_end is not None:
+            return of_front_end
     # A wrapper of another script says nothing by itself: the user must know which file is missing.
     script, _ = followed_script(text, place, arguments, variables)
     if script.absent and not any(script_at(command.argv, frozenset()) is not None for command in script.commands):
@@ -334,7 +340,7 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
     if of_factory is not None:
         return of_factory, MEGATRON
-    return None if front_end is None else with_named_files(source, front_end, Path(source.place).parent)
+    return None if front_end is None else with_named_files(source, front_end, Neighbours(Path(source.place).parent))
 
 
 def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, LaunchFormat] | None:

@@ -15,8 +15,7 @@ from typing import Any, Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import parse_toml
 from perfmodel.ingest.launch._arguments import LAUNCHING, followed_script, processes_in_variables
-from perfmodel.ingest.launch._entries import Entry, Source, broken, file_beside, read_toml, read_yaml
-from perfmodel.ingest.launch._finetuning_files import text_of_named
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, broken, read_toml, read_yaml
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._hook_file import nemo_entries, torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
@@ -56,6 +55,7 @@ def recipe_command(
     if not _LOOKS_LIKE_ONE.search(text):
         return None
     script, job = followed_script(text, place, arguments, variables)
+    neighbours = Neighbours(Path(place).parent, script.files)
     for command in script.commands:
         argv = [word.text for word in command.argv]
         joined = " ".join(argv)
@@ -64,11 +64,11 @@ def recipe_command(
                 f"{place}: looks like litgpt, which perfmodel does not read; give --model, --layout and so on instead"
             )
         if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
-            source, form = _titan(command, place)
+            source, form = _titan(command, place, neighbours)
         elif re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
             source, form = _nemo(command, place)
         elif _bridge_name(argv):
-            source, form = _bridge(command, _bridge_name(argv), place)
+            source, form = _bridge(command, _bridge_name(argv), place, neighbours)
         else:
             continue
         devices = source.devices or _devices(command, job)
@@ -153,7 +153,7 @@ def _devices(command: Command, job: Mapping[str, int]) -> int | None:
     return world_of(settings).get("devices")
 
 
-def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
+def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """torchtitan: `--module` and `--config` name a recipe since 2026, a file of TOML holds one before."""
     line = command.argv[0].line
     flags = _flags(command)
@@ -163,8 +163,8 @@ def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
     file = file or command.variables.get("CONFIG_FILE", "")
     notes: tuple[str, ...] = ()
     if file:
-        path = file_beside(file, Path(place).parent)
-        if path is None:
+        named = neighbours.find(file)
+        if named is None:
             module, name = _module_of(Path(file).stem)
             if not module:
                 raise broken(place, line, f"the recipe {file} was not found beside the script; put it there")
@@ -172,7 +172,7 @@ def _titan(command: Command, place: str) -> tuple[Source, LaunchFormat]:
             entries = _recipe("torchtitan", module, name, place=place, line=line)
             notes = (f"{file} was not found beside the script; torchtitan's recipe {name} of 2026 is used instead",)
         else:
-            entries = dict(read_toml(text_of_named(path), str(path)).entries)
+            entries = dict(read_toml(named.text, str(named.path)).entries)
     else:
         # Flags win over variables, and these over the defaults of run_train.sh.
         names = {}
@@ -234,17 +234,17 @@ def _bridge_name(argv: Sequence[str]) -> str:
     return next((f"{program[1]}_pretrain_config" for program in programs if program), "")
 
 
-def _bridge(command: Command, name: str, place: str) -> tuple[Source, LaunchFormat]:
+def _bridge(command: Command, name: str, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """Megatron-Bridge: `run_recipe.py --recipe NAME key=value ...`, with a file of YAML between the two."""
     file = str(_flags(command).get("config-file", Entry("", 0)).value)
     of_file: dict[str, Entry] = {}
     notes: tuple[str, ...] = ()
     if file:
-        path = file_beside(file, Path(place).parent)
-        if path is None:
+        named = neighbours.find(file)
+        if named is None:
             notes = (f"the command names {file}, which was not found beside the script; its settings are missing here",)
         else:
-            of_file = dict(read_yaml(text_of_named(path), str(path), path.parent).entries)
+            of_file = dict(read_yaml(named.text, str(named.path), named.path.parent).entries)
     source, form = _of_bridge(name, of_file | _settings(command), place, command.argv[0].line)
     return replace(source, notes=notes), form
 

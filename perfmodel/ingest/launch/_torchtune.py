@@ -9,6 +9,8 @@ from perfmodel.ingest.launch._finetuning import (
     Adapters,
     accumulation_fields,
     is_on,
+    mesh_rule,
+    objective_fields,
     optimizer_fields,
     padding_note,
     torch_framework,
@@ -125,11 +127,26 @@ def _chunked(settings: Mapping[str, Any]) -> Fields:
     name = str(settings["loss._component_"]).rpartition(".")[2]
     # `LinearCrossEntropyLoss` takes hidden states and computes logits chunk by chunk; the older chunked losses take
     # logits, which exist as a whole by then.
+    if objective_fields(name, "loss"):
+        return objective_fields(name, "loss")
     if "Linear" in name:
         return {"chunked_loss": True}
     if "Chunked" not in name:
         return {}
     return {"note.loss": f"{name} computes logits in chunks, but the prediction counts them in full"}
+
+
+_FURTHER_MODELS: Final = ("ref_checkpointer._component_", "teacher_model._component_")
+"""Models that run beside the one that is trained: a reference for preferences, a teacher."""
+
+
+def _further_models(settings: Mapping[str, Any]) -> Fields:
+    names = " and ".join(settings)
+    return {
+        "doubt.models": (
+            f"what is trained may be wrong: {names} names a further model, which runs beside the one that is predicted"
+        )
+    }
 
 
 TORCHTUNE: Final = LaunchFormat(
@@ -167,16 +184,18 @@ TORCHTUNE: Final = LaunchFormat(
         Rule(keys=("compile",), read=lambda settings: {}),
         Rule(keys=("optimizer_in_bwd",), read=_in_backward),
         Rule(keys=("loss._component_",), read=_chunked),
+        Rule(keys=_FURTHER_MODELS, read=_further_models),
         key("tensor_parallel_dim", "tp", default=1, write=lambda fields: {}),
         key("context_parallel_dim", "cp", default=1, write=lambda fields: {}),
-        read_only("data_parallel_replicate_dim", "replicate"),
+        mesh_rule("data_parallel_shard_dim", "data_parallel_replicate_dim"),
     ),
     harmless=patterns(
         "tokenizer.* checkpointer.* dataset.* dataset dataset_val* optimizer.* lr_scheduler.* metric_logger.*",
         "profiler.* model.lora_alpha model.lora_dropout seed shuffle epochs max_steps_per_epoch",
         "clip_grad_norm log_* output_dir device resume_from_checkpoint save_* custom_sharded_layers",
         "memory_efficient_fsdp_wrap ac_* cudnn_deterministic_mode compile.* run_val_every_n_steps",
-        "batch_size_val data_parallel_shard_dim loss.* model_type loss base_dir async_checkpointing*",
+        "batch_size_val loss.* model_type loss base_dir async_checkpointing*",
+        "ref_checkpointer.* teacher_checkpointer.* teacher_model.* kd_loss.* kd_ratio",
         "tensor_parallel_plan* <script> config warmup_steps dataset_* parallelize*",
     ),
 )

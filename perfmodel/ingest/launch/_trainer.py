@@ -15,6 +15,7 @@ from perfmodel.ingest.launch._finetuning import (
     checkpointing_fields,
     fsdp_fields,
     is_on,
+    objective_fields,
     optimizer_rule,
     padding_note,
     sharded_sequences,
@@ -26,6 +27,10 @@ from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, R
 
 MICRO: Final = "per_device_train_batch_size"
 ACCUMULATION: Final = "gradient_accumulation_steps"
+PROGRAM: Final = "<script>"
+"""The entry that names the Python program of a command."""
+OWN_PROGRAM: Final = "<own program>"
+"""The entry that names a training program which somebody wrote for himself (`_own_programs`)."""
 WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_processes", "num_machines", "world_size")
 """Processes that a launcher starts, which a command line says and a file may."""
 
@@ -257,6 +262,33 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     return {}
 
 
+_PREFERENCES: Final = ("beta", "max_prompt_length", "max_completion_length", "num_generations")
+"""Arguments that only trl's configurations of preference tuning and reinforcement have."""
+
+
+def _objective(settings: Mapping[str, Any]) -> Fields:
+    """Preference tuning and reinforcement, by the name of the program or by arguments that only they have."""
+    fields = objective_fields(settings.get(PROGRAM, ""), "the program")
+    if fields or all(name == PROGRAM for name in settings):
+        return fields
+    name = next(name for name in settings if name != PROGRAM)
+    return {
+        "doubt.stage": (
+            f"what is trained may be wrong: {name} belongs to training that runs further models or passes, but plain "
+            "fine-tuning is predicted"
+        )
+    }
+
+
+def _own_program(settings: Mapping[str, Any]) -> Fields:
+    return {
+        "note.program": (
+            f"the arguments of {settings[OWN_PROGRAM]} mean what they are called: its batch size is that of a device "
+            "and pass, and it trains the model that it names in full length"
+        )
+    }
+
+
 TRAINER: Final = LaunchFormat(
     name="hf-trainer",
     syntax="yaml",
@@ -277,6 +309,13 @@ TRAINER: Final = LaunchFormat(
         ),
         Rule(keys=_PACKINGS, read=_packed),
         RECOMPUTE_RULE,
+        Rule(keys=(OWN_PROGRAM,), read=_own_program),
+        Rule(keys=(PROGRAM, *_PREFERENCES), read=_objective),
+        Rule(
+            keys=("ring_attn_size",),
+            fields=("cp",),
+            read=lambda settings: sharded_sequences(settings["ring_attn_size"], "ring"),
+        ),
     ),
     harmless=_HARMLESS,
 )
@@ -296,14 +335,7 @@ def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
 
 def _factory_stage(settings: Mapping[str, Any]) -> Fields:
     # Reward models, DPO and PPO run a reference model or a critic beside the one that is trained.
-    stage = str(settings["stage"])
-    if stage in ("pt", "sft"):
-        return {}
-    return {
-        "doubt.stage": (
-            f"what is trained may be wrong: stage {stage} runs more models or passes than sft, but is predicted as sft"
-        )
-    }
+    return objective_fields(settings["stage"], "stage")
 
 
 def _factory_packing(settings: Mapping[str, Any]) -> Fields:
@@ -387,12 +419,7 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
 
 
 def _rlhf(settings: Mapping[str, Any]) -> Fields:
-    kind = settings["rlhf_type"]
-    return {
-        "doubt.stage": (
-            f"what is trained may be wrong: {kind} runs more models or passes than sft, but is predicted as sft"
-        )
-    }
+    return objective_fields(settings["rlhf_type"], "rlhf_type")
 
 
 _SWIFT_KINDS: Final = ("tuner_type", "train_type", "sft_type")

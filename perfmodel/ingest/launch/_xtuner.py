@@ -14,6 +14,7 @@ from perfmodel.ingest.launch._finetuning import (
     Adapters,
     accumulation_fields,
     is_on,
+    objective_fields,
     optimizer_fields,
     padding_note,
     sharded_sequences,
@@ -169,6 +170,7 @@ def _add(entries: dict[str, Entry], name: str, value: Any, line: int) -> None:
 
 
 _NAMES: Final = ("model.llm.pretrained_model_name_or_path", "pretrained_model_name_or_path")
+_WHOLE: Final = "model.model_path"
 _BATCHES: Final = (
     "train_dataloader.batch_size",
     "batch_size",
@@ -182,6 +184,7 @@ _LORA_KEYS: Final = tuple(
     table + name for table in _LORA_TABLES for name in ("type", "r", "target_modules", "lora_dropout")
 )
 _QUANTIZED: Final = (
+    "model.quantization_llm",
     "model.llm.quantization_config.load_in_4bit",
     "model.llm.quantization_config.load_in_8bit",
 )
@@ -230,6 +233,25 @@ def _frozen(settings: Mapping[str, Any]) -> Fields:
     }
 
 
+_PREFERENCES: Final = ("model.beta", "loss_beta", "model.loss_type", "reward_token_id")
+
+
+def _objective(settings: Mapping[str, Any]) -> Fields:
+    """DPO, ORPO and reward models, which are model classes here; names of classes are all that a file tells of them."""
+    fields = objective_fields(settings.get("model.type", ""), "model.type")
+    return fields if fields or not settings.keys() - {"model.type"} else objective_fields("reward", "model.type")
+
+
+def _tower_within(settings: Mapping[str, Any]) -> Fields:
+    """Models of several parts that lie in one folder (InternVL)."""
+    name = settings[_WHOLE]
+    return {
+        "model": TEXT.read(name),
+        "doubt.vision": f"the model may be wrong: {name} has a vision tower; only a language model can be given with "
+        "--model",
+    }
+
+
 def _has_keys_of(table: str, settings: Mapping[str, Any]) -> bool:
     return any(name.startswith(table) for name in settings)
 
@@ -240,12 +262,15 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     if not any(name in settings for name in _LORA_KEYS):
         return {}
     table = next(table for table in _LORA_TABLES if _has_keys_of(table, settings))
-    bits = 8 if is_on(settings.get(_QUANTIZED[1])) else 0
+    of_tower, four_bits, eight_bits = (is_on(settings.get(name)) for name in _QUANTIZED)
+    bits = 8 if eight_bits else 0
+    if four_bits or of_tower:
+        bits = 4
     return Adapters(
         rank=settings.get(f"{table}r", 8),
         targets=settings.get(f"{table}target_modules", "all-linear"),
         dropout=settings.get(f"{table}lora_dropout", 0),
-        bits=4 if is_on(settings.get(_QUANTIZED[0])) else bits,
+        bits=bits,
     ).fields
 
 
@@ -254,9 +279,11 @@ XTUNER: Final = LaunchFormat(
     syntax="python",
     frameworks=("xtuner",),
     framework=torch_framework,
-    marks=("model.llm.*",),
+    marks=("model.llm.*", _WHOLE),
     table=(
         WORLD_RULE,
+        Rule(keys=(_WHOLE,), read=_tower_within, fields=("model",)),
+        Rule(keys=("model.type", *_PREFERENCES), read=_objective),
         Rule(keys=_NAMES, read=lambda settings: {"model": TEXT.read(_first_of(settings, _NAMES))}, fields=("model",)),
         Rule(keys=_BATCHES, read=_batches, fields=("micro_batch",)),
         # Configurations assign their numbers to names at the top and use these
@@ -290,6 +317,7 @@ XTUNER: Final = LaunchFormat(
     ),
     harmless=patterns(
         "*path* *dataset* *dataloader* *prompt* *hook* *evaluation* *scheduler* train_cfg.* env_cfg.*",
+        "loss_type penalty_type model.penalty_type model.label_smoothing *packed_length",
         "visualizer* log_* load_from resume randomness.* tokenizer.* *epochs* lr betas weight_decay max_norm",
         "warmup_ratio save_* SYSTEM sampler* model.type *type model.llm.* model.lora.* model.llm_lora.*",
         "optim_wrapper.*",

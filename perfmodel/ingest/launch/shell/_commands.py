@@ -12,13 +12,16 @@ from typing import Final
 from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch.shell import _syntax as syntax
 from perfmodel.ingest.launch.shell import _tree as tree
-from perfmodel.ingest.launch.shell._builtins import Builtins
+from perfmodel.ingest.launch.shell._builtins import LONGEST_VALUE, Builtins
 from perfmodel.ingest.launch.shell._expansion import LAUNCH_VARIABLES, Command, State, Word, pieces, shown
+from perfmodel.ingest.launch.shell._output import command_output
 from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
 
 SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
 PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "say", "tee")
 """Commands whose arguments are texts to show."""
+WRITING: Final = ("cat", "echo", "printf", "tee")
+"""Commands by which a script writes scripts and configurations."""
 MOST_SCRIPTS: Final = 8
 """Scripts that start one another."""
 MOST_BEFORE_SCRIPT: Final = 30
@@ -89,10 +92,7 @@ class Commands(Builtins):
             return builtin(node, argv)
         if head in self.state.functions:
             return self.call(head, argv)
-        if head in PRINTING and node.here is not None and node.output is not None:
-            # `cat > inner.sh <<EOF` writes a script, which may be run later.
-            name = self.joined(node.output).text
-            self.state.files[Path(name).name] = self.text_of(node.here)
+        if head in WRITING and self.writes(node, argv) and node.here is not None:
             return True
         # Some scripts print the command that users shall run (`echo "torchrun ..."`): it counts if no other trains.
         if head in PRINTING:
@@ -100,6 +100,34 @@ class Commands(Builtins):
             return True
         self.launch(node, argv)
         return None
+
+    def writes(self, node: tree.Simple, argv: Sequence[Word], stdin: str | None = None) -> bool:
+        """Keep the files that a command writes, which may be run or read later; whether it wrote any.
+
+        Args:
+            node: the command.
+            argv: its words.
+            stdin: text that the command before it in a pipeline gives to it.
+        """
+        texts = [word.text for word in argv]
+        if node.here is not None:
+            stdin = self.text_of(node.here)
+        # `cat > run.json <<EOF`, `echo '{...}' > run.json`, `tee run.json <<EOF`
+        names = [] if node.output is None else [self.joined(node.output).text]
+        appends = node.appends
+        if texts[0] == "tee":
+            names += [text for text in texts[1:] if not text.startswith("-")]
+            appends = appends or "-a" in texts
+            texts = ["cat"]
+        text = command_output(texts, stdin, self.folder, self.variable) if names else None
+        if text is None:
+            return False
+        for name in names:
+            name = Path(name).name
+            before = self.state.files.get(name, "") if appends else ""
+            # A script that writes to its own log again and again must not fill the memory.
+            self.state.files[name] = (before + text)[:LONGEST_VALUE]
+        return True
 
     def builtin(self, head: str) -> "Callable[[tree.Simple, list[Word]], bool | None] | None":
         # Commands that change the script's own state, or whose status follows from it. All others are programs.

@@ -41,14 +41,16 @@ def pipeline_output(
         for raw in command.raw_words:
             argv += expand(raw)
         stdin = text if command.here is None else text_of(command.here)
-        text = _of_command(argv, stdin, folder, variable)
+        text = command_output(argv, stdin, folder, variable)
         if text is None:
             return None
     return text
 
 
-def _of_command(argv: list[str], stdin: str | None, folder: str, variable: Callable[[str], str | None]) -> str | None:
-    """Output of one command of a pipeline, to which the one before it gives `stdin`."""
+def command_output(
+    argv: list[str], stdin: str | None, folder: str, variable: Callable[[str], str | None]
+) -> str | None:
+    """Output of one command, to which the one before it in a pipeline gives `stdin`; None if it is not known."""
     if not argv:
         return None
     head, arguments = argv[0], argv[1:]

@@ -48,6 +48,7 @@ def requested(text: str) -> dict[str, int]:
 def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
     """Numbers among the options of sbatch or srun, by the long name of the option."""
     numbers: dict[str, int] = {}
+    nodes_are_known = True
     for i, option in enumerate(options):
         following = options[i + 1] if i + 1 < len(options) else ""
         # getopt's three spellings: `-N 4`, `-N4` and `--nodes=4`.
@@ -69,7 +70,12 @@ def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
             number = re.match(r"(?:[A-Za-z][\w.-]*:)?(\d+)", value)
             if number:
                 numbers[name] = int(number[1])
-    return numbers
+            elif name == "nodes":
+                nodes_are_known = False
+    if nodes_are_known:
+        return numbers
+    # A number of nodes that is only a variable or a placeholder leaves open how many devices there are in all.
+    return {name: number for name, number in numbers.items() if name in ("nodes", "ntasks", "gpus", "cpus-per-task")}
 
 
 def mpi_numbers(options: Sequence[str]) -> dict[str, int]:

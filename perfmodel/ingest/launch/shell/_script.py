@@ -169,11 +169,28 @@ class _Interpreter(Commands):
                 # `echo "torchrun ..." | bash` runs what is printed.
                 self.in_inner_shell(printed.text, printed.line, (), ())
                 return None
+            # `cat <<EOF | tee run.json` and `echo '{...}' | jq . > run.json` write files.
+            if last and i and isinstance(command, tree.Simple) and command.raw_words:
+                self.pipe_into_file(node, command)
             printed = self.echoed_text(command) if not last else None
             status = self.run(command)
         if node.negated and status is not None:
             return not status
         return status
+
+    def pipe_into_file(self, node: tree.Pipeline, last: tree.Simple) -> None:
+        """Keep the file that the last command of a pipeline writes, where the text is known."""
+        argv = self.expanded(last.raw_words)
+        if not argv or (argv[0].text != "tee" and last.output is None):
+            return
+
+        def expand(raw: tree.RawWord) -> list[str]:
+            return [word.text for word in self.expand(raw)]
+
+        before = tree.Pipeline(node.commands[:-1], False)
+        text = pipeline_output(before, expand, self.text_of, self.variable, self.folder)
+        if text is not None:
+            self.writes(last, argv, text)
 
     # Output of commands, `$(...)`.
 
@@ -302,7 +319,11 @@ class _Interpreter(Commands):
             if status is None:
                 rest = [branch for _, branch in node.branches[i:]]
                 rest += [node.otherwise] if node.otherwise is not None else []
-                for branch in rest:
+                # A launch that comes later is not reached by a branch that exits: the other one was taken.
+                going_on = [branch for branch in rest if not _exits(branch)]
+                if len(going_on) == 1 and len(rest) > 1 and node.otherwise is not None:
+                    return self.sequence(going_on[0])
+                for branch in going_on:
                     self.left_out(branch, node.line, "the condition cannot be evaluated")
                 return None
             if status:
@@ -391,3 +412,13 @@ class _Interpreter(Commands):
                 raise
             return stop.kind == "continue"
         return True
+
+
+def _exits(body: tree.Sequence) -> bool:
+    """Whether commands end the script, as those that print a message about what is missing."""
+    last = body.items[-1] if body.items else None
+    command = last.first.commands[0] if last is not None and not last.rest else None
+    if not isinstance(command, tree.Simple) or not command.raw_words:
+        return False
+    head = command.raw_words[0].parts
+    return len(head) == 1 and head[0].text == "exit"

@@ -349,14 +349,16 @@ class _Parser(WordParser):
         assignments: list[Assignment] = []
         raw_words: list[RawWord] = []
         here, output = None, None
-        declares = False
+        declares = appends = False
         while True:
             self.blanks()
             redirection = _REDIRECTION.match(self.text, self.at)
             if redirection:
                 target = self.redirection(redirection)
                 here = target if isinstance(target, HereText) else here
-                output = target if isinstance(target, RawWord) and ">" in redirection[1] else output
+                # What goes to descriptor 2 are messages.
+                if isinstance(target, RawWord) and ">" in redirection[1] and not redirection[0].startswith("2"):
+                    output, appends = target, redirection[1] == ">>"
                 continue
             if self.char() in ("", "\n", ";", "&", "|", ")"):
                 break
@@ -370,7 +372,7 @@ class _Parser(WordParser):
             raw_words.append(self.word())
             first = raw_words[0].parts
             declares = len(first) == 1 and first[0].kind == "text" and first[0].text in DECLARING
-        return Simple(tuple(assignments), tuple(raw_words), here, output, line)
+        return Simple(tuple(assignments), tuple(raw_words), here, output, appends, line)
 
     def redirection(self, match: re.Match[str]) -> HereText | RawWord | None:
         """Pass over a redirection; the text of a here-document, or the file."""

@@ -75,6 +75,8 @@ class Simple:
     here: HereText | None
     output: RawWord | None
     """The file that the output goes to."""
+    appends: bool
+    """The output is added to the end of this file (`>>`)."""
     line: int
 
 

@@ -17,6 +17,10 @@ _PLAIN: Final = re.compile(r"[^\s;&|()<>\\'\"$`]+")
 _PLAIN_QUOTED: Final = re.compile(r"[^\"$`\\]+")
 """Characters that mean themselves inside double quotes."""
 _QUOTED: Final = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_HERE: Final = re.compile(
+    r"(?<!<)<<(?!<)-?[ \t]*\\?(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(?:.*?\n)??[ \t]*\2(?=[ \t]*(?:\n|\Z))", re.DOTALL
+)
+"""A here-document, from the mark before its end word to this word on a line of its own."""
 
 
 def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
@@ -227,6 +231,12 @@ class WordParser:
             if quoted:
                 self.line += quoted[0].count("\n")
                 self.at = quoted.end()
+                continue
+            # Quotes and brackets in a here-document are plain characters too. In `((1 << N))` none begins.
+            here = _HERE.match(self.text, self.at) if opening == "(" and self.text[start : start + 2] != "((" else None
+            if here:
+                self.line += here[0].count("\n")
+                self.at = here.end()
                 continue
             depth += (char == opening) - (char == closing)
             self.line += lines_in(char)

@@ -1,0 +1,198 @@
+"""Programs that people write around DeepSpeed and Accelerate, files that scripts write themselves, and training of
+several models at once."""
+
+import json
+from typing import Any
+
+import pytest
+
+import perfmodel as pm
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import parse_launch
+
+CONFIGURATION = {
+    "train_batch_size": "$BATCH",
+    "gradient_accumulation_steps": 1,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+}
+JSON = json.dumps(CONFIGURATION, indent=2).replace('"$BATCH"', "$BATCH")
+ONE_LINE = json.dumps(CONFIGURATION).replace('"$BATCH"', "$BATCH")
+COMMAND = (
+    "deepspeed --num_gpus=8 tune.py --deepspeed_config=$FILE --model_name meta-llama/Meta-Llama-3-8B "
+    "--batch_size $((BATCH / 8)) --max_length 2048 --activation_checkpointing\n"
+)
+WAYS_TO_WRITE = {
+    "cat with the file behind": f"cat <<EOF > $FILE\n{JSON}\nEOF\n",
+    "cat with the file before": f'cat > "$FILE" << EOF\n{JSON}\nEOF\n',
+    "tee": f"tee $FILE <<EOF\n{JSON}\nEOF\n",
+    "a pipe into tee": f"cat <<EOF | tee $FILE > /dev/null\n{JSON}\nEOF\n",
+    "echo": 'echo "' + ONE_LINE.replace('"', '\\"') + '" > $FILE\n',
+    "printf": "printf '%s\\n' \"" + ONE_LINE.replace('"', '\\"') + '" > ${FILE} 2>/dev/null\n',
+    "a condition": f'if [ "$MODE" = offload ]; then\ncat > $FILE <<EOF\n{JSON}\nEOF\nelse\necho "{{}}" > $FILE\nfi\n',
+    "in two parts": (
+        "head=$(cat <<EOF\n" + JSON[:40] + "\nEOF\n)\n"
+        "echo \"$head\" > $FILE\ncat >> $FILE <<EOF\n" + JSON[40:] + "\nEOF\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS_TO_WRITE)
+def test_files_of_deepspeed_that_a_script_writes_are_read(way: str) -> None:
+    script = f"MODE=offload\nBATCH=16\nFILE=./$MODE.json\n{WAYS_TO_WRITE[way]}{COMMAND}"
+    launch = parse_launch(script, "run.sh")
+    assert launch.model == pm.model("llama3-8b")
+    assert launch.layout is not None
+    layout = launch.layout
+    assert (layout.dp, layout.zero, layout.micro_batch, layout.recompute) == (8, 3, 2, "full")
+    assert layout.offload_states == "optimizer"
+    assert (launch.devices, launch.global_batch, launch.seq_len) == (8, 16, 2048)
+    assert launch.job_fields["dtype"] == "bf16"
+    assert launch.may_be_wrong == ()
+    assert any("mean what they are called" in note for note in launch.assumed)
+
+
+def test_a_file_that_no_branch_writes_is_named_as_missing() -> None:
+    script = f"BATCH=16\nFILE=./x.json\nif false; then\n{WAYS_TO_WRITE['tee']}fi\n{COMMAND}"
+    launch = parse_launch(script, "run.sh")
+    assert any("x.json was not found" in doubt for doubt in launch.may_be_wrong)
+
+
+def test_configurations_of_front_ends_may_be_written_by_the_script() -> None:
+    launch = parse_launch(
+        "cat > train.yaml <<EOF\nmodel_name_or_path: Qwen/Qwen2-7B\nstage: sft\nfinetuning_type: full\n"
+        "cutoff_len: 4096\nper_device_train_batch_size: 2\nbf16: true\npacking: true\nEOF\nNPROC_PER_NODE=4 llamafactory-cli train "
+        "train.yaml\n",
+        "run.sh",
+    )
+    assert (launch.devices, launch.global_batch, launch.seq_len) == (4, 8, 4096)
+    assert launch.model == pm.model("qwen2-7b")
+
+
+OPENRLHF = (
+    "read -r -d '' training_commands <<EOF\n"
+    "openrlhf.cli.PROGRAM \\\n --max_len 4096 --train_batch_size 128 --micro_train_batch_size 2 \\\n"
+    " --pretrain meta-llama/Llama-2-7b-hf --zero_stage 2 --bf16 --flash_attn --gradient_checkpointing MORE\nEOF\n"
+    "deepspeed LAUNCH--module $training_commands\n"
+)
+
+
+def test_a_batch_of_the_step_beside_one_of_a_device() -> None:
+    launch = parse_launch(
+        OPENRLHF.replace("PROGRAM", "train_sft").replace("LAUNCH", "--num_gpus 8 ").replace("MORE", ""), "run.sh"
+    )
+    assert launch.layout is not None
+    assert (launch.devices, launch.global_batch, launch.seq_len) == (8, 128, 4096)
+    assert (launch.layout.micro_batch, launch.layout.zero, launch.layout.recompute) == (2, 2, "full")
+    assert launch.job_fields["dtype"] == "bf16"
+    assert not any("grad_accum" in note for note in launch.assumed)
+
+
+def test_devices_do_not_follow_from_an_accumulation_that_nobody_states() -> None:
+    text = OPENRLHF.replace("PROGRAM", "train_sft").replace("LAUNCH", "").replace("MORE", "")
+    launch = parse_launch(text, "run.sh")
+    assert (launch.devices, launch.layout) == (None, None)
+    assert any("--devices" in sentence for sentence in launch.missing)
+    file = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}'
+    assert parse_launch(file, "ds.json", model="llama3-8b").devices is None
+    stated = file.replace('"zero', '"gradient_accumulation_steps": 4, "zero')
+    assert parse_launch(stated, "ds.json", model="llama3-8b").devices == 8
+
+
+def test_ranks_of_ring_attention_share_a_sequence() -> None:
+    text = OPENRLHF.replace("PROGRAM", "train_sft").replace("LAUNCH", "--num_gpus 8 ")
+    launch = parse_launch(text.replace("MORE", "--ring_attn_size 2"), "run.sh")
+    assert launch.layout is not None
+    assert (launch.layout.cp, launch.layout.cp_kind, launch.layout.dp) == (2, "ring", 4)
+
+
+@pytest.mark.parametrize("program", ["train_dpo", "train_rm", "train_kto", "train_kd", "train_prm"])
+def test_programs_of_further_models_or_passes_say_so(program: str) -> None:
+    text = OPENRLHF.replace("PROGRAM", program).replace("LAUNCH", "--num_gpus 8 ").replace("MORE", "")
+    launch = parse_launch(text, "run.sh")
+    assert any("further models or passes" in doubt for doubt in launch.may_be_wrong)
+
+
+def test_a_stage_without_a_file_is_deepspeed_in_16_bits() -> None:
+    launch = parse_launch(
+        "accelerate launch --num_processes 8 --config_file made.yaml bench.py --model_name meta-llama/Meta-Llama-3-8B "
+        "--zero_stage 3 --gradient_accumulation_steps 2 --batch_size 4 --seq_length 1024\n",
+        "run.sh",
+    )
+    assert launch.layout is not None
+    assert (launch.framework, launch.layout.zero, launch.global_batch) == ("deepspeed", 3, 64)
+    assert launch.job_fields["dtype"] == "bf16"
+
+
+NOT_OF_LANGUAGE = (
+    "torchrun --nproc_per_node 8 train.py --model resnet50 --batch-size 32\n",
+    "deepspeed --num_gpus 8 bench.py --batch_size 32\n",
+    "accelerate launch tune.py --model_name gpt2\n",
+)
+
+
+@pytest.mark.parametrize("command", NOT_OF_LANGUAGE)
+def test_programs_that_say_too_little_are_refused(command: str) -> None:
+    with pytest.raises(LaunchFileError, match="not a launch file that perfmodel can read"):
+        parse_launch(command, "run.sh")
+
+
+REINFORCEMENT: dict[str, tuple[str, str]] = {
+    "DeepSpeed-Chat": (
+        "deepspeed main.py --actor_model_name_or_path facebook/opt-13b --critic_model_name_or_path facebook/opt-350m "
+        "--per_device_training_batch_size 16 --actor_zero_stage 3 --critic_zero_stage 3 --actor_lora_dim 128",
+        "--model facebook/opt-13b --devices N --global-batch N --layout dp=N,zero=3,micro_batch=16",
+    ),
+    "whose actor is an argument": (
+        "ACTOR=$1\ndeepspeed main.py --actor_model_name_or_path $ACTOR --actor_zero_stage $2",
+        "--model NAME --devices N --global-batch N --layout dp=N,zero=N ",
+    ),
+    "OpenRLHF": (
+        "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2-7B --reward_pretrain x/rm "
+        "--zero_stage 3 --micro_train_batch_size 4",
+        "--model Qwen/Qwen2-7B --devices N --global-batch N --layout dp=N,zero=3,micro_batch=4",
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", REINFORCEMENT)
+def test_reinforcement_is_refused_with_what_to_ask_instead(tool: str) -> None:
+    command, remedy = REINFORCEMENT[tool]
+    with pytest.raises(LaunchFileError, match="trains by reinforcement") as refusal:
+        parse_launch(f"{command}\n", "run.sh")
+    assert remedy in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        ("--nodes=your_number_of_nodes --gres=gpu:8 --ntasks-per-node=8", None),
+        ("--nodes=${N} --gpus-per-node=8", None),
+        ("--nodes=4 --gres=gpu:8", 32),
+        ("-N 4 --ntasks-per-node=8", 32),
+        ("-N ${N} --ntasks=32", 32),
+    ],
+)
+def test_a_number_of_nodes_that_nobody_knows_leaves_the_devices_open(options: str, devices: int | None) -> None:
+    text = (
+        f"#!/bin/bash\n#SBATCH {options}\nsrun python pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
+        "--num-attention-heads 16 --seq-length 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 "
+        "--tensor-model-parallel-size 2\n"
+    )
+    assert parse_launch(text, "run.sh").devices == devices
+
+
+OFFLOADED: dict[str, tuple[dict[str, Any], bool]] = {
+    "a share": ({"device": "cpu", "ratio": 0.3}, True),
+    "all": ({"device": "cpu", "ratio": 1.0}, False),
+    "unsaid": ({"device": "cpu"}, False),
+}
+
+
+@pytest.mark.parametrize("case", OFFLOADED)
+def test_a_share_of_the_optimizer_on_the_device_is_an_open_fact(case: str) -> None:
+    offload, is_open = OFFLOADED[case]
+    text = json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "bf16": {"enabled": True}})
+    launch = parse_launch(text, "ds.json", model="llama3-8b", devices=8)
+    assert any("offload_optimizer.ratio" in doubt for doubt in launch.may_be_wrong) == is_open
