@@ -224,7 +224,9 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
         plain["attn_config"] = _stated(plain["attn_config"], {})
     # Where a configuration has both names of a number, that which the reader knows wins.
     renamed = {aliases[key]: value for key, value in plain.items() if key in aliases}
-    return renamed | plain
+    # A name that means something else in this family (MiniMax-M3's `intermediate_size` is that of an expert) does not
+    # stay beside the one that it stands for.
+    return renamed | {key: value for key, value in plain.items() if key not in aliases}
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:

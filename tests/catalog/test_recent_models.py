@@ -236,3 +236,40 @@ def test_models_that_do_not_exist(changes, says):
         DeltaNet(heads=3, key_heads=2, head_dim=8, key_dim=8)
     with pytest.raises(PerfModelError, match="exceeds image_size"):
         Patches(image_size=8, patch_size=16)
+
+
+@pytest.mark.parametrize("model_type", ["minimax_m3", "minimax_m3_vl"])
+def test_a_key_that_means_another_size_in_a_family_is_taken_as_that(model_type: str) -> None:
+    """MiniMax-M3 calls the inner size of an expert `intermediate_size`, and has a size of its own for dense layers."""
+    config = {
+        "model_type": model_type, "hidden_size": 6144, "intermediate_size": 3072, "dense_intermediate_size": 12288,
+        "moe_intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4,
+        "head_dim": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "n_shared_experts": 1,
+        "vocab_size": 200064, "hidden_act": "swigluoai", "moe_layer_freq": [0, 0, 0] + [1] * 57,
+    }  # fmt: skip
+    model = model_from_config(config)
+    assert model.experts is not None
+    assert (model.ffn_hidden, model.experts.ffn_hidden, model.experts.first_dense_layers) == (12288, 3072, 3)
+    assert (model.block.activation, model.block.clamped_glu) == ("silu", True)
+    assert "indexer" in model.left_out
+
+
+def test_layers_whose_keys_an_indexer_selects_attend_like_others() -> None:
+    config = {
+        "model_type": "glm_moe_dsa", "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 64,
+        "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    }  # fmt: skip
+    plain = model_from_config(config)
+    for word in ("deepseek_sparse_attention", "sparse_attention", "indexed_attention", "full_attention"):
+        assert model_from_config({**config, "layer_types": [word] * 4}) == plain
+
+
+@pytest.mark.parametrize("model_type", ["mimo_v2_flash", "step3p7", "gemma4_text", "zamba2", "cohere2_moe", "rwkv7"])
+def test_a_family_that_cannot_be_described_says_why_and_gives_the_nearest(model_type: str) -> None:
+    config = {"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    with pytest.raises(UnknownNameError, match="cannot be described exactly: ") as e:
+        model_from_config(config)
+    assert "--model mine.toml" in str(e.value)
+    assert "hidden = 64" in "".join(e.value.__notes__)

@@ -61,8 +61,8 @@ def test_a_file_that_no_branch_writes_is_named_as_missing() -> None:
 def test_configurations_of_front_ends_may_be_written_by_the_script() -> None:
     launch = parse_launch(
         "cat > train.yaml <<EOF\nmodel_name_or_path: Qwen/Qwen2-7B\nstage: sft\nfinetuning_type: full\n"
-        "cutoff_len: 4096\nper_device_train_batch_size: 2\nbf16: true\npacking: true\nEOF\nNPROC_PER_NODE=4 llamafactory-cli train "
-        "train.yaml\n",
+        "cutoff_len: 4096\nper_device_train_batch_size: 2\nbf16: true\npacking: true\nEOF\nNPROC_PER_NODE=4 "
+        "llamafactory-cli train train.yaml\n",
         "run.sh",
     )
     assert (launch.devices, launch.global_batch, launch.seq_len) == (4, 8, 4096)

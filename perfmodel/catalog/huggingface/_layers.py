@@ -15,6 +15,8 @@ ATTENTION_LETTERS: Final[Mapping[str, str]] = {
     "hybrid": "*",
     # which keys a query sees is chosen by an indexer; the layer attends like any other
     "indexed_attention": "*",
+    "deepseek_sparse_attention": "*",
+    "sparse_attention": "*",
     "sliding_attention": "W",
     "chunked_attention": "W",
     "linear_attention": "L",

@@ -62,6 +62,9 @@ def activation(name: str) -> str:
     # xIELU of Apertus is squared on one side too (arXiv 2411.13010)
     if name in ("relu2", "squared_relu", "xielu"):
         return "relu2"
+    # GPT-OSS's SwiGLU, which cuts its inputs at a limit; see `clamped_glu`.
+    if name == "swigluoai":
+        return "silu"
     # Names have endings for approximations (`gelu_pytorch_tanh`, `gelu_new`), which cost alike.
     for known in ("gelu", "silu", "relu"):
         if known in name or (known == "silu" and name == "swish"):

@@ -35,6 +35,13 @@ _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_
 _ZERO_EXPERTS: Final = "experts that compute nothing are left out, with their rows of the router"
 _INDEXER: Final = "the indexer that selects keys for each query is left out; attention is counted over all keys"
 
+_MINIMAX_M3: Final = Relative(
+    family="llama_with_experts",
+    aliases={"intermediate_size": "moe_intermediate_size", "dense_intermediate_size": "intermediate_size"},
+    fields=_QK_NORM | {"clamped_glu": True},
+    left_out=_INDEXER,
+)
+
 RELATIVES: Final[Mapping[str, Relative]] = {
     # --- LLaMA in all but name: what differs are scalars, or which layers rotate ---
     "arcee": Relative(family="llama", fields=_UNGATED, defaults={"hidden_act": "relu2"}),
@@ -132,11 +139,8 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "hunyuan_v1_moe": Relative(family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}),
     "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM),
     "kolibri1": Relative(family="llama_with_experts", fields=_QK_NORM | {"norm_at": "both"}),
-    "minimax_m3_vl": Relative(
-        family="llama_with_experts",
-        aliases={"intermediate_size": "moe_intermediate_size", "dense_intermediate_size": "intermediate_size"},
-        fields=_QK_NORM,
-    ),
+    "minimax_m3": _MINIMAX_M3,
+    "minimax_m3_vl": _MINIMAX_M3,
     "mellum": Relative(family="llama_with_experts", fields=_QK_NORM),
     "mixtral": Relative(family="llama_with_experts"),
     "minimax_m2": Relative(family="llama_with_experts", fields=_QK_NORM_OF_ALL_HEADS),

@@ -42,6 +42,23 @@ LATENT: Final[Mapping[str, tuple[str, ...]]] = {
 """Sizes of multi-head latent attention, which all configurations call the same."""
 OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
 """Sizes of these tables that are none where a configuration leaves them out."""
+REASONS: Final[Mapping[str, str]] = {
+    "cohere2_moe": "its experts run beside attention, on one norm",
+    "deberta": "its positions have projections of their own in every layer",
+    "deepseek_v4": "its layers attend to compressed keys, and residual streams are mixed",
+    "gemma3n": "its layers have embeddings of their own, and several residual streams",
+    "gemma4": "its full attention has heads of another size than that in the window",
+    "jetmoe": "the projections of its attention are experts",
+    "kimi_linear": "its linear attention has gates and decays of low rank",
+    "mimo_v2_flash": "its attention in the window has other numbers of heads than full attention",
+    "minimax": "its lightning attention has a decay per head and a gate that no mixer here has",
+    "nemotron-nas": "its layers have feed-forwards of different sizes",
+    "rwkv": "its layers mix tokens without attention",
+    "step3p5": "its attention in the window has other numbers of heads than full attention",
+    "xlnet": "its positions have projections of their own, and there are two streams of attention",
+    "zamba2": "one attention block is shared by several layers, with adapters for each",
+}
+"""Families that `Transformer` cannot describe exactly, and what it lacks for them."""
 ASK: Final = "?"
 """Stands in the TOML where the configuration does not tell a size."""
 
@@ -49,6 +66,11 @@ ASK: Final = "?"
 def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> UnknownNameError:
     """The error for an unknown `model_type`; its note is a TOML of the model to complete."""
     remedy = "or complete the TOML below, save it and give --model mine.toml"
+    plain = family.removesuffix("_text")
+    reason = REASONS.get(plain, REASONS.get({"step3p7": "step3p5", "rwkv7": "rwkv"}.get(plain, ""), ""))
+    if reason:
+        remedy = f"it cannot be described exactly: {reason}; for a model near to it, complete the TOML below, save it "
+        remedy += "and give --model mine.toml"
     error = UnknownNameError("Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)")
     error.add_note(toml_from_config(config))
     return error

@@ -12,7 +12,7 @@ from typing import Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._format import undefined
-from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, OWN_PROGRAM, TRAINER
+from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TRAINER
 
 OWN_FORM: Final = replace(TRAINER, name="own-program")
 """The format of such commands once their arguments are called as the Trainer's."""
@@ -85,7 +85,8 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
     if "train_batch_size" in renamed and MICRO in renamed and ACCUMULATION not in renamed:
         renamed["train_micro_batch_size_per_gpu"] = renamed.pop(MICRO)
     renamed.pop("module", None)
-    return renamed | {OWN_PROGRAM: Entry(names[program], model.line)}
+    name = Entry(names[program], model.line)
+    return renamed | {OWN_PROGRAM: name, PROGRAM: name}
 
 
 def _program_at(names: Sequence[str]) -> int | None:
