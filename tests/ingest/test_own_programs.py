@@ -2,13 +2,14 @@
 several models at once."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perfmodel as pm
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import parse_launch
+from perfmodel.ingest.launch import parse_launch, read_launch
 
 CONFIGURATION = {
     "train_batch_size": "$BATCH",
@@ -31,8 +32,8 @@ WAYS_TO_WRITE = {
     "printf": "printf '%s\\n' \"" + ONE_LINE.replace('"', '\\"') + '" > ${FILE} 2>/dev/null\n',
     "a condition": f'if [ "$MODE" = offload ]; then\ncat > $FILE <<EOF\n{JSON}\nEOF\nelse\necho "{{}}" > $FILE\nfi\n',
     "in two parts": (
-        "head=$(cat <<EOF\n" + JSON[:40] + "\nEOF\n)\n"
-        "echo \"$head\" > $FILE\ncat >> $FILE <<EOF\n" + JSON[40:] + "\nEOF\n"
+        "head=$(cat <<EOF\n" + "\n".join(JSON.splitlines()[:2]) + "\nEOF\n)\n"
+        "echo \"$head\" > $FILE\ncat >> $FILE <<EOF\n" + "\n".join(JSON.splitlines()[2:]) + "\nEOF\n"
     ),
 }  # fmt: skip
 
@@ -196,3 +197,54 @@ def test_a_share_of_the_optimizer_on_the_device_is_an_open_fact(case: str) -> No
     text = json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "bf16": {"enabled": True}})
     launch = parse_launch(text, "ds.json", model="llama3-8b", devices=8)
     assert any("offload_optimizer.ratio" in doubt for doubt in launch.may_be_wrong) == is_open
+
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 "
+    "--seq-length 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 MORE\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_open"),
+    [
+        ("--stage dpo", True),
+        ("--stage orpo --dpo-beta 0.1", True),
+        ("--kd --load-teacher /models/x", True),
+        ("--export-kd-teacher-load /models/x", True),
+        ("--stage sft", False),
+        ("", False),
+    ],
+)
+def test_objectives_of_forks_of_megatron(more: str, is_open: bool) -> None:
+    launch = parse_launch(MEGATRON.replace("MORE", more), "run.sh")
+    assert any("further models or passes" in doubt for doubt in launch.may_be_wrong) == is_open
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "extra", "vocabulary"),
+    [
+        ("Qwen2Tokenizer", 293, 151_936),
+        ("Qwen2Tokenizer", 421, 152_064),
+        ("LLama3Tokenizer", 256, 128_256),
+        ("LLama3Tokenizer", 0, 128_256),
+        ("LLamaTokenizer", 0, 32_000),
+        ("DeepSeekV2Tokenizer", 2400, 102_400),
+        ("DeepSeekV2Tokenizer", 467, 129_280),
+    ],
+)
+def test_rows_beyond_the_tokens_of_a_tokenizer(tokenizer: str, extra: int, vocabulary: int) -> None:
+    """As the scripts of Pai-Megatron-Patch state them for the models that they are called after."""
+    more = f"--patch-tokenizer-type {tokenizer} --extra-vocab-size {extra}"
+    launch = parse_launch(MEGATRON.replace("MORE", more), "run.sh")
+    assert getattr(launch.model, "vocab", None) == vocabulary
+    assert not any("vocabulary" in note for note in (*launch.assumed, *launch.may_be_wrong, *launch.ignored))
+
+
+def test_variables_before_the_name_of_a_script_are_not_called_the_environments(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(MEGATRON.replace("MORE", "--tensor-model-parallel-size $TP"))
+    launch = read_launch(f"TP=4 {path}")
+    assert launch.layout is not None
+    assert launch.layout.tp == 4
+    assert not any("environment" in sentence for sentence in launch.ignored)

@@ -110,6 +110,8 @@ def read_arguments(
         *(
             f"{setting} was taken from your shell's environment, which may differ from the cluster's"
             for setting in script.from_environment
+            # What the caller writes before the script's name is not taken from anywhere.
+            if setting.partition("=")[0] not in (variables or {})
         ),
     ]
     # A script also prepares data and converts checkpoints; the command that trains knows most of the framework's flags.

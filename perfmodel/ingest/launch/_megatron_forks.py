@@ -7,7 +7,7 @@ Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `minds
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perfmodel.ingest.launch._finetuning import Adapters, tuning_fields
+from perfmodel.ingest.launch._finetuning import Adapters, objective_fields, tuning_fields
 from perfmodel.ingest.launch._megatron_model import OFFLOADED_WEIGHTS, idle_layers, stated
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
 
@@ -185,6 +185,25 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
 
 _TORCH_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
+_OBJECTIVES: Final = ("stage", "dpo-beta", "kd", "load-teacher", "export-kd-teacher-load")
+"""What a fork's run is for (MindSpeed-LLM), and arguments of preference tuning and distillation (Megatron-DeepSpeed's
+compression, Megatron-LM's `examples/post_training`)."""
+
+
+def _objective(arguments: Mapping[str, Any]) -> Fields:
+    if arguments.get("stage") not in (None, "sft"):
+        return objective_fields(arguments["stage"], "--stage")
+    names = [name for name, value in arguments.items() if name != "stage" and value is not False]
+    if not names:
+        return {}
+    return {
+        "doubt.stage": (
+            f"what is trained may be wrong: --{names[0]} belongs to training that runs further models or passes, but "
+            "plain training is predicted"
+        )
+    }
+
+
 FORKS: Final = (
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
     Rule(
@@ -209,6 +228,7 @@ FORKS: Final = (
     read_only("schedules-method", "schedule", words({"dualpipev": "dualpipe-v"})),
     Rule(keys=_LORA, read=_adapters, fields=("adapter_rank",)),
     Rule(keys=_SWIFT, read=_swift, fields=("model",), optional=("model", "load", "mcore-model")),
+    Rule(keys=_OBJECTIVES, read=_objective),
     Rule(keys=_STATE_TYPES, read=_state_types, fields=("grad_dtype",)),
     Rule(
         keys=("moe-train-capacity-factor", "disable-moe-token-dropping"),

@@ -465,7 +465,7 @@ MODEL: Final = (
     vocabulary_rule(
         "vocab-size",
         ("padded-vocab-size", "pad-vocab-size-to", "vocab-size"),
-        ("tokenizer-type",),
+        ("tokenizer-type", "patch-tokenizer-type"),
         ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "hf-tokenizer-path", "vocab-file"),
         ("vocab-extra-ids",),
     ),

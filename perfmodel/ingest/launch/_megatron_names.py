@@ -9,7 +9,8 @@ _SWITCHES: Final = {
     "precision": "bf16 fp16 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32",
     "feed-forward": "swiglu geglu quick-geglu squared-relu use-fused-swiglu",
     "model": "group-query-attention untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias qk-layernorm",
-    "positions": "use-rotary-position-embeddings use-alibi-position-embeddings no-position-embedding no-pos-emb",
+    "positions": "use-rotary-position-embeddings use-llama2-rotary-position-embeddings no-position-embedding",
+    "more positions": "use-alibi-position-embeddings no-pos-emb kd",
     "latent attention": "multi-latent-attention multi-head-latent-attention post-norm is-hybrid-model",
     "data parallelism": "use-distributed-optimizer use-megatron-fsdp use-custom-fsdp use-torch-fsdp2",
     "overlap": "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-moe-expert-parallel-comm",
@@ -27,7 +28,7 @@ SWITCHES: Final = frozenset(" ".join(_SWITCHES.values()).split())
 
 _HARMLESS: Final = {
     "optimizer": "moe-grouped-gemm start-weight-decay end-weight-decay initial-loss-scale adam-* clip-grad",
-    "processes": "distributed-* sbatch-* no-async-tensor-model-parallel-allreduce local-ranks-filter stage",
+    "processes": "distributed-* sbatch-* no-async-tensor-model-parallel-allreduce local-ranks-filter",
     "generation": "use-mcore-models use-legacy-models enable-experimental deepspeed deepspeed-config use-dist-ckpt",
     "vocabulary": "make-vocab-size-divisible-by embedding-init-method-std embed-layernorm input-embeds-norm",
     "positions": "rotary-* position-embedding-base rope-scaling-* mscale* beta-fast beta-slow no-rope-fusion",
@@ -55,7 +56,7 @@ _HARMLESS: Final = {
     "defaults": "add-bias-linear add-position-embedding no-data-sharding synchronize-each-layer no-enable-linear-qkv",
     "small": "clone-scatter-output-in-embedding defer-embedding-wgrad-compute high-priority-stream-groups onnx-safe",
     "old": "apply-residual-connection-post-layernorm no-scatter-gather-tensors-in-pipeline fp16-lm-cross-entropy",
-    "tasks": "task inference mask-factor sample-rate dpo-beta add-eos-token hf-chat-template max-new-tokens",
+    "tasks": "task inference mask-factor sample-rate add-eos-token hf-chat-template max-new-tokens",
     "start": "use-cpu-initialization no-initialization use-ring-exchange-p2p calculate-per-token-loss",
 }
 HARMLESS: Final = tuple(" ".join(_HARMLESS.values()).split())

@@ -70,6 +70,31 @@ _FAMILIES: Final = (
 """Names of tokenizers, as patterns, and the size of each one's vocabulary."""
 
 
+_TOKENS: Final = (
+    (r"qwen", (151643,)),
+    (r"llama-?3", (128000, 128256)),
+    (r"deepseek", (100000, 128813)),
+    (r"llama|mi[sx]tral", (32000,)),
+)
+"""Tokens of tokenizers themselves, without those that pad a model's embedding."""
+EXTRA: Final = "extra-vocab-size"
+"""The argument of Pai-Megatron-Patch for the rows of the embedding beyond the tokens of the tokenizer."""
+
+
+def padded_vocabulary(name: Any, extra: int) -> int | None:
+    """Rows of a model's embedding: the tokens of a tokenizer and those beyond; None unless a known model has as many.
+
+    Args:
+        name: of the tokenizer's type.
+        extra: rows beyond its tokens.
+    """
+    known = {size for _, size in _FAMILIES}
+    for pattern, numbers in _TOKENS:
+        if re.search(pattern, str(name).lower()):
+            return next((number + extra for number in numbers if number + extra in known), None)
+    return None
+
+
 def vocabulary_rule(
     written: str, sizes: tuple[str, ...], types: tuple[str, ...], names: tuple[str, ...], added: tuple[str, ...] = ()
 ) -> Rule:
@@ -89,6 +114,11 @@ def vocabulary_rule(
             if key in settings:
                 return {"model.vocab": WHOLE.read(settings[key])}
         more = sum(WHOLE_OR_NONE.read(settings[key]) for key in added if key in settings)
+        # One tokenizer serves models with embeddings of several sizes, between which the rows beyond it decide.
+        for key in types if EXTRA in settings else ():
+            size = padded_vocabulary(settings.get(key), WHOLE_OR_NONE.read(settings[EXTRA]))
+            if size is not None:
+                return {"model.vocab": size}
         for key in types:
             size = vocabulary_of_type(settings.get(key))
             if size is not None:
@@ -104,7 +134,7 @@ def vocabulary_rule(
         return {}
 
     return Rule(
-        keys=(*sizes, *types, *names, *added),
+        keys=(*sizes, *types, *names, *added, EXTRA),
         read=read,
         write=lambda fields: {written: fields.get("model.vocab")},
         defaults={"model.vocab": GPT2},
