@@ -48,8 +48,8 @@ class SiteRun:
     """Coordinates of the layout, by which near ones are told."""
     open_deviation: float
     """Standard deviation of the log step time between all that the run may have been."""
-    contradicts: bool
-    """Whether statements about the run contradict one another."""
+    contradicts: float
+    """How much what is said of the run contradicts itself."""
     repeated: str
     """Name that repeats of one run share."""
     labels: dict[str, str]
@@ -102,7 +102,7 @@ def site_runs(
         at=np.array([run.at for run in predicted]),
         layout=layout,
         open_deviation=np.array([run.open_deviation for run in predicted]),
-        contradictions=np.array([float(run.contradicts) for run in predicted]),
+        contradictions=np.array([run.contradicts for run in predicted]),
         labels=labels,
     )
 
@@ -141,7 +141,7 @@ def _site_run(
         events=sum(sd**2 for sd in of_events) ** 0.5,
         at=at,
         open_deviation=run.open_deviation,
-        contradicts=bool(case.contradictions),
+        contradicts=run.contradicts,
         repeated=repr((source, case.model.name, case.job, at, case.layout.schedule)),
         labels={
             "framework": case.framework.name,

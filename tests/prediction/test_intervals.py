@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -38,6 +40,7 @@ from perfmodel.prediction.sites import (
     key,
     model_kind,
     population,
+    saturated,
 )
 from perfmodel.prediction.sites.known_runs import CovarianceTerms, LayoutKernel, half_width, scales, widened
 from perfmodel.spec import Framework, Job, Layout
@@ -102,16 +105,25 @@ def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise()
         assert PLAIN.half_width(shares, more) == pytest.approx(GAUSS_90 * sqrt(variance))
 
 
-def test_less_known_runs_are_wider_by_a_factor_and_a_power() -> None:
-    coverage = Coverage(base=0.2, power=1.5, log_per_unit={"device_unseen": 0.3, "settings_unstated": 0.8})
-    of_model = PLAIN.half_width({"products": 1.0}, 0.001)
-    for unknown, log_factor in (({}, 0.2), ({"device_unseen": 1.0, "settings_unstated": 0.25}, 0.2 + 0.3 + 0.8 * 0.25)):
+def test_what_is_unknown_of_a_run_adds_to_its_half_width_in_quadrature() -> None:
+    coverage = Coverage(base=0.2, power=1.5, added={"device_unseen": 0.3, "settings_unstated": 0.8})
+    known = exp(0.2) * PLAIN.half_width({"products": 1.0}, 0.001) ** 1.5
+    quarter = 0.8**2 * saturated(0.25)
+    for unknown, beyond in (({}, 0.0), ({"device_unseen": 1.0, "settings_unstated": 0.25}, 0.3**2 + quarter)):
         half = replace(PLAIN, coverage=coverage).half_width({"products": 1.0}, 0.001, unknown)
-        assert half == pytest.approx(exp(log_factor) * of_model**1.5)
+        assert half == pytest.approx(sqrt(known**2 + beyond))
     # what a run is known to have counts before what its site has
     of_site = replace(PLAIN, coverage=coverage, unknown={"device_unseen": 1.0, "settings_unstated": 1.0})
-    half = of_site.half_width({"products": 1.0}, 0.001, {"settings_unstated": 0.5})
-    assert half == pytest.approx(exp(0.2 + 0.3 + 0.8 * 0.5) * of_model**1.5)
+    half = of_site.half_width({"products": 1.0}, 0.001, {"settings_unstated": 0.25})
+    assert half == pytest.approx(sqrt(known**2 + 0.3**2 + quarter))
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_the_first_part_of_a_driver_widens_most(share: float, more: float) -> None:
+    assert (saturated(0.0), saturated(1.0)) == (0.0, pytest.approx(1.0))
+    lower, upper = sorted((share, more))
+    assert saturated(lower) <= saturated(upper)
+    assert saturated((lower + upper) / 2) >= (saturated(lower) + saturated(upper)) / 2 - 1e-12
 
 
 def test_scales_of_a_site_multiply_what_layouts_share_and_what_is_their_own() -> None:

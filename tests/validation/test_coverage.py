@@ -21,13 +21,18 @@ from perfmodel.validation.population import (
 NAMES = list(UNKNOWNS)
 
 
+ADDED = 0.4
+"""Half-width that a run without a named framework has beside the model's."""
+
+
 def left_out_runs(n: int = 400, seed: int = 0) -> LeftOutRuns:
-    """Runs of 40 sources whose errors are twice as large without a named framework, and at half the width as told."""
+    """Runs of 40 sources whose errors follow the square root of the model's half-width, and are larger without a named
+    framework."""
     rng = np.random.default_rng(seed)
     unknown = np.zeros((n, len(NAMES)))
     unknown[:, NAMES.index("framework_unnamed")] = np.arange(n) % 2
-    half = np.exp(rng.normal(-1.5, 0.5, n))
-    scale = half / 1.645 * np.where(unknown[:, NAMES.index("framework_unnamed")] > 0, 1.0, 0.5)
+    half = np.exp(rng.normal(-2.5, 0.5, n))
+    scale = np.hypot(0.5 * half**0.5, ADDED * unknown[:, NAMES.index("framework_unnamed")]) / 1.645
     return LeftOutRuns(
         left_out=np.where(np.arange(n) % 7 == 0, "framework", TEAM),
         source=np.array([f"s{at % 40}" for at in range(n)]),
@@ -42,9 +47,9 @@ def left_out_runs(n: int = 400, seed: int = 0) -> LeftOutRuns:
 def test_width_follows_what_makes_errors_larger() -> None:
     runs = left_out_runs(2000)
     fitted = fit_coverage(runs)
-    assert set(fitted.log_per_unit) == {"framework_unnamed"}
-    assert fitted.log_per_unit["framework_unnamed"] == pytest.approx(np.log(2), abs=0.2)
-    assert fitted.power == pytest.approx(1, abs=0.2)
+    assert set(fitted.added) == {"framework_unnamed"}
+    assert fitted.added["framework_unnamed"] == pytest.approx(ADDED, rel=0.15)
+    assert fitted.power == pytest.approx(0.5, abs=0.1)
     inside = np.abs(runs.error) <= covered_half_widths(fitted, runs)
     for unnamed in (0, 1):
         chosen = runs.unknown[:, NAMES.index("framework_unnamed")] == unnamed
@@ -75,7 +80,7 @@ def test_knowing_less_makes_no_interval_narrower() -> None:
     runs = left_out_runs()
     easier = replace(runs, unknown=1 - runs.unknown)
     coverage = fit_coverage(easier)
-    assert all(log >= 0 for log in coverage.log_per_unit.values())
+    assert all(half >= 0 for half in coverage.added.values())
     nothing = coverage.half_width(0.2)
     for name in UNKNOWNS:
         assert coverage.half_width(0.2, {name: 1.0}) >= nothing
@@ -83,7 +88,7 @@ def test_knowing_less_makes_no_interval_narrower() -> None:
 
 def test_predictions_have_the_width_that_was_fitted() -> None:
     runs = left_out_runs(50)
-    coverage = Coverage(base=0.3, power=1.4, log_per_unit={"framework_unnamed": 0.5, "device_unseen": 0.2})
+    coverage = Coverage(base=0.3, power=1.4, added={"framework_unnamed": 0.5, "device_unseen": 0.2})
     of_all = covered_half_widths(coverage, runs)
     of_each = [
         coverage.half_width(half, dict(zip(NAMES, unknown, strict=True)))
@@ -92,6 +97,25 @@ def test_predictions_have_the_width_that_was_fitted() -> None:
     np.testing.assert_allclose(of_all, of_each)
     assert Coverage(**coverage.to_dict()) == coverage
     assert Coverage().half_width(0.37, dict.fromkeys(UNKNOWNS, 1.0)) == pytest.approx(0.37)
+
+
+def test_a_scaled_coverage_scales_every_interval() -> None:
+    runs = left_out_runs(50)
+    coverage = Coverage(base=-0.3, power=0.6, added={"framework_unnamed": 0.5})
+    twice = covered_half_widths(coverage.scaled(np.log(2)), runs)
+    np.testing.assert_allclose(twice, 2 * covered_half_widths(coverage, runs))
+
+
+def test_widths_that_follow_errors_score_better_than_one_width() -> None:
+    """The fit is of the score, on runs that it has not seen."""
+    runs, others = left_out_runs(2000), left_out_runs(2000, seed=1)
+
+    def score(half: np.ndarray) -> float:
+        outside = np.maximum(np.abs(others.error) - half, 0.0)
+        return float(np.mean(2 * half + 20 * outside))
+
+    best_of_all = min(score(np.full(2000, half)) for half in np.linspace(0.05, 1.2, 116))
+    assert score(covered_half_widths(fit_coverage(runs), others)) < 0.9 * best_of_all
 
 
 def test_sources_that_were_looked_at_count_half() -> None:

@@ -11,6 +11,7 @@ from perfmodel.validation.unstated.mixture import (
     LogNormalMixture,
     Tuning,
     choice_effects,
+    fits_after_tries,
     posterior_weights,
     representatives,
     tuned_weights,
@@ -72,6 +73,28 @@ def test_weights_are_prior_times_likelihood():
     assert weights == pytest.approx([0, 1 / 3, 2 / 3])
     # Evidence against everything leaves the prior.
     assert posterior_weights(np.array([1.0, 3.0]), np.zeros(2)) == pytest.approx([0.25, 0.75])
+
+
+GROUPS = st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.sampled_from("ab")), min_size=1, max_size=8)
+
+
+@given(GROUPS, st.integers(1, 6))
+def test_tries_never_make_it_harder_to_fit_nor_better_than_the_best(completions, tries):
+    weight, fits, groups = map(np.array, zip(*completions, strict=True))
+    weight = weight / weight.sum()
+    once, often = (fits_after_tries(weight, fits, groups.tolist(), n) for n in (1, tries))
+    assert once == pytest.approx(weight @ fits)
+    best = sum(weight[groups == group].sum() * fits[groups == group].max() for group in set(groups.tolist()))
+    assert once - 1e-9 <= often <= best + 1e-9
+    # Enough tries come upon the best.
+    assert fits_after_tries(weight, fits, groups.tolist(), 100_000) == pytest.approx(best, abs=1e-3)
+
+
+def test_tries_are_draws_where_it_is_certain_what_fits():
+    weight, fits = np.array([0.9, 0.1]), np.array([0.0, 1.0])
+    assert fits_after_tries(weight, fits, "aa", 4) == pytest.approx(1 - 0.9**4)
+    # What nobody can choose is not tried.
+    assert fits_after_tries(weight, fits, "ab", 4) == pytest.approx(0.1)
 
 
 def test_people_prefer_what_is_faster():

@@ -17,7 +17,7 @@ from perfmodel.prediction.sites._adjustment import (
     factors_of,
     save_adjustments,
 )
-from perfmodel.prediction.sites._coverage import UNKNOWNS, Coverage, Seen, model_kind
+from perfmodel.prediction.sites._coverage import UNKNOWNS, Coverage, Seen, model_kind, saturated
 from perfmodel.prediction.sites._fitted_runs import FittedRuns
 from perfmodel.prediction.sites._population import CARD_NAME as POPULATION_CARD
 from perfmodel.prediction.sites._population import (

@@ -1,10 +1,11 @@
 """Widens the interval of a run according to how little is known about it.
 
 The model of sites (`_population`) says how far runs lie from their predictions where frameworks, devices and settings
-are like those of the published record. A run of which less is known errs by more. From the half-width that the model
-gives, in log time, the interval's is
+are like those of the published record. A run of which less is known errs by more, for reasons that have nothing to do
+with one another, so that their squares add. From the half-width that the model gives, in log time, the interval's is
+the root of
 
-    exp(base + sum over drivers of log_per_unit * how much of that driver the run has) * half-width ** power,
+    (exp(base) * half-width ** power) ** 2 + sum over drivers of added ** 2 * saturated(how much the run has of it),
 
 fitted to runs whose whole framework, device generation, year or kind of model was left out of everything
 (`perfmodel.validation`), and scaled so that intervals hold nine tenths of the runs of teams left out (split conformal
@@ -12,8 +13,8 @@ prediction, Lei et al., JASA 113, 2018, with a scale that depends on the run: th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import exp
+from dataclasses import dataclass, field, replace
+from math import exp, sqrt
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,11 +29,14 @@ UNKNOWNS: Final[Mapping[str, str]] = MappingProxyType(
         "model_unseen": "the record has no run of this kind of model (0 or 1)",
         "settings_unstated": "share of the run's settings that had to be assumed",
         "extrapolated": "share of the critical path that is timed beyond what was measured",
-        "contradictions": "statements about the run that contradict one another (0 or 1)",
+        "contradictions": "how much what is said of the run contradicts itself (0 to 1)",
     }
 )
 """Drivers of the width, and what each counts."""
 NOTHING_UNKNOWN: Final[Mapping[str, float]] = MappingProxyType({})
+HALF_SATURATED: Final = 0.25
+"""Share of a driver at which its effect is some half of the whole. With published runs in view: how far they lie off
+grows with the first fifth of the critical path that nobody measured, and hardly beyond; 0.1 to 0.5 do as well."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,10 @@ class Coverage:
     base: float = 0.0
     """Log of the factor of a run of which everything is known."""
     power: float = 1.0
-    """Power of the half-width that the model of sites gives: above 1 where that differs less between runs than errors
+    """Power of the half-width that the model of sites gives: below 1 where that differs more between runs than errors
     do."""
-    log_per_unit: Mapping[str, float] = field(default_factory=dict)
-    """By driver of `UNKNOWNS`, never negative: knowing less makes no interval narrower."""
+    added: Mapping[str, float] = field(default_factory=dict)
+    """Half-width that all of a driver of `UNKNOWNS` adds, in quadrature: knowing less makes no interval narrower."""
 
     def half_width(self, of_model: float, unknown: Mapping[str, float] = NOTHING_UNKNOWN) -> float:
         """Half-width of the interval of a log step time.
@@ -54,12 +58,30 @@ class Coverage:
             of_model: the half-width that the model of sites gives.
             unknown: how much of each driver the run has; those that are left out count 0.
         """
-        log_factor = self.base + sum(self.log_per_unit.get(name, 0.0) * value for name, value in unknown.items())
-        return exp(log_factor) * of_model**self.power
+        known = exp(self.base) * of_model**self.power
+        squares = [self.added.get(name, 0.0) ** 2 * saturated(value) for name, value in unknown.items()]
+        beyond = sum(squares)
+        # Without any driver it is the first part to the last digit.
+        return sqrt(known**2 + beyond) if beyond else known
+
+    def scaled(self, log_factor: float) -> "Coverage":
+        """Coverage whose half-widths are exp(`log_factor`) times these."""
+        added = {name: exp(log_factor) * value for name, value in self.added.items()}
+        return replace(self, base=self.base + log_factor, added=added)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in `population.json`."""
-        return {"base": self.base, "power": self.power, "log_per_unit": dict(self.log_per_unit)}
+        return {"base": self.base, "power": self.power, "added": dict(self.added)}
+
+
+def saturated(share: Any) -> Any:
+    """Effect of a share of a driver on the square of a half-width, relative to that of all of it: 0 for 0, 1 for 1, and
+    concave between them.
+
+    Args:
+        share: a number or an array.
+    """
+    return share * (1 + HALF_SATURATED) / (share + HALF_SATURATED)
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,9 @@ class Site:
     """How far measured peaks of memory lie from predicted ones. None: as in all published sources."""
     unstated: float = 0.0
     """Share of the run's settings that nobody stated."""
-    contradictions: bool = False
-    """Whether statements about the run contradict one another."""
+    contradictions: float = 0.0
+    """How much what is said of the run contradicts itself: 1 where statements do, less where it is said to have run
+    although it hardly fits into memory."""
     left_out: str = ""
     """Teams that the constants were fitted without (`team_key`)."""
 

@@ -132,10 +132,11 @@ def _coverage(fit: PopulationFit) -> list[str]:
 
     # Errors of whole groups left out show whether intervals hold where nothing of the kind was
     # seen.
-    of_drivers = [f"{_percent(log)} wider per unit of: {UNKNOWNS[name]}" for name, log in coverage.log_per_unit.items()]
-    drivers = "; ".join(of_drivers) or "nothing that is unknown of a run makes it wider than the model of sites has it"
+    of_drivers = [f"{_percent(half)} for all of: {UNKNOWNS[name]}" for name, half in coverage.added.items()]
+    drivers = "; ".join(of_drivers) or "nothing, as nothing that is unknown of a run makes it wider"
     return [
-        f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}; {drivers}. "
+        f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}, and their "
+        f"squares add to those of: {drivers}. "
         "Fitted to every run with its team left out, and with its whole framework, device generation, year and kind of "
         "model left out. Facts of frameworks that were looked up with a source's results in view are undone there; "
         "sources where that is not possible of all facts count half. Every source counts the same.",

@@ -2,8 +2,9 @@
 
 Every run is predicted with its team left out, and again with its whole framework, device generation, year and kind of
 model left out. Its error over the half-width that the model of sites gives then says how much wider the interval has
-to be, and what that depends on. The scale of the errors is fitted as that of Student's t, which a few runs far off do
-not rule; intervals are then scaled so that they hold nine tenths of the runs of teams left out.
+to be, and what that depends on. What is fitted is the interval score itself, which is least where intervals are wide
+for the runs whose errors are large, and narrow for the others; intervals are then scaled so that they hold nine tenths
+of the runs of teams left out.
 """
 
 from collections.abc import Sequence
@@ -13,18 +14,30 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
+from scipy.special import expit
 
 from perfmodel.prediction import GAUSS_90
-from perfmodel.prediction.sites import UNKNOWNS, Coverage
+from perfmodel.prediction.sites import UNKNOWNS, Coverage, saturated
 
 INSIDE: Final = 0.9
 """Share of runs inside their intervals."""
-_DEGREES_OF_FREEDOM: Final = 4.0
-"""Degrees of freedom of Student's t, as `perfmodel.prediction.sites.known_runs.OUTLIERS`."""
-_PRIOR_SD: Final = 0.5
-"""Standard deviation of the power around 1 and of each log factor around 0, which count as one source."""
+_SMOOTHED: Final = 0.02
+"""Log error over which the interval score's slope turns, so that it has a gradient."""
+_POWER: Final = 0.5
+_POWER_SD: Final = 0.1
+"""Mean and standard deviation of the power, which count as one source: half-widths between those that the model of
+sites gives and one for all runs of which as much is known. Published runs alone say that one would do; but what a user
+measures makes the model's own half-width narrower, which has to count."""
+_ADDED_SD: Final = 0.5
+"""Standard deviation of the half-width of each driver around 0, as `_POWER_SD`."""
+_START_ADDED: Final = 0.1
+"""Half-width of a driver from which the fit starts: at 0 the score has no slope."""
+_LEAST_ADDED: Final = 5e-3
+"""Smallest half-width of a driver that is stored."""
+_MOST_ADDED: Final = 3.0
+"""Largest half-width of a driver."""
 _MOST_LOG: Final = 3.0
-"""Largest log factor of a driver."""
+"""Largest log of the factor on the model's half-width."""
 _BISECTIONS: Final = 40
 _WHOLE_GROUP_WEIGHT: Final = 0.25
 """Weight of the errors with a whole group left out, of four kinds, relative to those with a team left out."""
@@ -81,67 +94,73 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     if not len(runs.error):
         return Coverage()
     names = tuple(UNKNOWNS)
-
-    # Log of the error's scale, linear in the log of the model's half-width and in the drivers of
-    # uncertainty.
-    log_half = np.log(np.maximum(runs.half_width, 1e-9) / GAUSS_90)
-    features = np.column_stack([np.ones(len(log_half)), log_half, runs.unknown])
-
-    # Prior: the width that the model gives (power 1), and no effect of any driver.
-    centre = np.array([0.0, 1.0, *np.zeros(len(names))])
-    precision = np.array([0.0, *np.full(1 + len(names), _PRIOR_SD**-2)])
-    weight, freedom = runs.weight, _DEGREES_OF_FREEDOM
+    log_half = np.log(np.maximum(runs.half_width, 1e-9))
+    drivers = saturated(runs.unknown)
+    weight, error = runs.weight, np.abs(runs.error)
+    penalty = np.array([0.0, _POWER_SD**-2, *np.full(len(names), _ADDED_SD**-2)])
+    centre = np.array([0.0, _POWER, *np.zeros(len(names))])
 
     def objective(
         x: Float[np.ndarray, " coefficients"],
     ) -> tuple[float, Float[np.ndarray, " coefficients"]]:
-        """Negative log likelihood with its prior, and the gradient."""
-        variance = np.exp(2 * (features @ x))
-        total = variance + runs.open_deviation**2
-        squared = runs.error**2 / total
-        loss = 0.5 * np.log(total) + (freedom + 1) / 2 * np.log1p(squared / freedom)
+        """Interval score with its prior, and the gradient; `x` is base, power and added half-widths."""
+        known = np.exp(2 * (x[0] + x[1] * log_half))
+        half = np.sqrt(known + drivers @ x[2:] ** 2 + (GAUSS_90 * runs.open_deviation) ** 2)
 
-        # Gradient of the Student loss by the log scale; only the part of the variance that is the
-        # site's depends on it.
-        slope = (1 - (freedom + 1) * squared / (freedom + squared)) * variance / total
+        # Width, and what the error lies outside times two over the share that may (Gneiting and Raftery, JASA 102,
+        # 2007, equation 43), with its kink rounded off.
+        outside = (error - half) / _SMOOTHED
+        per_miss = 2 / (1 - INSIDE)
+        score = 2 * half + per_miss * _SMOOTHED * np.logaddexp(0.0, outside)
+        by_half = weight * (2 - per_miss * expit(outside)) / half
+        gradient = np.array(
+            [
+                by_half @ known,
+                (by_half * known) @ log_half,
+                *(by_half @ drivers * x[2:]),
+            ]
+        )
         off = x - centre
-        penalised = float(weight @ loss + 0.5 * precision @ off**2)
-        return penalised, features.T @ (weight * slope) + precision * off
+        return float(weight @ score + 0.5 * penalty @ off**2), gradient + penalty * off
 
     # Drivers only widen intervals: something unknown never makes a prediction surer.
-    bounds = [(-_MOST_LOG, _MOST_LOG), (0.0, 3.0), *[(0.0, _MOST_LOG)] * len(names)]
-    x = minimize(objective, centre, jac=True, method="L-BFGS-B", bounds=bounds).x
-    of_driver = {}
-    for name, value in zip(names, x[2:], strict=True):
-        if value >= 5e-4:
-            of_driver[name] = round(float(value), 3)
-    shape = Coverage(power=round(float(x[1]), 3), log_per_unit=of_driver)
+    start = np.array([np.log(_START_ADDED), _POWER, *np.full(len(names), _START_ADDED)])
+    bounds = [(-_MOST_LOG, _MOST_LOG), (0.0, 3.0), *[(0.0, _MOST_ADDED)] * len(names)]
+    x = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    added = {name: float(value) for name, value in zip(names, x[2:], strict=True) if value >= _LEAST_ADDED}
+    shape = Coverage(base=float(x[0]), power=round(float(x[1]), 3), added=added)
     # Sources that nobody had looked at say what a stranger meets, the others only where there are none.
     strangers = (runs.left_out == TEAM) & ~runs.looked_at
     held_against = strangers if strangers.any() else runs.left_out == TEAM
-    return replace(shape, base=_conformal_base(shape, runs.take(held_against)))
+    return _rounded_up(shape.scaled(_conformal_factor(shape, runs.take(held_against))))
 
 
-def _conformal_base(shape: Coverage, runs: LeftOutRuns) -> float:
-    """The base with which intervals hold `INSIDE` of runs by weight, by bisection: wider ones hold more. The lowest
-    that is tried where what runs leave open holds so many already."""
+def _conformal_factor(shape: Coverage, runs: LeftOutRuns) -> float:
+    """The log of the factor on half-widths with which intervals hold `INSIDE` of runs by weight, by bisection: wider
+    ones hold more. The lowest that is tried where what runs leave open holds so many already."""
     narrow, wide = -_MOST_LOG, _MOST_LOG
     for _ in range(_BISECTIONS):
         middle = (narrow + wide) / 2
-        half = covered_half_widths(replace(shape, base=middle), runs)
+        half = covered_half_widths(shape.scaled(middle), runs)
         inside = float(runs.weight @ (np.abs(runs.error) <= half))
         if inside >= INSIDE * runs.weight.sum():
             wide = middle
         else:
             narrow = middle
-    # Rounded up, so that the stored figure still holds the share.
-    return float(np.ceil(wide * 1000) / 1000)
+    return wide
+
+
+def _rounded_up(coverage: Coverage) -> Coverage:
+    """Coverage with three decimals, rounded up so that the stored figures still hold the share."""
+    added = {name: float(np.ceil(value * 1000) / 1000) for name, value in coverage.added.items()}
+    return replace(coverage, base=float(np.ceil(coverage.base * 1000) / 1000), added=added)
 
 
 def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarray, " runs"]:
     """Half-widths of runs' intervals, given their unknown facts."""
-    log_factor = coverage.base + runs.unknown @ [coverage.log_per_unit.get(name, 0.0) for name in UNKNOWNS]
-    of_site = np.exp(log_factor) * runs.half_width**coverage.power
+    known = np.exp(coverage.base) * runs.half_width**coverage.power
+    added = np.array([coverage.added.get(name, 0.0) for name in UNKNOWNS])
+    of_site = np.sqrt(known**2 + saturated(runs.unknown) @ added**2)
     return np.hypot(of_site, GAUSS_90 * runs.open_deviation)
 
 

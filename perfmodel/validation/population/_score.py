@@ -83,7 +83,7 @@ class SiteRuns:
     open_deviation: Float[np.ndarray, " runs"]
     """Standard deviation of the log step time between all that the run may have been (`RunPrediction`)."""
     contradictions: Float[np.ndarray, " runs"]
-    """1 where statements about the run contradict one another, else 0."""
+    """How much what is said of each run contradicts itself (0 to 1)."""
     labels: Mapping[str, np.ndarray]
     """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and `model_kind` of every run.
     """

@@ -7,11 +7,13 @@ likelier (`tuned_weights`). The step time is the median of the mixture of the co
 the interval its 5 % and 95 % quantiles.
 
 Two probabilities to fit must not be mixed up. `fits_probability` is that of the description, before the run is known to
-have fitted: it may be scored against whether runs fitted. The weights of the mixture use that the run fitted.
+have fitted: it may be scored against whether runs fitted. Who is out of memory tries other choices, where they are
+open. The weights of the mixture use that the run fitted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +40,7 @@ from perfmodel.validation.unstated.mixture import (
     LogNormalMixture,
     Tuning,
     choice_effects,
+    fits_after_tries,
     posterior_weights,
     tuned_weights,
     weighted_median,
@@ -50,6 +53,11 @@ MOST_TIMED: Final = 24
 """Completions that are timed."""
 UNLIKELY_TO_FIT: Final = 0.1
 """Probability to fit below which a run that fitted contradicts its description, which is said."""
+TRIES: Final = 4
+"""Choices that somebody tries, among those that are open, until one fits, assumed: the published runs that failed are
+nearly all of one sweep, which states its choices."""
+IMPOSSIBLE: Final = 1e-3
+"""Probability to fit of a run that fitted from which its description is taken to contradict itself wholly."""
 HELD_BACK: Final = 0.05
 """Share of published runs that something holds back which nothing here describes, assumed: without it a few of them
 would decide how much people tune."""
@@ -79,6 +87,8 @@ class RunPrediction:
     """Whether the completions that fit weigh more than the others, a priori."""
     fits_probability: float
     """Of the description, before it is known whether the run fitted."""
+    contradicts: float
+    """How much the description contradicts itself (`Site.contradictions`)."""
     effects: tuple[ChoiceEffect, ...]
     """Effects of the open choices on the step time, the largest first."""
     assumed: tuple[str, ...]
@@ -162,6 +172,7 @@ def predict_run(
         # memory that its framework has; a mixture by the probability.
         fits=timed.predictions[0].fits if len(timed.memory.completions) == 1 else fits_probability >= 0.5,
         fits_probability=fits_probability,
+        contradicts=timed.memory.contradicts(cases[likeliest]),
         effects=tuple(effects),
         assumed=(
             *_assumed(cases, effects),
@@ -239,7 +250,7 @@ def _timed(
     for completion in chosen:
         # Contradictions in a description widen the interval.
         case = completion.case
-        of_case = replace(site, contradictions=bool(case.contradictions))
+        of_case = replace(site, contradictions=memory.contradicts(case))
         problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, of_case)
         predictions.append(explain(problem, case.layout))
     return _TimedRun(chosen, predictions, np.array([each.prior for each in chosen]), memory)
@@ -280,8 +291,15 @@ class _MemoryOfRun:
     """Probabilities of the completions given that the run fitted, or before anything is known where it did not."""
     fits_probability: float
     """Of the description, before it is known whether the run fitted."""
+    surprise: float
+    """How much it contradicts the description that the run fitted: 0 down to a probability of `UNLIKELY_TO_FIT`, 1 at
+    `IMPOSSIBLE`, by its logarithm."""
     contradiction: tuple[str, ...]
     """A sentence where a run that fitted is not predicted to."""
+
+    def contradicts(self, case: Case) -> float:
+        """How much the description of the run contradicts itself, under one of its completions."""
+        return 1.0 if case.contradictions else self.surprise
 
 
 def _memory_of_run(
@@ -297,13 +315,26 @@ def _memory_of_run(
         raise refused[0]
     prior = np.array([each.completion.prior for each in weighed])
     prior = prior / prior.sum()
-    # Rounding may carry a sum of probabilities past 1.
-    fits_probability = min(1.0, float(prior @ np.array([each.fits_probability for each in weighed])))
+    given = [each.completion.given for each in weighed]
+    of_completions = np.array([each.fits_probability for each in weighed])
+    fits_probability = fits_after_tries(prior, of_completions, given, TRIES)
     # Completions that cannot have fitted vanish, those that hardly fit lose weight.
     can_fit = np.array([1.0 if ran_out else each.can_fit for each in weighed])
-    likely = min(fits_probability, float(prior @ can_fit)) >= UNLIKELY_TO_FIT
-    contradiction = () if likely or ran_out else (_memory_contradiction(weighed),)
-    return _MemoryOfRun(weighed, posterior_weights(prior, can_fit), fits_probability, contradiction)
+    could_fit = fits_after_tries(prior, can_fit, given, TRIES)
+    likely = min(fits_probability, could_fit) >= UNLIKELY_TO_FIT
+    return _MemoryOfRun(
+        completions=weighed,
+        posterior=posterior_weights(prior, can_fit),
+        fits_probability=fits_probability,
+        surprise=_surprise(could_fit),
+        contradiction=() if likely or ran_out else (_memory_contradiction(weighed),),
+    )
+
+
+def _surprise(could_fit: float) -> float:
+    """`_MemoryOfRun.surprise` of a run that fitted with this probability."""
+    beyond = log(UNLIKELY_TO_FIT / max(could_fit, IMPOSSIBLE)) / log(UNLIKELY_TO_FIT / IMPOSSIBLE)
+    return max(0.0, beyond)
 
 
 def _weighed(

@@ -35,6 +35,42 @@ def posterior_weights(
     return weight / weight.sum()
 
 
+def fits_after_tries(
+    weight: Float[np.ndarray, " completions"],
+    fits: Float[np.ndarray, " completions"],
+    group_of: Sequence[Hashable],
+    tries: int,
+) -> float:
+    """Probability that one of the first completions that somebody tries fits.
+
+    What is uncertain of the memory of one completion is so of all: they fit one after the other as the unknown part of
+    the need shrinks. Where it leaves a share F of the weight of a group to those that fit, one of n tries does with
+    probability 1 - (1 - F) ** n.
+
+    Args:
+        weight: weights of the completions, which sum to 1.
+        fits: probability of each to fit.
+        group_of: group of every completion: settings that nobody who runs the job can choose.
+        tries: how many completions of a group are tried; with 1 the answer is the mean over completions.
+    """
+    total = 0.0
+    for group in dict.fromkeys(group_of):
+        inside = np.array([other == group for other in group_of])
+        of_group = float(weight[inside].sum())
+        if of_group <= 0:
+            continue
+
+        # From the completion that hardly fits to the one that surely does: between two of them, all from the second
+        # on fit.
+        order = np.argsort(fits[inside], kind="stable")
+        thresholds = fits[inside][order]
+        left = np.cumsum(weight[inside][order][::-1])[::-1] / of_group
+        steps = np.diff(thresholds, prepend=0.0)
+        total += of_group * float(steps @ (1 - np.maximum(1 - left, 0.0) ** tries))
+    # Rounding may carry a sum of probabilities past 1.
+    return min(1.0, total)
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Preference for faster completions, as exponents of the step time; 0 for none."""
