@@ -163,6 +163,13 @@ def compiled(row: Row) -> Row:
     return {"launch_and_overlap": f"{launch}; compile=1" if launch else "compile=1"} if is_compiled else {}
 
 
+def liger_kernels(row: Row) -> Row:
+    """Liger's kernels: of norms, rotary embeddings and activations, and of head and loss together."""
+    if "liger kernels" not in _words(row, "notes").lower():
+        return {}
+    return {"job.eager_kernels": "[]", "job.chunked_loss": "true"}
+
+
 def memory_unit(row: Row) -> Row:
     """GiB where a page copies what torchtitan logs (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`),
     whatever the page's heading says."""
@@ -197,6 +204,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     batch_per_replica,
     shards,
     compiled,
+    liger_kernels,
     memory_unit,
     collected_adapters,
 )

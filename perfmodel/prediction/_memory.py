@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
+    has_master_alone,
     held_dtype_bytes,
     held_weight_share,
     is_trained,
@@ -377,6 +378,10 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
     weights = weight_bytes * xp.where(sharding.zero >= 3, *stored_params) * ranks.versions
+    # Frozen ones have no master copy to be made of.
+    if has_master_alone(job, framework):
+        frozen = sharding.spread(_dot(ranks.stored, blocks.frozen))[0] * ranks.versions
+        weights = xp.where((sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights)
     weights = xp.where(sharding.on_host > 1, 0.0, weights)
     if job.gradients.secondary_shards > 1:
         _, whole_params = stored_params

@@ -30,6 +30,7 @@ from perfmodel.spec import (
     OPTIMIZERS,
     Cluster,
     Device,
+    Framework,
     Job,
     Layout,
     Model,
@@ -151,6 +152,12 @@ def gradient_dtype_bytes(job: Job) -> int:
     """Bytes per gradient while it is added up and reduced, including the 16-bit copy if both it and the main gradient
     are stored."""
     return dtype_bytes(job.gradients.grad_dtype) + (2 if job.adds_half_gradients else 0)
+
+
+def has_master_alone(job: Job, framework: Framework) -> bool:
+    """Whether ranks keep sharded weights only as the optimizer's master copy (`MemoryCosts.casts_when_gathered`)."""
+    is_cast = dtype_bytes(job.dtype) < 4 and not job.narrow.fp8_params
+    return framework.memory.casts_when_gathered and is_cast and is_trained(job) and OPTIMIZERS[job.optimizer].master
 
 
 def kept_gradient_bytes(job: Job) -> int:

@@ -148,6 +148,8 @@ class MemoryCosts:
     gradients made fp32, temporaries of an optimizer that is not fused."""
     step_params: float = inf
     """Parameters of a rank's shard that the step updates at once under ZeRO 3."""
+    casts_when_gathered: bool = False
+    """Under ZeRO 3, trained weights are kept in fp32 alone, and made narrow as they are gathered."""
     live_params: float = 0.0
     """Parameters that ZeRO 3 keeps gathered after their use, as long as no more than so many are."""
     fp8_copy_bytes: float = 0.0

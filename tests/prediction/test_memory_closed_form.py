@@ -196,6 +196,22 @@ def test_gradients_take_their_type_and_a_buffer_of_halves(grad_dtype: str, half:
     check(problem_of("llama3-8b", grad_dtype=grad_dtype, half_gradients=half), Layout(dp=4, zero=2))
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adam16bit"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_weights_that_are_cast_when_gathered_lie_on_their_shards_once(dtype: str, optimizer: str) -> None:
+    """Their master copy is all there is of them; nothing else changes, nor do layouts whose weights are whole."""
+    for zero, dp, offload in product((0, 1, 2, 3), (1, 4), ("none", "optimizer")):
+        if offload == "optimizer" and zero == 0:
+            continue
+        layout = Layout(dp=dp, zero=zero, offload_states=offload)  # pyright: ignore[reportArgumentType]
+        kept_twice, cast = (
+            needed_memory(problem_of("llama3-8b", framework, dtype=dtype, optimizer=optimizer), layout)[0]
+            for framework in (PLAIN, PLAIN.replace(casts_when_gathered=True))
+        )
+        has_master_alone = zero == 3 and offload == "none" and dtype == "bf16" and optimizer == "adam"
+        assert cast == (replace(kept_twice, weights=0.0) if has_master_alone else kept_twice)
+
+
 @pytest.mark.parametrize("bucket_bytes", [1e6, 320e6, 1e13])
 def test_a_reduction_holds_a_bucket_or_all_there_is(bucket_bytes: float) -> None:
     framework = PLAIN.replace(bucket_bytes=bucket_bytes)

@@ -275,10 +275,15 @@ class UnsaidSwitch(OpenChoice):
 
 
 class ChunkedLoss(UnsaidSwitch):
-    """Whether head and loss process the tokens in chunks."""
+    """Whether head and loss process the tokens in chunks, by Liger's kernels, which are those of norms, rotary
+    embeddings and activations too (transformers integrations/liger.py, `apply_liger_kernel`)."""
 
     name = "chunked_loss"
     tunable = False
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        off, on = super().variants(case)
+        return [off, replace(on, job={"chunked_loss": True, "eager_kernels": ()})]
 
     def matters(self, case: Case) -> bool:
         job = case.job
