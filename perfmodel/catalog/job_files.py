@@ -99,6 +99,28 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
     Raises:
         PerfModelError: an unknown key or a value that it cannot have, by name.
     """
+    _check_keys(data, place)
+    # A row of a table comes from a stranger and has no folder: no schedule of it may name a file.
+    if folder is None and "layout" in data:
+        _with_schedule_below(data["layout"], None, place)
+    stated = _named_records(data, place, folder or Path())
+    if "devices" in data:
+        if type(data["devices"]) is not int:
+            raise PerfModelError(f"{place}: devices must be a whole number, got {data['devices']!r}")
+        stated["devices"] = data["devices"]
+    # Tables of layout, search and serving are checked by those who read them: here only their place is.
+    stated |= checked_fields(Job, data.get("job", {}), f"{place} [job]", JOB_WORDS)
+    return JobFile(
+        place=place,
+        problem_fields=stated,
+        layout=_layout(data, place),
+        search=data.get("search", {}),
+        serving=data.get("serving", {}),
+    )
+
+
+def _check_keys(data: Mapping[str, Any], place: str) -> None:
+    """Refuse unknown keys, and values of another kind than their keys have."""
     # Keys at the top are few; one that belongs in a table, or in a launch file, is told where to go.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
@@ -108,12 +130,13 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
             raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
             raise PerfModelError(f"{place}: {key} must be a name or the path of a file, got {value!r}")
-    # A row of a table comes from a stranger and has no folder: no schedule of it may name a file.
-    if folder is None and "layout" in data:
-        _with_schedule_below(data["layout"], None, place)
-    stated = {key: _beside(folder or Path(), data[key]) for key in NAMED if key in data}
+
+
+def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[str, Any]:
+    """Model, cluster and framework: names and paths as they are, tables as the records that names stand for."""
+    # Nothing behind this knows where the records came from.
+    stated = {key: _beside(folder, data[key]) for key in NAMED if key in data}
     stem = Path(place).stem
-    # Tables become the same records that names stand for, so that nothing behind this knows where they came from.
     if isinstance(stated.get("model"), dict):
         stated["model"] = _model_table(stated["model"], f"{place} [model]", stem)
     if isinstance(stated.get("cluster"), dict):
@@ -129,19 +152,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
                 f"{place} [network]: this table changes the network of a cluster, but no cluster is named; name one"
             )
         stated["cluster"] = with_network(named_cluster(stated["cluster"]), data["network"], f"{place} [network]")
-    if "devices" in data:
-        if type(data["devices"]) is not int:
-            raise PerfModelError(f"{place}: devices must be a whole number, got {data['devices']!r}")
-        stated["devices"] = data["devices"]
-    # Tables of layout, search and serving are checked by those who read them: here only their place is.
-    stated |= checked_fields(Job, data.get("job", {}), f"{place} [job]", JOB_WORDS)
-    return JobFile(
-        place=place,
-        problem_fields=stated,
-        layout=_layout(data, place),
-        search=data.get("search", {}),
-        serving=data.get("serving", {}),
-    )
+    return stated
 
 
 def _model_table(table: dict[str, Any], place: str, stem: str) -> Model:

@@ -310,8 +310,8 @@ def _parser_for(argv: Sequence[str] | None) -> argparse.ArgumentParser:
 
     To describe all flags of all commands takes longer than some commands do.
     """
-    words = sys.argv[1:] if argv is None else argv
-    name = words[0] if words else ""
+    arguments = sys.argv[1:] if argv is None else argv
+    name = arguments[0] if arguments else ""
     return parser(name if name in _COMMANDS else None)
 
 

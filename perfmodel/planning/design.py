@@ -353,15 +353,17 @@ class _Choice(NamedTuple):
     step_s: float
 
 
-def _best_on(question: Question, kept: _Choice) -> _Choice:
-    """The fastest layout on a machine, or the one that is kept where it is no slower there."""
-    fastest_layout = fastest(question, Goal.parse(question.step_problem))
-    if fastest_layout is None or fastest_layout.layout == kept.layout:
-        return kept
+def _best_on(question: Question, current: _Choice) -> _Choice:
+    """The fastest layout on a machine, or the current one where it is no slower there."""
+    challenger = fastest(question, Goal.parse(question.step_problem))
+    if challenger is None or challenger.layout == current.layout:
+        return current
     # `fastest` works in single precision. Compare both layouts by the same exact step time, so
     # that rounding is no gain.
-    other = _Choice(fastest_layout.layout, step_s(question.step_problem, fastest_layout.layout, Scenario()))
-    return other if other.step_s < kept.step_s else kept
+    challenger_s = step_s(question.step_problem, challenger.layout, Scenario())
+    if challenger_s < current.step_s:
+        return _Choice(challenger.layout, challenger_s)
+    return current
 
 
 shorten_reprs(__name__)

@@ -160,8 +160,9 @@ class Transformer(Stated, Sectioned):
             if letter in letters and not stated:
                 raise PerfModelError(f"{owner}: mixers={mixers!r} needs {part} for {letter}")
 
-        words = mixers.split()
-        together = all(word.startswith("*M") and word.count("M") == 1 for word in words if "M" in word)
+        # A mixer beside attention stands right behind it, at the start of a layer.
+        layers_with_mamba = [layer for layer in mixers.split() if "M" in layer]
+        together = all(layer.startswith("*M") and layer.count("M") == 1 for layer in layers_with_mamba)
         if hybrid.parallel_mixers and not (hybrid.mamba and together and self.norms.norm_at == "input"):
             raise PerfModelError(
                 f"{owner}: parallel_mixers needs every M in mixers to be written as *M at the start of its layer, "

@@ -124,11 +124,11 @@ def nested(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat_location(kind: type, location: Iterable[str | int]) -> tuple[str | int, ...]:
     """Convert a location in `nested` tables to a flat key and the location inside its value."""
-    left = tuple(location)
+    steps = tuple(location)
     sections = {outer.name: type(outer.default) for outer in fields(kind) if _SECTION in outer.metadata}
-    if left and left[0] in sections:
-        return flat_location(sections[str(left[0])], left[1:])
-    return left
+    if steps and steps[0] in sections:
+        return flat_location(sections[str(steps[0])], steps[1:])
+    return steps
 
 
 def _into_sections(kind: type, values: dict[str, Any]) -> dict[str, Any]:

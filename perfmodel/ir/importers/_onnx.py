@@ -165,10 +165,10 @@ class _Reader:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
             self.values[tensor.name] = Value(self._declared(tensor))
         # A weight that is an input as well may be given anew with every call.
-        given = {tensor.name for tensor in self.graph.input}
+        graph_inputs = {tensor.name for tensor in self.graph.input}
         for tensor in self.graph.initializer:
             self.values[tensor.name] = Value(Array.of(element_type(self.onnx, tensor.data_type), tuple(tensor.dims)))
-            if tensor.name not in given:
+            if tensor.name not in graph_inputs:
                 self.known.add(tensor.name)
         nodes = [self._node(node) for node in self.graph.node]
         outputs = [self.values[tensor.name] for tensor in self.graph.output]

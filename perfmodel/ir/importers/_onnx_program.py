@@ -48,18 +48,24 @@ def onnx_program(
         PerfModelError: the extra is not installed, a file that cannot be read, a dimension whose size is not known,
             an unknown input, or operators that no op of the IR stands for, all named.
     """
-    # Initializers are weights or known tensors; inputs are data, or known where a value is given; nodes follow in
-    # order.
     onnx, model = load_onnx(model)
     graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
-    values, dims = dict(values or {}), dims or {}
+    operands = _operands(graph)
+    _read_initializers(onnx, reader, graph, operands)
+    _read_inputs(onnx, reader, graph, dims or {}, dict(values or {}))
+    versions = {item.domain: item.version for item in model.opset_import}
+    for node in graph.node:
+        _node(onnx, reader, node, versions, operands)
+    return reader.program([reader.values[tensor.name] for tensor in graph.output])
 
+
+def _read_initializers(onnx: Any, reader: Graph, graph: Any, operands: frozenset[str]) -> None:
+    """Declare stored tensors as weights, or note their values where they are known ones."""
     # Running statistics of batch norms are not trained, though they are stored as weights are.
     statistics: set[str] = set()
     for node in graph.node:
         if node.op_type == "BatchNormalization":
             statistics.update(node.input[3:])
-    operands = _operands(graph)
     for tensor in graph.initializer:
         kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
         # Integers and single numbers are shapes, indices and scales.
@@ -68,21 +74,29 @@ def onnx_program(
             reader.weight(tensor.name, kind, shape)
         else:
             reader.values[tensor.name] = Known.of(onnx.numpy_helper.to_array(tensor))
+
+
+def _read_inputs(onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], values: dict[str, Any]) -> None:
+    """Declare inputs as data, or note their values where these are given.
+
+    Raises:
+        PerfModelError: a dimension whose size is not known, or a value of an unknown input.
+    """
     for tensor in graph.input:
+        # Stored tensors are listed among the inputs too.
         if tensor.name in reader.values:
             continue
-        kind = element_type(onnx, tensor.type.tensor_type.elem_type)
-        shape = [_size(tensor.name, dim, dims, tensor.name in values) for dim in tensor.type.tensor_type.shape.dim]
-        reader.input(tensor.name, kind, shape, values)
+        tensor_type = tensor.type.tensor_type
+        has_value = tensor.name in values
+        shape = [_size(tensor.name, dim, dims, has_value) for dim in tensor_type.shape.dim]
+        reader.input(tensor.name, element_type(onnx, tensor_type.elem_type), shape, values)
+
+    # What was read is taken from the values: the rest belongs to no input.
     if values:
         raise PerfModelError(
             f"{reader.name}: no input is named {', '.join(values)}; inputs: "
             f"{', '.join(tensor.name for tensor in graph.input)}"
         )
-    versions = {item.domain: item.version for item in model.opset_import}
-    for node in graph.node:
-        _node(onnx, reader, node, versions, operands)
-    return reader.program([reader.values[tensor.name] for tensor in graph.output])
 
 
 def _operands(graph: Any) -> frozenset[str]:
@@ -106,31 +120,40 @@ def _trained(name: str, operands: frozenset[str]) -> bool:
 
 
 def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], operands: frozenset[str]) -> None:
-    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    """Read one node, and note the items of its outputs."""
     args = [reader.values[name] if name else None for name in node.input]
-    x = args[0] if args else None
-    # The step from data to shapes (DistIR, figure 4): data are unknown, their sizes are not.
-    if node.op_type in ("Shape", "Size") and isinstance(x, Ref):
-        shape = reader.emitter.shape(x)
-        cut = slice(attributes.get("start", 0), attributes.get("end", len(shape)))
-        items: list[Any] = [Known.of(np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), np.int64))]
-    else:
-        # Older operator sets split into as many equal parts as there are outputs.
-        if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
-            attributes["num_outputs"] = len(node.output)
-        if node.op_type == "Cast":
-            attributes["to_dtype"] = element_type(onnx, attributes["to"])
-        node_name = node.name or node.output[0]
-        items = reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
+    items = _output_items(onnx, reader, node, args, versions)
     # All outputs of an unmapped node are missing.
     if isinstance(items[0], Missing):
         items = [Missing()] * len(node.output)
     for name, item in zip(node.output, items, strict=False):
-        large = isinstance(item, Known) and item.array.dtype.kind == "f" and item.array.size > _WEIGHT_ELEMENTS
-        if node.op_type == "Constant" and large and _trained(name, operands):
+        if not name:
+            continue
+        # Some exporters write weights as constants in the graph.
+        is_large = isinstance(item, Known) and item.array.dtype.kind == "f" and item.array.size > _WEIGHT_ELEMENTS
+        if node.op_type == "Constant" and is_large and _trained(name, operands):
             reader.weight(name, item.array.dtype.name, item.array.shape)
-        elif name:
+        else:
             reader.values[name] = item
+
+
+def _output_items(onnx: Any, reader: Graph, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:
+    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    # The step from data to shapes (DistIR, figure 4): data are unknown, their sizes are not.
+    x = args[0] if args else None
+    if node.op_type in ("Shape", "Size") and isinstance(x, Ref):
+        shape = reader.emitter.shape(x)
+        part = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
+        sizes = part if node.op_type == "Shape" else np.prod(part)
+        return [Known.of(np.array(sizes, np.int64))]
+
+    # Older operator sets split into as many equal parts as there are outputs.
+    if node.op_type == "Split" and "split" not in attributes and len(args) < 2:
+        attributes["num_outputs"] = len(node.output)
+    if node.op_type == "Cast":
+        attributes["to_dtype"] = element_type(onnx, attributes["to"])
+    node_name = node.name or node.output[0]
+    return reader.node(node.op_type, node_name, args, attributes, lambda: _computed(onnx, node, args, versions))
 
 
 def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:

@@ -77,14 +77,7 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         if not pipelines:
             continue
 
-        # Full recompute leaves no layers over to recompute in full, so that it is combined with
-        # no number of them.
-        modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
-        wanted: list[RecomputeChoice] = []
-        for mode in modes:
-            full_layers = space.recompute_full_layers if mode != "full" else (None,)
-            wanted += [RecomputeChoice(mode, n) for n in full_layers]  # pyright: ignore[reportArgumentType]
-        recomputes = tuple(runnable.choices(degrees, wanted))
+        recomputes = tuple(runnable.choices(degrees, _recomputes(space, cut)))
         states = tuple(runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected)))
 
         # Offloaded layers need a pipeline of one stage and no recompute. They are a grid of their
@@ -103,6 +96,17 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
                 offloaded,
                 np.ones((1, 1, 1, 1), bool),
             )
+
+
+def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]:
+    """Modes that differ for a model's blocks, with each number of layers that are recomputed in full beside them."""
+    modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
+    for mode in modes:
+        # Full recompute leaves no layers over to recompute in full, so that it is combined with
+        # no number of them.
+        full_layers = space.recompute_full_layers if mode != "full" else (None,)
+        for n in full_layers:
+            yield RecomputeChoice(mode, n)  # pyright: ignore[reportArgumentType]
 
 
 class _Runnable:
@@ -299,16 +303,21 @@ def _states(
     Choices with offloaded layers occur without a pipeline only; the caller combines them with no recompute.
     """
     job = problem.job
-    replicated, trained = degrees.replicated, job.mode == "train" and not job.fine_tuning.frozen
-    # Without gradients and optimizer states only weights can be sharded (ZeRO 3), and nothing is reduced.
-    effective = [z if trained or z == 3 else 0 for z in space.zero] if replicated else [0]
-    zeros = tuple(dict.fromkeys(effective))
-    reduces = space.overlap_grad_reduce if replicated and trained else space.overlap_grad_reduce[:1]
+    is_trained = job.mode == "train" and not job.fine_tuning.frozen
+    # Without gradients and optimizer states only weights can be sharded (ZeRO 3), and nothing is reduced. Without
+    # replicas nothing is sharded.
+    zeros: dict[int, None] = {}
+    for zero in space.zero:
+        is_effective = degrees.replicated and (is_trained or zero == 3)
+        zeros[zero if is_effective else 0] = None
+    has_reductions = degrees.replicated and is_trained
+    reduces = space.overlap_grad_reduce if has_reductions else space.overlap_grad_reduce[:1]
 
     # Pipelines offload the activations of whole micro-batches (`offload`), other layouts those of
     # single layers (`offload_layers`). Only states of replicas are reduced or gathered.
     offloads = space.offload if degrees.pp > 1 else space.offload[:1]
-    counts = [n for n in space.offload_layers if not n or (degrees.pp == 1 and n < layers)]
+    most_layers = layers - 1 if degrees.pp == 1 else 0
+    counts = [n for n in space.offload_layers if n <= most_layers]
     if job.mode != "train":
         counts = [0]
     elif not counts:
@@ -318,9 +327,12 @@ def _states(
         # whatever the space says.
         gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
         exposed = not (space.any_framework or problem.framework.communication.hides(zero, degrees.tp))
-        axes = (False,) if exposed else reduces, offloads, (False,) if exposed else gathers
-        for reduce, offload, gather in product(*axes):
-            for n in counts if not offload else (0,):
+        if exposed:
+            hidden_reduces, hidden_gathers = (False,), (False,)
+        else:
+            hidden_reduces, hidden_gathers = reduces, gathers
+        for reduce, offload, gather in product(hidden_reduces, offloads, hidden_gathers):
+            for n in (0,) if offload else counts:
                 yield StateChoice(zero, reduce, gather, offload, n)
 
 

@@ -172,8 +172,8 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 def _loosened_constraints(question: Question, goal: Goal, executor: Executor) -> Iterator[Change]:
     """Thresholds of single constraints that some layout meets beside all others."""
     for which, constraint in enumerate(goal.constraints):
-        others = goal.constraints[:which] + goal.constraints[which + 1 :]
-        least_violation = replace(goal, objective=_violation(constraint), constraints=others)
+        remaining = goal.constraints[:which] + goal.constraints[which + 1 :]
+        least_violation = replace(goal, objective=_violation(constraint), constraints=remaining)
         relaxed = fastest(question, least_violation, executor)
         if relaxed:
             text = _loosened(constraint, relaxed.value)
@@ -185,8 +185,8 @@ def _smallest_contradiction(question: Question, goal: Goal, executor: Executor) 
     """The smallest set of several constraints without which a layout satisfies the rest; empty if there is none."""
     for count in range(2, len(goal.constraints) + 1):
         for dropped in combinations(goal.constraints, count):
-            others = tuple(constraint for constraint in goal.constraints if constraint not in dropped)
-            if fastest(question, replace(goal, constraints=others), executor):
+            remaining = tuple(constraint for constraint in goal.constraints if constraint not in dropped)
+            if fastest(question, replace(goal, constraints=remaining), executor):
                 return dropped
     return ()
 

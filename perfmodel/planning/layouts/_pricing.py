@@ -6,7 +6,7 @@ the order of a bound over all of these.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import islice
@@ -85,37 +85,40 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
     uneven = question.problem.framework.capabilities.uneven_stages or question.space.any_framework
     priced: list[tuple[Layout, float]] = []
     best_s: list[float] = []
-    slower = len(bases)
-    while slower:
-        report("price", len(bases) - slower, len(bases))
+    n_open = len(bases)
+    while n_open:
+        report("price", len(bases) - n_open, len(bases))
         worst_s = best_s[-1] if wanted and len(best_s) == wanted else np.inf
-        batch = [at for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
-        slower -= len(batch)
+        batch = [bases[at] for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
+        n_open -= len(batch)
         if not batch:
-            rejected[Rejection(Reason.SLOWER)] += slower
+            rejected[Rejection(Reason.SLOWER)] += n_open
             break
-        new: list[tuple[Layout, float]] = []
-        for base in (bases[at] for at in batch):
+        cuts: list[tuple[Layout, float]] = []
+        for base in batch:
+            cuts_of_base, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
+            cuts += [(cut, least_s) for cut in cuts_of_base]
             # No cut and a finite bound: none can beat the worst wanted. No cut and no bound: no
             # cut fits.
-            cuts, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
-            if not cuts and np.isfinite(least_s):
+            if not cuts_of_base and np.isfinite(least_s):
                 rejected[Rejection(Reason.SLOWER)] += 1
-            elif not cuts:
+            elif not cuts_of_base:
                 rejected[Rejection(Reason.MEMORY, peak_memory(problem, [base])[1][0])] += 1
-            new += [(cut, least_s) for cut in cuts]
-        if new:
-            step_s = evaluate(problem, [layout for layout, _ in new]).step_time_s.tolist()
-
-            # Several orders and cuts of one base count once among the best, or else variants of
-            # one layout would fill the list and end the search too early.
-            of_base = {}
-            for (layout, _), seconds in zip(new, step_s, strict=True):
-                key = layout.replace(kinds=None, partition=None, recompute_full_layers=None)
-                of_base[key] = min(seconds, of_base.get(key, np.inf))
-            best_s = nsmallest(wanted or 1, [*best_s, *of_base.values()])
-            priced += new
+        if cuts:
+            priced += cuts
+            best_s = nsmallest(wanted or 1, [*best_s, *_best_of_bases(problem, [cut for cut, _ in cuts])])
     return _candidates(problem, priced, bases)
+
+
+def _best_of_bases(problem: StepProblem, layouts: Sequence[Layout]) -> list[float]:
+    """Step time of the fastest order and cut of each base."""
+    # Several orders and cuts of one base count once among the best, or else variants of one
+    # layout would fill the list and end the search too early.
+    best_s: dict[Layout, float] = {}
+    for layout, step_s in zip(layouts, evaluate(problem, layouts).step_time_s.tolist(), strict=True):
+        base = layout.replace(kinds=None, partition=None, recompute_full_layers=None)
+        best_s[base] = min(step_s, best_s.get(base, np.inf))
+    return list(best_s.values())
 
 
 def _none_possible(question: Question, rejected: Counter[Rejection], of_kinds: str = "") -> LayoutError:
