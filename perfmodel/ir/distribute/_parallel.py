@@ -80,21 +80,30 @@ def data_parallel(
     stateful = {tensor.name.rpartition(".")[0] for tensor in program.inputs_of("state")}
 
     def sharded(tensor: GlobalTensor) -> dict[str, Sharding]:
-        axes = {piece.value: shard_axis(program.types[piece.value], parts) for piece in tensor.pieces}
-        return {value: REPLICATED if axis is None else Sharded(axis) for value, axis in axes.items()}
+        shardings: dict[str, Sharding] = {}
+        for piece in tensor.pieces:
+            axis = shard_axis(program.types[piece.value], parts)
+            shardings[piece.value] = REPLICATED if axis is None else Sharded(axis)
+        return shardings
 
     # Stage 1 shards states, stage 2 gradients too, stage 3 weights too.
-    for tensor in program.inputs_of("state") if zero >= 1 else ():
-        inputs |= sharded(tensor)
-    for tensor in program.inputs_of("parameter") if zero >= 3 else ():
-        inputs |= sharded(tensor)
+    if zero >= 1:
+        for tensor in program.inputs_of("state"):
+            inputs |= sharded(tensor)
+    if zero >= 3:
+        for tensor in program.inputs_of("parameter"):
+            inputs |= sharded(tensor)
     for tensor in program.outputs:
-        weight = tensor.name.removeprefix("d_")
-        # Stages 1 and 2 update a shard and gather the new weight, which the next step's forward needs whole.
-        if tensor.role == "parameter":
-            outputs |= sharded(tensor) if zero >= 3 else dict.fromkeys([p.value for p in tensor.pieces], REPLICATED)
-        elif tensor.role == "gradient" and (zero >= 2 or (zero == 1 and weight in stateful)):
+        is_sharded = False
+        if tensor.role == "gradient":
+            is_sharded = zero >= 2 or (zero == 1 and tensor.name.removeprefix("d_") in stateful)
+        elif tensor.role == "parameter":
+            is_sharded = zero >= 3
+        if is_sharded:
             outputs |= sharded(tensor)
+        elif tensor.role == "parameter":
+            # Stages 1 and 2 update a shard and gather the new weight, which the next step's forward needs whole.
+            outputs |= dict.fromkeys([piece.value for piece in tensor.pieces], REPLICATED)
     return spread(
         program,
         Plan(

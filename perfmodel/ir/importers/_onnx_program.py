@@ -129,12 +129,13 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], oper
     for name, item in zip(node.output, items, strict=False):
         if not name:
             continue
+        reader.values[name] = item
         # Some exporters write weights as constants in the graph.
-        is_large = isinstance(item, Known) and item.array.dtype.kind == "f" and item.array.size > _WEIGHT_ELEMENTS
-        if node.op_type == "Constant" and is_large and _trained(name, operands):
-            reader.weight(name, item.array.dtype.name, item.array.shape)
-        else:
-            reader.values[name] = item
+        if node.op_type != "Constant" or not isinstance(item, Known):
+            continue
+        array = item.array
+        if array.dtype.kind == "f" and array.size > _WEIGHT_ELEMENTS and _trained(name, operands):
+            reader.weight(name, array.dtype.name, array.shape)
 
 
 def _output_items(onnx: Any, reader: Graph, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:

@@ -10,6 +10,7 @@ from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import (
     Cluster,
     ConvNet,
+    Framework,
     Layout,
     PerStage,
     Problem,
@@ -38,6 +39,8 @@ _VALUES = {
     "offload_layers": _OFFLOADED_LAYERS,
 }
 """Values that fields which are no switches may be let free to."""
+_LONG_SEQUENCE: Final = 16384
+"""Tokens from which context parallelism is offered."""
 MOST_SHOWN: Final = 12
 """Values of one dimension that a text names."""
 LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
@@ -134,7 +137,6 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     cluster = problem.cluster
     job = problem.job
     devices = problem.require_devices()
-    transformer = isinstance(model, Transformer)
     layers = layer_count(blocks(model, job, Shard()))
 
     # On all devices degrees have to divide them. With devices to spare, powers of two and
@@ -143,26 +145,43 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     if fewer_devices:
         degrees = tuple(sorted({*degrees, *(1 << i for i in range(devices.bit_length()))}))
         stages = tuple(sorted({*degrees, *divisors(layers)}))
-    experts = model.experts.count if transformer and model.experts else 1
-    training = job.mode == "train"
-
-    # Asynchronous schedules train with stale weights: they are another algorithm, not another
-    # layout. `1f1b` with `vpp` above one is the interleaved schedule.
-    flushing = (name for name in problem.framework.capabilities.schedules if not get_schedule(name).asynchronous)
-    framework_schedules = tuple("1f1b" if name == "interleaved" else name for name in flushing)
-    tp = (1,) if isinstance(model, ConvNet) else tuple(d for d in degrees if d <= 2 * cluster.devices_per_node)
-    return SearchSpace(
+    tp = cp = (1,)
+    if not isinstance(model, ConvNet):
+        tp = tuple(d for d in degrees if d <= 2 * cluster.devices_per_node)
+    if isinstance(model, Transformer) and job.seq_len >= _LONG_SEQUENCE:
+        cp = tuple(d for d in degrees if d <= 16)
+    experts = model.experts.count if isinstance(model, Transformer) and model.experts else 1
+    of_every_mode = SearchSpace(
         tp=tp,
         pp=tuple(d for d in stages if d <= min(layers, devices)),
-        cp=tuple(d for d in degrees if d <= 16) if transformer and job.seq_len >= 16384 else (1,),
+        cp=cp,
         ep=tuple(d for d in divisors(experts) if fewer_devices or devices % d == 0),
         vpp=tuple(d for d in range(1, 13) if layers % d == 0),
         micro_batch=divisors(job.global_batch),
-        schedule=tuple(dict.fromkeys(("1f1b", "gpipe", *framework_schedules))) if training else ("gpipe",),
-        zero=(0, 1, 2, 3) if training else (0,),
-        recompute=("none", "selective", "full") if training else ("none",),
+        schedule=("gpipe",),
+        zero=(0,),
+        recompute=("none",),
         fewer_devices=fewer_devices,
     )
+    if job.mode != "train":
+        return of_every_mode
+    return replace(
+        of_every_mode,
+        schedule=_training_schedules(problem.framework),
+        zero=(0, 1, 2, 3),
+        recompute=("none", "selective", "full"),
+    )
+
+
+def _training_schedules(framework: Framework) -> tuple[str, ...]:
+    """The usual schedules, then those of a framework."""
+    schedules = ["1f1b", "gpipe"]
+    for name in framework.capabilities.schedules:
+        # Asynchronous schedules train with stale weights: they are another algorithm, not another
+        # layout. `1f1b` with `vpp` above one is the interleaved schedule.
+        if not get_schedule(name).asynchronous:
+            schedules.append("1f1b" if name == "interleaved" else name)
+    return tuple(dict.fromkeys(schedules))
 
 
 def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace:

@@ -1,5 +1,6 @@
 """Settings of a row of published runs that come from the recipe of its framework or release."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,30 +49,43 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     if plain and not fp8_recipe_of(row, framework):
         job["fp8_recipe"] = plain
 
-    # The last stage also computes the head, so recipes may give it fewer layers; they must still divide evenly.
-    fewer = set_by.get("fewer_on_last_stage", 0)
-    stages = count(row, "pp", 1) * count(row, "vpp", 1)
-    if isinstance(model, Transformer) and fewer and stages > 1:
-        layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
-        if remainder == 0 and layers_per_chunk >= fewer:
-            partition = [layers_per_chunk] * (stages - 1) + [layers_per_chunk - fewer]
-            layout["partition"] = "-".join(map(str, partition))
+    if isinstance(model, Transformer):
+        layout |= _partition(row, model, set_by.get("fewer_on_last_stage", 0))
 
     # What the row itself says of recompute wins over the recipe, which is filled in only where it
     # says nothing.
     if not recompute_of(row):
-        modules = set_by.get("recompute_modules")
-        if modules:
-            layout["recompute"], job["recompute_modules"] = "selective", modules
-        elif modules is not None:
-            layout["recompute"] = "none"
-        layers = set_by.get("recompute_layers")
-        if isinstance(model, Transformer) and layers:
-            layout |= {"recompute": "none", "recompute_full_layers": layers}
-        # Recompute would be refused beside offloaded layers.
-        if "offload_layers" in set_by and count(row, "pp", 1) == 1:
-            layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
+        if set_by.get("recompute_modules"):
+            job["recompute_modules"] = set_by["recompute_modules"]
+        layout |= _recompute(row, model, set_by)
     return RowRecipe(layout, job)
+
+
+def _partition(row: Row, model: Transformer, fewer: int) -> dict[str, str]:
+    """Layers of every stage, where the last has fewer: it also computes the head. They must still divide evenly."""
+    stages = count(row, "pp", 1) * count(row, "vpp", 1)
+    if not fewer or stages == 1:
+        return {}
+    layers_per_chunk, remainder = divmod(model.layers + fewer, stages)
+    if remainder or layers_per_chunk < fewer:
+        return {}
+    partition = [layers_per_chunk] * (stages - 1) + [layers_per_chunk - fewer]
+    return {"partition": "-".join(map(str, partition))}
+
+
+def _recompute(row: Row, model: Model, set_by: Mapping[str, Any]) -> dict[str, Any]:
+    """Layout fields of recompute and offload that a recipe sets, the strongest last."""
+    layout: dict[str, Any] = {}
+    modules = set_by.get("recompute_modules")
+    if modules is not None:
+        layout["recompute"] = "selective" if modules else "none"
+    layers = set_by.get("recompute_layers")
+    if isinstance(model, Transformer) and layers:
+        layout |= {"recompute": "none", "recompute_full_layers": layers}
+    # Recompute would be refused beside offloaded layers.
+    if "offload_layers" in set_by and count(row, "pp", 1) == 1:
+        layout |= {"recompute": "none", "offload_layers": set_by["offload_layers"]}
+    return layout
 
 
 def _recipe_release(row: Row) -> str | None:
