@@ -104,11 +104,13 @@ def _execute(arguments: argparse.Namespace) -> int:
     report = result.to_dict()
     problem = problem_of(arguments, quiet=True)
     your_layout = own_layout(arguments)
-    change = None if your_layout is None else advice(arguments, problem, your_layout, result)
+    change = None
     if your_layout is not None:
-        report["yours"] = (
-            your_layout.prediction.to_dict() if your_layout.prediction else {"reasons": [your_layout.why_not]}
-        )
+        if your_layout.prediction:
+            report["yours"] = your_layout.prediction.to_dict()
+        else:
+            report["yours"] = {"reasons": [your_layout.why_not]}
+        change = advice(arguments, problem, your_layout, result)
     if change is not None:
         report["change"] = change.to_dict()
 
@@ -121,7 +123,8 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     # The ranking comes first: nothing that goes wrong with a file may lose it.
     files = _written(arguments, report)
-    if arguments.json or (result.complete and not result.impossible) or result.layouts:
+    has_answer = bool(result.layouts) or (result.complete and not result.impossible)
+    if arguments.json or has_answer:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
 
         def show() -> None:

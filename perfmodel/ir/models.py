@@ -136,7 +136,8 @@ def surprise(m: Builder, logits: str, labels: str) -> str:
     # vocabulary (maximum and sum are all-reduced), as in Megatron-LM's vocabulary-parallel loss.
     top = m.op("row_max", logits)
     weights = m.op("exp", m.op("sub", logits, top))
-    normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=(last,), keep=True)), top, name="normaliser")
+    log_sum = m.op("log", m.op("sum", weights, axes=(last,), keep=True))
+    normaliser = m.op("add", log_sum, top, name="normaliser")
     return m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
 
 
@@ -195,7 +196,8 @@ def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[
     The bias is left to the caller because the product of a row-sliced weight is a partial sum: adding a replicated bias
     before it is complete would add it once per rank.
     """
-    w, bias = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1), m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
+    w = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1)
+    bias = m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
     qkv = m.op("add", m.op("matmul", y, w), bias)
     context = m.op("attention", qkv, heads=heads, causal=True)
     out = m.op("matmul", context, m.weight(f"{name}.proj", (h, h), tensor_axis=0))
@@ -204,7 +206,8 @@ def _attention(m: ModelBuilder, name: str, y: str, h: int, heads: int) -> tuple[
 
 def _feed_forward(m: ModelBuilder, name: str, y: str, h: int) -> tuple[str, str]:
     """Return the second product of a feed-forward network, and its bias (left to the caller as in `_attention`)."""
-    w, bias = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1), m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
+    w = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1)
+    bias = m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
     inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
     out = m.op("matmul", inner, m.weight(f"{name}.out", (4 * h, h), tensor_axis=0))
     return out, m.weight(f"{name}.out_bias", (h,))
@@ -215,11 +218,14 @@ def _experts(m: ModelBuilder, name: str, y: str, size: TransformerSize, batch: i
     h, experts = size.hidden, size.experts
     # Switch routing (Fedus et al. 2021, section 2.1): one expert per token, whose probability scales the result and
     # so carries the router's gradient. Buffers for all tokens per expert mean that none is dropped.
-    shares = m.op("softmax", m.op("matmul", y, m.weight(f"{name}.router", (h, experts))))
+    router = m.weight(f"{name}.router", (h, experts))
+    shares = m.op("softmax", m.op("matmul", y, router))
     chosen = m.op("argmax", shares)
     buffers = m.op("dispatch", y, chosen, experts=experts, capacity=batch * size.seq_len)
-    inner = m.op("gelu", m.op("matmul", buffers, m.weight(f"{name}.fc", (experts, h, 4 * h), expert_axis=0)))
-    outer = m.op("matmul", inner, m.weight(f"{name}.out", (experts, 4 * h, h), expert_axis=0))
+    widening = m.weight(f"{name}.fc", (experts, h, 4 * h), expert_axis=0)
+    inner = m.op("gelu", m.op("matmul", buffers, widening))
+    narrowing = m.weight(f"{name}.out", (experts, 4 * h, h), expert_axis=0)
+    outer = m.op("matmul", inner, narrowing)
     return m.op("mul", m.op("collect", outer, chosen), m.op("pick", shares, chosen))
 
 
@@ -241,17 +247,7 @@ def model_program(
         return training_step(mlp(batch, sizes, dtype)) if mode == "train" else mlp_inference(batch, sizes, dtype)
     # The written architecture has one attention and one feed-forward kernel; whatever it cannot express is refused
     # rather than approximated.
-    like_gpt2 = isinstance(model, Transformer) and (
-        model.norms.norm == "layer_norm"
-        and model.block.activation == "gelu"
-        and model.inputs.positions == "learned"
-        and model.attention.causal
-        and model.block.bias
-        and not (model.block.gated_ffn or model.experts or model.decoder_layers or model.hybrid.mixers)
-        and model.kv_heads * model.head_dim == model.hidden
-        and model.ffn_hidden == 4 * model.hidden
-    )
-    if not isinstance(model, Transformer) or not like_gpt2:
+    if not isinstance(model, Transformer) or not _is_like_gpt2(model):
         raise PerfModelError(
             f"model {model.name}: only MLPs and GPT-2's architecture can be written as programs; give an ONNX "
             "file or FILE.py:FUNCTION instead"
@@ -268,6 +264,21 @@ def model_program(
     if mode == "inference":
         return transformer_inference(size, batch, dtype)
     return training_step(transformer_loss(size, batch, dtype))
+
+
+def _is_like_gpt2(model: Transformer) -> bool:
+    """Whether a transformer has GPT-2's architecture, up to its sizes and which sub-layers run side by side."""
+    has_gated_ffn_or_others = model.block.gated_ffn or model.experts or model.decoder_layers or model.hybrid.mixers
+    return (
+        model.norms.norm == "layer_norm"
+        and model.block.activation == "gelu"
+        and model.inputs.positions == "learned"
+        and model.attention.causal
+        and model.block.bias
+        and not has_gated_ffn_or_others
+        and model.kv_heads * model.head_dim == model.hidden
+        and model.ffn_hidden == 4 * model.hidden
+    )
 
 
 shorten_reprs(__name__)

@@ -206,39 +206,24 @@ def compare_problems(
         cluster = problem.cluster
         if progress:
             progress(f"search {cluster.name}", done, len(problems))
+        # A cluster that cannot run the job is told with its reason (also an element type that the
+        # device lacks, or nothing measured); the others are compared by what the whole run takes,
+        # each with its own layout.
         try:
-            options = SearchOptions(strict=strict, min_fit=min_fit)
-            result = search(
-                problem,
-                space=space,
-                options=options,
-                calibration=calibration,
-                progress=lambda *_: None,
-            )
-
-            # A comparison of half-searched clusters would mislead, so that an interrupt of one
-            # search interrupts the whole.
-            if not result.complete:
-                raise KeyboardInterrupt(f"{cluster.name}: {result.certificate}")
-            if not result.layouts:
-                raise LayoutError(str(result.impossible))
+            prediction = _recommended(problem, space, SearchOptions(strict=strict, min_fit=min_fit), calibration)
         except PerfModelError as error:
-            # Also an element type that the device lacks, or nothing measured (`strict`).
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
-
-        # A cluster that cannot run the job is told with its reason; the others are compared by what
-        # the whole run takes, each with its own layout.
-        price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
+        prices_of_cluster = [price for key, price in (prices or {}).items() if _is_of(key, cluster)]
         run = training_run(
-            result.first_to_try,
+            prediction,
             problem,
-            tariff=Tariff(price_per_device_hour=price, tokens=tokens),
+            tariff=Tariff(price_per_device_hour=prices_of_cluster[0] if prices_of_cluster else None, tokens=tokens),
             reliability=reliability,
             pue=pue,
             calibration=calibration,
         )
-        plans.append(ClusterPlan(prediction=result.first_to_try, run=run))
+        plans.append(ClusterPlan(prediction=prediction, run=run))
     if not plans:
         raise LayoutError("; ".join(f"{name}: {why}" for name, why in impossible.items()))
     first = plans[0].prediction
@@ -251,6 +236,28 @@ def compare_problems(
         impossible=impossible,
         seconds=time.perf_counter() - started,
     )
+
+
+def _recommended(
+    problem: Problem,
+    space: Callable[[Problem], SearchSpace] | None,
+    options: SearchOptions,
+    calibration: Path | str | None,
+) -> Prediction:
+    """The layout that a search recommends.
+
+    Raises:
+        PerfModelError: the cluster cannot run the job.
+        KeyboardInterrupt: the search was interrupted.
+    """
+    result = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
+    # A comparison of half-searched clusters would mislead, so that an interrupt of one search
+    # interrupts the whole.
+    if not result.complete:
+        raise KeyboardInterrupt(f"{problem.cluster.name}: {result.certificate}")
+    if not result.layouts:
+        raise LayoutError(str(result.impossible))
+    return result.first_to_try
 
 
 def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:

@@ -69,28 +69,35 @@ class _Nodes:
         self._function = function
         instructions = function.instructions
         groups = instruction_devices(function)
-        events = _Events(function, cluster)
+
         # Node numbers: an instruction of one device is one node; one of g devices is a meeting node followed by g
         # nodes, so that 2 g edges replace the g x g "everybody waits for everybody".
-        size = np.array([len(group) for group in groups], np.int64)
-        several = size > 1
-        width = size + several
+        n_devices = np.array([len(group) for group in groups], np.int64)
+        has_meeting = n_devices > 1
+        width = n_devices + has_meeting
         first = np.cumsum(width) - width
-        n = int(width.sum())
-        is_instruction = np.ones(n, bool)
-        is_instruction[first[several]] = False
-        self.device = np.full(n, _JOIN, np.int32)
-        self.device[is_instruction] = np.fromiter(chain.from_iterable(groups), np.int32, int(size.sum()))
-        self.instruction = np.where(is_instruction, np.repeat(np.arange(len(instructions)), width), _JOIN).astype(
-            np.int32
-        )
+        n_nodes = int(width.sum())
+        is_instruction = np.ones(n_nodes, bool)
+        is_instruction[first[has_meeting]] = False
+
+        # What nodes have from their instructions; meetings run nowhere and take no time.
+        events = _Events(function, cluster)
+        numbers, streams = [], []
+        for instruction, group in zip(instructions, groups, strict=True):
+            numbers.append(events.number(instruction, group))
+            streams.append(_STREAM[instruction.tag.stream])
+        instruction_of_node = np.repeat(np.arange(len(instructions), dtype=np.int32), width)
+        event_of_node = np.array(numbers, np.int32)[instruction_of_node]
+        stream_of_node = np.array(streams, np.int32)[instruction_of_node]
+        self.device = np.full(n_nodes, _JOIN, np.int32)
+        self.device[is_instruction] = np.fromiter(chain.from_iterable(groups), np.int32, int(n_devices.sum()))
+        self.instruction = np.where(is_instruction, instruction_of_node, _JOIN).astype(np.int32)
+        self.event = np.where(is_instruction, event_of_node, 0)
+        self.stream = np.where(is_instruction, self.device * N_STREAMS + stream_of_node, _JOIN).astype(np.int32)
+
         # What has to come before a node leads to where its devices meet.
-        self.entry = np.where(np.repeat(several, width), np.repeat(first, width), np.arange(n))
-        numbers = [events.number(i, group) for i, group in zip(instructions, groups, strict=True)]
-        classes = np.repeat(np.array(numbers, np.int32), width)
-        self.event = np.where(is_instruction, classes, 0)
-        streams = np.repeat(np.array([_STREAM[i.tag.stream] for i in instructions], np.int32), width)
-        self.stream = np.where(is_instruction, self.device * N_STREAMS + streams, _JOIN).astype(np.int32)
+        meets = has_meeting[instruction_of_node]
+        self.entry = np.where(meets, first[instruction_of_node], np.arange(n_nodes))
         self._events, self._groups, self._first = events, groups, first
 
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
@@ -120,14 +127,16 @@ class _Nodes:
         maker: dict[str, int] = {}
         sources, users = [], []
         for index, (instruction, group) in enumerate(zip(instructions, self._groups, strict=True)):
-            base = int(self._first[index]) + (len(group) > 1)
-            at = {device: base + k for k, device in enumerate(group)}
+            # The meeting of several devices stands before their own nodes.
+            first_node = int(self._first[index]) + (len(group) > 1)
+            node_on = {device: first_node + k for k, device in enumerate(group)}
             for name in instruction.inputs:
-                if name in maker and self.stream[maker[name]] != self.stream[at[types[name].device]]:
+                user = node_on[types[name].device]
+                if name in maker and self.stream[maker[name]] != self.stream[user]:
                     sources.append(maker[name])
-                    users.append(at[types[name].device])
+                    users.append(user)
             for name in instruction.outputs:
-                maker[name] = at[types[name].device]
+                maker[name] = node_on[types[name].device]
         return np.array(sources, np.int64), np.array(users, np.int64)
 
     def assemble(self, position: Int[np.ndarray, " nodes"], pred: Int[np.ndarray, "ops 2"]) -> ProgramStructure:
@@ -176,8 +185,15 @@ class _Events:
         outputs = [self._types[name] for name in instruction.outputs]
         # A kernel takes as long on any device; a collective's time depends on where its group lies.
         members = group if len(group) > 1 or instruction.attribute("replicas") else ()
-        what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, members)
-        key = (*what, tuple([(t.dtype, t.shape) for t in inputs]), tuple([(t.dtype, t.shape) for t in outputs]))
+        key = (
+            instruction.op,
+            instruction.attributes,
+            instruction.tag.phase,
+            instruction.tag.stream,
+            members,
+            tuple([(tensor.dtype, tensor.shape) for tensor in inputs]),
+            tuple([(tensor.dtype, tensor.shape) for tensor in outputs]),
+        )
         number = self._known.get(key)
         if number is None:
             number = self._known[key] = self._new(instruction, group, tuple(inputs), tuple(outputs))

@@ -104,10 +104,8 @@ def _heading(console: "Console", result: "SearchResult") -> None:
         console.print(", ".join(goal))
 
 
-def _ranking(console: "Console", result: "SearchResult") -> None:
-    """Print a row per ranked layout, with the columns that this search has something to tell of."""
-    # Each column is a function of (place, prediction), so that the table is put together from
-    # whatever this search has to tell.
+def _columns(result: "SearchResult", is_wide: bool) -> "dict[str, Column]":
+    """What a search has to tell of each layout: by heading, the cell of a place and its prediction."""
     ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
     columns: dict[str, Column] = {
         "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),
@@ -117,24 +115,34 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
         "GiB": lambda _, p: f"{p.memory_needed_bytes / GIB:.1f}",
         "fits": lambda _, p: f"{p.fits_probability:.2f}",
     }
-    if console.width >= NARROW:
+    if is_wide:
         columns["bubble"] = lambda _, p: f"{p.bubble_fraction:.1%}"
     columns |= _asked_for(result)
     robustness = result.robustness
-    if robustness:
-        head = "1st faster" if result.objective == "step_time" else "1st better"
-        columns[head] = lambda i, _: f"{robustness.better[0, i]:.0%}" if i else ""
-        if result.robust == "best":
-            columns["is best"] = lambda i, _: f"{robustness.best[i]:.0%}"
-        elif result.robust:
-            columns["regret"] = lambda i, _: f"{robustness.regret[i]:.1%}"
+    if robustness is None:
+        return columns
+
+    # Predictions err together: how sure is it that the first is better?
+    head = "1st faster" if result.objective == "step_time" else "1st better"
+    columns[head] = lambda i, _: f"{robustness.better[0, i]:.0%}" if i else ""
+    if result.robust == "best":
+        columns["is best"] = lambda i, _: f"{robustness.best[i]:.0%}"
+    elif result.robust:
+        columns["regret"] = lambda i, _: f"{robustness.regret[i]:.1%}"
+    return columns
+
+
+def _ranking(console: "Console", result: "SearchResult") -> None:
+    """Print a row per ranked layout, with the columns that this search has something to tell of."""
+    columns = _columns(result, is_wide=console.width >= NARROW)
     rows = []
     for i, p in enumerate(result.layouts):
         cells = [cell(i, p) for cell in columns.values()]
         rows.append((*cells, p.layout_notation))
     layout_last(console, list(columns), rows)
-    if len({*ranks}) < len(ranks):
+    if result.robustness and len({*result.robustness.ranks}) < len(result.robustness.ranks):
         console.print("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)")
+    # Layouts on nodes of several kinds have memories of several sizes.
     capacities = {p.memory_capacity_bytes for p in result.layouts}
     of_capacity = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
     console.print(f"GiB: memory needed on the fullest device{of_capacity}; fits: probability that it fits")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -168,42 +168,49 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     Raises:
         Unusable: naming the cells that are missing.
     """
-    # One degree may be left out: it is what the others leave of the devices.
-    cp = count(row, "cp", 1)
-    degrees = {name: number(row, name) for name in _DEGREES}
-    missing = [name for name, value in degrees.items() if value is None]
-    known = cp
-    for name in _DEGREES:
-        if name not in missing:
-            known *= count(row, name)
-    if len(missing) > 1:
-        raise Unusable(f"{', '.join(missing[:-1])} and {missing[-1]} are not stated")
-    if missing:
-        devices = count(row, "n_devices", 0)
-        if not devices or devices % known:
-            raise Unusable(f"{missing[0]} is not stated")
-    tp, pp, dp = (devices // known if name in missing else count(row, name) for name in _DEGREES)
+    degrees = _degrees(row)
+    tp, pp, dp = (degrees[name] for name in _DEGREES)
 
     # Of batch, micro-batch and micro-batches per replica any two give the third.
     per_replica = number(row, "num_microbatches")
-    stated = count(row, "global_batch", 0) or _batch_of_throughput(row, seq_len)
-    micro_batch, assumed = count(row, "micro_batch", 0), ()
-    if not micro_batch:
-        # A micro-batch that follows from batch and number of micro-batches is stated as good as
-        # any; a framework's usual one is assumed.
-        follows = stated and per_replica and stated % (dp * per_replica) == 0
-        if follows and per_replica:
-            micro_batch = int(stated / (dp * per_replica))
-        else:
-            chunks = count(row, "vpp", 1) if pp > 1 else 1
-            micro_batch = framework.usual_micro_batch(pp * chunks, int(stated) // dp)
-        assumed = () if follows else ("micro_batch",)
-    if not stated:
+    global_batch = count(row, "global_batch", 0) or _batch_of_throughput(row, seq_len)
+    micro_batch = count(row, "micro_batch", 0)
+    assumed: tuple[str, ...] = ()
+    if not micro_batch and global_batch and per_replica and global_batch % (dp * per_replica) == 0:
+        # A micro-batch that follows from batch and number of micro-batches is stated as good as any.
+        micro_batch = int(global_batch / (dp * per_replica))
+    elif not micro_batch:
+        chunks = count(row, "vpp", 1) if pp > 1 else 1
+        micro_batch = framework.usual_micro_batch(pp * chunks, int(global_batch) // dp)
+        assumed = ("micro_batch",)
+    if not global_batch:
         if per_replica is None:
             raise Unusable("global_batch is not stated")
-        stated = dp * micro_batch * count(row, "num_microbatches")
+        global_batch = dp * micro_batch * count(row, "num_microbatches")
+
+    # A smaller last micro-batch takes as long as a whole one.
     per_step = dp * micro_batch
-    return Spread(tp, pp, dp, cp, micro_batch, -(-stated // per_step) * per_step, assumed)
+    whole_batch = -(-global_batch // per_step) * per_step
+    return Spread(tp, pp, dp, count(row, "cp", 1), micro_batch, whole_batch, assumed)
+
+
+def _degrees(row: Row) -> dict[str, int]:
+    """The degrees that divide the devices; one that is not stated is what the others leave of them.
+
+    Raises:
+        Unusable: several are not stated, or one that does not follow.
+    """
+    missing = [name for name in _DEGREES if number(row, name) is None]
+    if len(missing) > 1:
+        raise Unusable(f"{', '.join(missing[:-1])} and {missing[-1]} are not stated")
+    degrees = {name: count(row, name) for name in _DEGREES if name not in missing}
+    if missing:
+        devices = count(row, "n_devices", 0)
+        per_missing = count(row, "cp", 1) * prod(degrees.values())
+        if not devices or devices % per_missing:
+            raise Unusable(f"{missing[0]} is not stated")
+        degrees[missing[0]] = devices // per_missing
+    return degrees
 
 
 def _batch_of_throughput(row: Row, seq_len: int) -> int:
