@@ -18,6 +18,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
@@ -377,3 +378,33 @@ def cache_dir() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "perfmodel"
+
+
+def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
+    """Delete the least recently used files of `folder` until the rest fit in `limit_bytes`.
+
+    Other processes may read, write and drop files meanwhile: a file goes as a whole, whoever holds it open keeps it,
+    and one that is already gone or cannot be deleted is passed over.
+    """
+    files: list[tuple[float, int, str]] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    # File systems mounted with noatime do not move the time of
+                    # access, hence `mark_used` and the later of both.
+                    files.append((max(status.st_mtime, status.st_atime), status.st_size, entry.path))
+    excess = sum(size for _, size, _ in files) - limit_bytes
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            os.unlink(path)
+            excess -= size
+
+
+def mark_used(path: Path) -> None:
+    """Record that `path` was used now, as file systems do not record every read."""
+    with suppress(OSError):
+        os.utime(path)

@@ -22,10 +22,6 @@ class _Entry(NamedTuple):
     size: float
 
 
-def _count_one(value: Any) -> float:
-    return 1.0
-
-
 class Cache:
     """A least-recently-used cache of limited size.
 
@@ -34,7 +30,7 @@ class Cache:
         size: of a value; by default each counts as one.
     """
 
-    def __init__(self, most: float, size: Callable[[Any], float] = _count_one) -> None:
+    def __init__(self, most: float, size: Callable[[Any], float] = lambda value: 1.0) -> None:
         self._most, self._size = most, size
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._total_size = 0.0
@@ -108,11 +104,6 @@ class Cache:
             self._total_size = 0.0
 
 
-def _array_bytes(value: Any) -> float:
-    """Size of a compiled program, which knows the bytes of its arrays."""
-    return float(value.n_bytes)
-
-
 class Session:
     """Holds loaded weights, priced parts of layouts and compiled programs.
 
@@ -131,7 +122,7 @@ class Session:
         """What its layouts have in common: a store for each setting (without prices) and problem (with them)."""
         self.batches = Cache(1)
         """The programs of the last batch, joined for evaluation."""
-        self.programs = Cache(1.5 * 2**30, _array_bytes)
+        self.programs = Cache(1.5 * 2**30, lambda program: float(program.n_bytes))
         """Programs compiled for evaluation, by `ProgramSpec`."""
         self.kernels = Cache(4096)
         """Compiled kernels of programs that are executed, by op, attributes as written, and shapes."""

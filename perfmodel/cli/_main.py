@@ -210,7 +210,7 @@ def _limit_compilations(folder: Path) -> None:
 
     Each is two files: to ask the size of thousands takes longer than many a command, and within an hour few are added.
     """
-    from perfmodel.ingest.tables import drop_least_recently_used
+    from perfmodel.files import drop_least_recently_used
     from perfmodel.timeline import cache_limit_bytes
 
     limit_bytes = cache_limit_bytes("xla")

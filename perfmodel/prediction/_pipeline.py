@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.files import cache_folder
-from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_atomic
+from perfmodel.files import cache_folder, drop_least_recently_used, mark_used
+from perfmodel.ingest.tables import write_atomic
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
 from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec

@@ -2,8 +2,8 @@
 
 - `_spec` says all that the structure of a step follows from, and `_structure` is the result: ops, their predecessors
   and the classes of their durations, without any times.
-- `_passes` adds the passes of the schedule to a `_structure_builder`, `_communication` what runs beside them,
-  `_updates` the optimizer and what comes around it.
+- `_passes` adds the passes of the schedule to a table of ops and edges (`_structure`), `_communication` what runs
+  beside them, `_updates` the optimizer and what comes around it.
 - `_build` calls these, puts the ops in program order and joins their predecessors two by two.
 """
 
@@ -11,7 +11,6 @@ from perfmodel.display import shorten_reprs
 from perfmodel.program._build import binary_joins, build
 from perfmodel.program._passes import Variants, variants_of
 from perfmodel.program._spec import GradReduce, ParamGather, ProgramSpec, Sends
-from perfmodel.program._structure import COMBINED, N_STREAMS, PAIRED, Kind, Stream, Structure
-from perfmodel.program._structure_builder import WHOLE, Edges
+from perfmodel.program._structure import COMBINED, N_STREAMS, PAIRED, WHOLE, Edges, Kind, Stream, Structure
 
 shorten_reprs(__name__)

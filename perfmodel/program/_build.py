@@ -18,8 +18,7 @@ from perfmodel.program._communication import (
 )
 from perfmodel.program._passes import add_passes, variants_of
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import Structure
-from perfmodel.program._structure_builder import NO_STREAM, Edges, Ids, ProgramOrder, StructureBuilder
+from perfmodel.program._structure import NO_STREAM, Edges, Ids, ProgramOrder, Structure, StructureBuilder
 from perfmodel.program._updates import add_step_end, add_updates
 from perfmodel.schedule import Schedule, require_valid
 
@@ -47,15 +46,21 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     # that layers are ahead.
     variants = variants_of(schedule, spec.combines_passes)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
-    most_gathers = schedule.chunks * spec.segments if schedule.updates.any() else 0
+    is_stream = bool(schedule.updates.any())
+    most_gathers = schedule.chunks * spec.segments if is_stream else 0
     order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most_gathers, spec.gathers_ahead))
     passes = add_passes(builder, spec, schedule, variants, order)
     arrivals = add_transfers(builder, spec, passes, order)
-    add_offloads(builder, spec, passes, order)
+    if spec.offload:
+        add_offloads(builder, passes, order)
     add_reductions(builder, spec, passes, order)
-    optimizers = add_updates(builder, spec, passes, order)
-    add_layer_gathers(builder, spec, passes, order, optimizers, arrivals)
-    add_step_gathers(builder, spec, passes, order)
+    optimizers: Ids = np.zeros(0, np.int64)
+    if is_stream and spec.optimizer:
+        optimizers = add_updates(builder, spec, passes, order)
+    if spec.gathers_by_layer:
+        add_layer_gathers(builder, spec, passes, order, optimizers, arrivals)
+    if spec.param_gather == "step_overlap" and not is_stream:
+        add_step_gathers(builder, spec, passes, order)
     builder.sort()
 
     # The end of the step looks at what each stream runs last, so it comes after the sort.

@@ -7,8 +7,7 @@ from jaxtyping import Bool, Int
 
 from perfmodel.program._passes import Passes, first_forwards, last_of_chunks
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import Kind, Stream
-from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
+from perfmodel.program._structure import WHOLE, Around, Ids, Kind, ProgramOrder, Stream, StructureBuilder
 from perfmodel.schedule import NEVER, Phase, Schedule
 from perfmodel.schedule.memory import Offloads, offloads
 
@@ -84,8 +83,6 @@ def add_layer_gathers(
         optimizers: of the updates of a stream of steps, as `add_updates` returns them.
         arrivals: transfers that ops wait for.
     """
-    if not spec.gathers_by_layer:
-        return
     s = passes.schedule
     ahead = spec.gathers_ahead
 
@@ -149,8 +146,6 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
     In a stream of steps `add_updates` adds them.
     """
     s = passes.schedule
-    if spec.param_gather != "step_overlap" or s.updates.any():
-        return
     # One for each op of a chunk's first forward, in the order in which the device runs them.
     ops = first_forwards(passes)
     device = s.device[passes.instruction[ops]]
@@ -253,10 +248,8 @@ def _meetings(stage: Ids, segment: Ids, replicas: int) -> Int[np.ndarray, "meeti
     return np.lexsort((segment, stage)).reshape(-1, replicas)
 
 
-def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder) -> None:
     """Add copies to and from host memory, on separate streams."""
-    if not spec.offload:
-        return
     s = passes.schedule
     moved: Offloads = offloads(s)
     device = s.device[moved.forward]

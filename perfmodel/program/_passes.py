@@ -6,8 +6,17 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import COMBINED, PAIRED, Kind, Stream
-from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
+from perfmodel.program._structure import (
+    COMBINED,
+    PAIRED,
+    WHOLE,
+    Around,
+    Ids,
+    Kind,
+    ProgramOrder,
+    Stream,
+    StructureBuilder,
+)
 from perfmodel.schedule import Phase, Schedule
 
 

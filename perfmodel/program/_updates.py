@@ -5,8 +5,7 @@ import numpy as np
 from perfmodel.program._communication import reduced_after
 from perfmodel.program._passes import Passes, first_forwards
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._structure import N_STREAMS, Kind, Stream
-from perfmodel.program._structure_builder import Around, Ids, ProgramOrder, StructureBuilder
+from perfmodel.program._structure import N_STREAMS, Around, Ids, Kind, ProgramOrder, Stream, StructureBuilder
 from perfmodel.schedule import NEVER, Schedule
 
 
@@ -20,8 +19,6 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
     """
     s = passes.schedule
     updating = np.flatnonzero(s.updates)
-    if not len(updating) or not spec.optimizer:
-        return np.zeros(0, np.int64)
     device = s.device[updating]
     slot, part = s.slot[updating], passes.part[passes.last[updating]]
 

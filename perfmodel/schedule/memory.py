@@ -176,6 +176,11 @@ def live_state(schedule: Schedule, offload: bool, weights: WeightPolicy) -> Live
         weights: which versions of the weights passes use.
     """
     alive = offloaded_at_peak(schedule) if offload else alive_at_peak(schedule)
+    # Where all passes of a step are over before its update, one version is enough.
+    versions = np.ones(schedule.devices, np.int64)
+    if weights != "flush":
+        versions = weight_versions(schedule, weights).stored
+
     is_forward = schedule.phase == Phase.FORWARD
     warm_up = []
     for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True):
@@ -184,7 +189,7 @@ def live_state(schedule: Schedule, offload: bool, weights: WeightPolicy) -> Live
     return LiveState(
         stage=schedule.stage,
         activations=alive / schedule.slices,
-        versions=weight_versions(schedule, weights).stored,
+        versions=versions,
         warm_up=np.array(warm_up),
         replicas=schedule.replicas,
         split=bool((schedule.phase == Phase.BACKWARD_WEIGHT).any()),

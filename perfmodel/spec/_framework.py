@@ -19,9 +19,8 @@ from perfmodel.spec._framework_facts import (
 from perfmodel.spec._job import Job
 from perfmodel.spec._job_sections import Fp8Recipe, Implementation
 from perfmodel.spec._layout import Layout, Recompute
-from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec._model import Model, Transformer, concerns
 from perfmodel.spec._notation import written, written_values
-from perfmodel.spec._relevance import concerns
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
 from perfmodel.spec._stage_partition import partition_by_cost
 from perfmodel.units import dtype_bytes, untraced, whole

@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import cache_folder
-from perfmodel.ingest.tables import drop_least_recently_used, mark_used
+from perfmodel.files import cache_folder, drop_least_recently_used, mark_used
 from perfmodel.program import Structure
 from perfmodel.timeline._tables import CompiledStructure, compile_structure
 
@@ -81,7 +80,7 @@ def code_digest(*names: str) -> str:
 CODE: Final = (
     "perfmodel.schedule",
     "perfmodel.program",
-    *(f"perfmodel.timeline.{module}" for module in ("_allocate", "_cache", "_tables")),
+    *(f"perfmodel.timeline.{module}" for module in ("_cache", "_tables")),
 )
 """What structures and their compiled form follow from."""
 

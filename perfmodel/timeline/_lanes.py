@@ -12,9 +12,17 @@ import numpy as np
 from jax import custom_batching, lax
 from jaxtyping import Array, Float, Int
 
-from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy, padded_classes, padded_lanes
-from perfmodel.timeline._loops import LANES, ROW_OPTIONS, TILE, Items, row_of_lanes, rows_needed, tile_of_lanes
+from perfmodel.timeline._loops import (
+    LANES,
+    ROW_OPTIONS,
+    TILE,
+    Items,
+    row_of_counts,
+    row_of_lanes,
+    rows_needed,
+    tile_of_lanes,
+)
 from perfmodel.timeline._tables import BundleTables, CompiledStructure, OpTables
 
 

@@ -7,10 +7,9 @@ import numpy as np
 from jax import custom_batching, lax
 from jaxtyping import Array, Float
 
-from perfmodel.timeline._critical_path import counts_of_one_lane
 from perfmodel.timeline._durations import checked, in_numpy, padded_classes
 from perfmodel.timeline._lanes import counts_of_lanes, spans_of_lanes
-from perfmodel.timeline._loops import one_lane
+from perfmodel.timeline._loops import counts_of_one_lane, one_lane
 from perfmodel.timeline._tables import CompiledStructure, OpTables
 
 

@@ -14,9 +14,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, being_traced, checked, in_numpy
-from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_lanes, rows_needed
+from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_counts, row_of_lanes, rows_needed
 from perfmodel.timeline._tables import CompiledStructure, OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 256

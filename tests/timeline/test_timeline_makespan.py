@@ -19,8 +19,7 @@ from timeline_cases import (
 
 from perfmodel.errors import PerfModelError
 from perfmodel.timeline import compile_structure, double_precision, makespan, makespan_and_grad
-from perfmodel.timeline._allocate import GROUP
-from perfmodel.timeline._tables import DESTINATION, SOURCE_A, SOURCE_B
+from perfmodel.timeline._tables import DESTINATION, GROUP, SOURCE_A, SOURCE_B
 
 PIPELINE = pipeline_1f1b(8, 24)
 

@@ -6,8 +6,6 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.ingest.tables._atomic import (
-        drop_least_recently_used,
-        mark_used,
         write_atomic,
         write_bytes,
         write_json,
