@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.ir.execution._kernels import KERNELS, jax_dtype
+    from perfmodel.ir.execution._kernels import KERNELS, KernelCall, jax_dtype
     from perfmodel.ir.execution._reference import execute, execute_function, random_inputs, rounded_inputs
     from perfmodel.ir.execution._run import Run, program_ranks, rank_codes, run
     from perfmodel.ir.execution._session import ProgramSession, RankCode

@@ -1,11 +1,11 @@
 """JAX implementation of every op that runs on one device.
 
-A kernel takes its operands as arrays, the attributes and the types of the outputs (whose shapes are known
-beforehand), and returns one array or a tuple.
+A kernel takes its operands as arrays and a `KernelCall`, and returns one array or a tuple.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import MappingProxyType
@@ -25,114 +25,134 @@ Outputs = Sequence[Tensor]
 Kernel = Callable[..., Any]
 
 
-def conv2d(x: Array, w: Array, attributes: Values, outputs: Outputs) -> Array:
+@dataclass(frozen=True)
+class KernelCall:
+    """What a kernel is told beside its operands."""
+
+    attributes: Values
+    outputs: Outputs
+    """Types of the outputs, whose shapes are known beforehand."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attributes[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute that may be left out."""
+        return self.attributes.get(name, default)
+
+
+def conv2d(x: Array, w: Array, call: KernelCall) -> Array:
     """[n, c, h, w] with kernels [o, c / groups, k, l]."""
     return jax.lax.conv_general_dilated(
         x,
         w,
-        attributes["stride"],
-        [(n, n) for n in attributes["padding"]],
+        call["stride"],
+        [(n, n) for n in call["padding"]],
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
-        feature_group_count=attributes["groups"],
+        feature_group_count=call["groups"],
     )
 
 
-def conv2d_input_grad(w: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+def conv2d_input_grad(w: Array, dy: Array, call: KernelCall) -> Array:
     """Gradient with respect to the image (the convolution is linear in it)."""
-    image = jnp.zeros(outputs[0].shape, dy.dtype)
-    return jax.vjp(lambda x: conv2d(x, w, attributes, outputs), image)[1](dy)[0]
+    image = jnp.zeros(call.outputs[0].shape, dy.dtype)
+    return jax.vjp(lambda x: conv2d(x, w, call), image)[1](dy)[0]
 
 
-def conv2d_weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+def conv2d_weight_grad(x: Array, dy: Array, call: KernelCall) -> Array:
     """Gradient with respect to the kernel."""
-    kernel = jnp.zeros(outputs[0].shape, dy.dtype)
-    return jax.vjp(lambda w: conv2d(x, w, attributes, outputs), kernel)[1](dy)[0]
+    kernel = jnp.zeros(call.outputs[0].shape, dy.dtype)
+    return jax.vjp(lambda w: conv2d(x, w, call), kernel)[1](dy)[0]
 
 
-def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
+def pool2d(x: Array, call: KernelCall) -> Array:
     """Maximum or mean pooling over windows."""
     # Padding counts as zeros of a mean (divided by the whole window), as the op is defined; for a maximum it never
     # wins.
     window = partial(
         jax.lax.reduce_window,
-        window_dimensions=(1, 1, *attributes["kernel"]),
-        window_strides=(1, 1, *attributes["stride"]),
-        padding=[(0, 0)] * 2 + [(n, n) for n in attributes["padding"]],
+        window_dimensions=(1, 1, *call["kernel"]),
+        window_strides=(1, 1, *call["stride"]),
+        padding=[(0, 0)] * 2 + [(n, n) for n in call["padding"]],
     )
-    if attributes["kind"] == "max":
+    if call["kind"] == "max":
         return window(x, -jnp.inf, jax.lax.max)
-    return window(x, 0.0, jax.lax.add) / prod(attributes["kernel"])
+    return window(x, 0.0, jax.lax.add) / prod(call["kernel"])
 
 
-def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
+def _matmul(a: Array, b: Array, call: KernelCall) -> Array:
     # Only methods of arrays, so that NumPy's arrays can be multiplied too (`PLAIN`).
-    a = a.swapaxes(-1, -2) if attributes.get("transpose_a") else a
-    b = b.swapaxes(-1, -2) if attributes.get("transpose_b") else b
+    if call.get("transpose_a"):
+        a = a.swapaxes(-1, -2)
+    if call.get("transpose_b"):
+        b = b.swapaxes(-1, -2)
     return a @ b
 
 
-def _weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+def _weight_grad(x: Array, dy: Array, call: KernelCall) -> Array:
+    rows, gradient_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return rows.T @ gradient_rows
 
 
-def _gelu(x: Array, attributes: Values, outputs: Outputs) -> Array:
-    return jax.nn.gelu(x, approximate=not attributes.get("exact"))
+def _gelu(x: Array, call: KernelCall) -> Array:
+    return jax.nn.gelu(x, approximate=not call.get("exact"))
 
 
 def _layer_norm(x: Array, gain: Array, shift: Array, epsilon: float) -> Array:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon) * gain + shift
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    return centred / jnp.sqrt(variance + epsilon) * gain + shift
 
 
-def _layer_norm_grad(x: Array, gain: Array, dy: Array, attributes: Values, outputs: Outputs) -> Any:
-    function = partial(_layer_norm, epsilon=attributes.get("epsilon", 1e-5))
+def _layer_norm_grad(x: Array, gain: Array, dy: Array, call: KernelCall) -> Any:
+    function = partial(_layer_norm, epsilon=call.get("epsilon", 1e-5))
     _, pullback = jax.vjp(function, x, gain, jnp.zeros_like(gain))
     return pullback(dy)
 
 
-def _softmax_grad(y: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+def _softmax_grad(y: Array, dy: Array, call: KernelCall) -> Array:
     return y * (dy - (y * dy).sum(-1, keepdims=True))
 
 
-def _local_rows(ids: Array, rows: int, attributes: Values) -> tuple[Array, Array]:
+def _local_rows(ids: Array, rows: int, call: KernelCall) -> tuple[Array, Array]:
     """Row numbers within this shard, and which of them are here."""
     # Megatron-LM's vocabulary-parallel look-up: rows of other shards read row 0 and are masked, so shapes stay
     # static.
-    local = ids - attributes.get("offset", 0)
+    local = ids - call.get("offset", 0)
     here = (local >= 0) & (local < rows)
     return jnp.where(here, local, 0), here
 
 
-def _embedding(table: Array, ids: Array, attributes: Values, outputs: Outputs) -> Array:
-    local, here = _local_rows(ids, table.shape[0], attributes)
+def _embedding(table: Array, ids: Array, call: KernelCall) -> Array:
+    local, here = _local_rows(ids, table.shape[0], call)
     return jnp.where(here[..., None], table[local], 0)
 
 
-def _embedding_grad(table: Array, ids: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    local, here = _local_rows(ids, table.shape[0], attributes)
+def _embedding_grad(table: Array, ids: Array, dy: Array, call: KernelCall) -> Array:
+    local, here = _local_rows(ids, table.shape[0], call)
     # PyTorch's `padding_idx`: its row is looked up and never trained.
-    if "padding" in attributes:
-        here &= ids != attributes["padding"]
+    if "padding" in call.attributes:
+        here &= ids != call["padding"]
     return jnp.zeros_like(table).at[local].add(jnp.where(here[..., None], dy, 0))
 
 
-def _pick(x: Array, labels: Array, attributes: Values, outputs: Outputs) -> Array:
-    local, here = _local_rows(labels, x.shape[-1], attributes)
+def _pick(x: Array, labels: Array, call: KernelCall) -> Array:
+    local, here = _local_rows(labels, x.shape[-1], call)
     return jnp.where(here[..., None], jnp.take_along_axis(x, local[..., None], -1), 0)
 
 
-def _pick_grad(x: Array, labels: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    local, here = _local_rows(labels, x.shape[-1], attributes)
+def _pick_grad(x: Array, labels: Array, dy: Array, call: KernelCall) -> Array:
+    local, here = _local_rows(labels, x.shape[-1], call)
     hit = (jnp.arange(x.shape[-1]) == local[..., None]) & here[..., None]
     return jnp.where(hit, dy, 0)
 
 
-def _top_k(x: Array, attributes: Values, outputs: Outputs) -> tuple[Array, Array]:
-    values, places = jax.lax.top_k(x, attributes["k"])
-    return values, places.astype(jax_dtype(outputs[1]))
+def _top_k(x: Array, call: KernelCall) -> tuple[Array, Array]:
+    values, places = jax.lax.top_k(x, call["k"])
+    return values, places.astype(jax_dtype(call.outputs[1]))
 
 
-def _top_k_grad(x: Array, places: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+def _top_k_grad(x: Array, places: Array, dy: Array, call: KernelCall) -> Array:
     hit = places[..., None] == jnp.arange(x.shape[-1])
     return jnp.where(hit, dy[..., None], 0).sum(-2)
 
@@ -144,78 +164,79 @@ def _places(chosen: Array, experts: int) -> Array:
     return (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
 
 
-def _dispatch(x: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
-    experts, capacity, hidden = outputs[0].shape
+def _dispatch(x: Array, chosen: Array, call: KernelCall) -> Array:
+    experts, capacity, hidden = call.outputs[0].shape
     buffers = jnp.zeros((experts, capacity, hidden), x.dtype)
+    tokens = x.reshape(-1, hidden)
     # What goes beyond the capacity is out of bounds, and so dropped.
-    return buffers.at[chosen.reshape(-1), _places(chosen, experts)].set(x.reshape(-1, hidden), mode="drop")
+    return buffers.at[chosen.reshape(-1), _places(chosen, experts)].set(tokens, mode="drop")
 
 
-def _collect(buffers: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
+def _collect(buffers: Array, chosen: Array, call: KernelCall) -> Array:
     experts, capacity, hidden = buffers.shape
     places = _places(chosen, experts)
     rows = buffers[chosen.reshape(-1), jnp.minimum(places, capacity - 1)]
     return jnp.where((places < capacity)[:, None], rows, 0).reshape(*chosen.shape, hidden)
 
 
-def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
-    beta1, beta2, step = attributes["beta1"], attributes["beta2"], attributes["step"]
+def _adam(w: Array, g: Array, m: Array, v: Array, call: KernelCall) -> tuple[Array, ...]:
+    beta1, beta2, step = call["beta1"], call["beta2"], call["step"]
     # Kingma and Ba 2015, algorithm 1; the root comes from the array's own library, so NumPy and JAX share the code.
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * (g * g)
     root = w.__array_namespace__().sqrt(v / (1 - beta2**step))
-    update = (m / (1 - beta1**step)) / (root + attributes["epsilon"])
-    return w - attributes["rate"] * update, m, v
+    update = (m / (1 - beta1**step)) / (root + call["epsilon"])
+    return w - call["rate"] * update, m, v
 
 
-def _slice(x: Array, attributes: Values, outputs: Outputs) -> Array:
-    axis = attributes["axis"] % x.ndim
-    return x[(slice(None),) * axis + (slice(attributes["start"], attributes["stop"]),)]
+def _slice(x: Array, call: KernelCall) -> Array:
+    axis = call["axis"] % x.ndim
+    return x[(slice(None),) * axis + (slice(call["start"], call["stop"]),)]
 
 
-def _pad(x: Array, attributes: Values, outputs: Outputs) -> Array:
-    axis = attributes["axis"] % x.ndim
-    sizes = [(attributes["before"], attributes["after"]) if k == axis else (0, 0) for k in range(x.ndim)]
-    return jnp.pad(x, sizes, constant_values=attributes.get("value", 0))
+def _pad(x: Array, call: KernelCall) -> Array:
+    sizes = [(0, 0)] * x.ndim
+    sizes[call["axis"]] = (call["before"], call["after"])
+    return jnp.pad(x, sizes, constant_values=call.get("value", 0))
 
 
-def _constant(attributes: Values, outputs: Outputs) -> Array:
-    return jnp.array(attributes["value"], jax_dtype(outputs[0]))
+def _constant(call: KernelCall) -> Array:
+    return jnp.array(call["value"], jax_dtype(call.outputs[0]))
 
 
 def _plain(function: Callable[..., Array]) -> Kernel:
     """A kernel that needs nothing but its operands."""
-    return lambda *arrays, attributes, outputs: function(*arrays)
+    return lambda *arrays, call: function(*arrays)
 
 
 def _gradient(kernel: Kernel) -> Kernel:
     """The gradient of a kernel of one operand."""
 
-    def gradient(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-        return jax.vjp(partial(kernel, attributes=attributes, outputs=outputs), x)[1](dy)[0]
+    def gradient(x: Array, dy: Array, call: KernelCall) -> Array:
+        return jax.vjp(partial(kernel, call=call), x)[1](dy)[0]
 
     return gradient
 
 
-def attention(*parts: Array, attributes: Values, outputs: Outputs) -> Array:
+def attention(*parts: Array, call: KernelCall) -> Array:
     """Softmax(Q K^T / sqrt(d)) V by head: queries of the last part over keys and values of all; a part is
     [batch, its share of the sequence, heads * (query, key, value)]."""
-    (batch, seq, width), heads = parts[-1].shape, attributes["heads"]
+    (batch, seq, width), heads = parts[-1].shape, call["heads"]
     size = width // (3 * heads)
     qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
     q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
     # The last query sees every key, whatever part of the sequence the queries are.
-    if attributes.get("causal"):
+    if call.get("causal"):
         scores = jnp.where(jnp.tri(seq, k.shape[1], k.shape[1] - seq, dtype=bool), scores, -jnp.inf)
     context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
     return context.reshape(batch, seq, heads * size)
 
 
-def attention_grad(*arrays: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
+def attention_grad(*arrays: Array, call: KernelCall) -> tuple[Array, ...]:
     """Gradients of `attention` with respect to every part."""
     *parts, dy = arrays
-    return jax.vjp(partial(attention, attributes=attributes, outputs=outputs), *parts)[1](dy)
+    return jax.vjp(partial(attention, call=call), *parts)[1](dy)
 
 
 KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
@@ -225,7 +246,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "sub": _plain(operator.sub),
         "mul": _plain(operator.mul),
         "div": _plain(operator.truediv),
-        "scale": lambda x, attributes, outputs: x * attributes["factor"],
+        "scale": lambda x, call: x * call["factor"],
         "exp": _plain(jnp.exp),
         "log": _plain(jnp.log),
         "relu": _plain(lambda x: jnp.maximum(x, 0)),
@@ -236,22 +257,22 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "erf": _plain(jax.lax.erf),
         "gelu": _gelu,
         "gelu_grad": _gradient(_gelu),
-        "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
-        "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
-        "cast": lambda x, attributes, outputs: x.astype(jax_dtype(outputs[0])),
+        "sum": lambda x, call: x.sum(call["axes"]).reshape(call.outputs[0].shape),
+        "broadcast_like": lambda x, like, call: jnp.broadcast_to(x, like.shape),
+        "cast": lambda x, call: x.astype(jax_dtype(call.outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,
         "constant": _constant,
-        "shape": lambda x, attributes, outputs: jnp.array(x.shape, jax_dtype(outputs[0])),
-        "reshape": lambda x, *shape, attributes, outputs: x.reshape(outputs[0].shape),
-        "transpose": lambda x, attributes, outputs: x.transpose(attributes["permutation"]),
-        "split": lambda x, attributes, outputs: tuple(jnp.split(x, attributes["parts"], attributes["axis"])),
-        "concat": lambda *arrays, attributes, outputs: jnp.concatenate(arrays, attributes["axis"]),
+        "shape": lambda x, call: jnp.array(x.shape, jax_dtype(call.outputs[0])),
+        "reshape": lambda x, *shape, call: x.reshape(call.outputs[0].shape),
+        "transpose": lambda x, call: x.transpose(call["permutation"]),
+        "split": lambda x, call: tuple(jnp.split(x, call["parts"], call["axis"])),
+        "concat": lambda *arrays, call: jnp.concatenate(arrays, call["axis"]),
         "slice": _slice,
         "pad": _pad,
-        "take": lambda x, index, attributes, outputs: jnp.take(x, index, axis=attributes["axis"]),
-        "unsqueeze": lambda x, attributes, outputs: x.reshape(outputs[0].shape),
-        "layer_norm": lambda x, g, s, attributes, outputs: _layer_norm(x, g, s, attributes.get("epsilon", 1e-5)),
+        "take": lambda x, index, call: jnp.take(x, index, axis=call["axis"]),
+        "unsqueeze": lambda x, call: x.reshape(call.outputs[0].shape),
+        "layer_norm": lambda x, g, s, call: _layer_norm(x, g, s, call.get("epsilon", 1e-5)),
         "layer_norm_grad": _layer_norm_grad,
         "softmax": _plain(lambda x: jax.nn.softmax(x, axis=-1)),
         "softmax_grad": _softmax_grad,
@@ -267,12 +288,12 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
         "pick": _pick,
         "pick_grad": _pick_grad,
-        "argmax": lambda x, attributes, outputs: jnp.argmax(x, -1).astype(jax_dtype(outputs[0])),
+        "argmax": lambda x, call: jnp.argmax(x, -1).astype(jax_dtype(call.outputs[0])),
         "top_k": _top_k,
         "top_k_grad": _top_k_grad,
         "dispatch": _dispatch,
         "collect": _collect,
-        "sgd": lambda w, g, attributes, outputs: w - attributes["rate"] * g,
+        "sgd": lambda w, g, call: w - call["rate"] * g,
         "adam": _adam,
     }
 )
@@ -316,10 +337,10 @@ def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Call
 
 def _compiled(op: str, attributes: dict[str, Any], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
     # Attributes and output shapes are closed over, so they are static to the compiler.
-    kernel = KERNELS[op]
+    kernel, call = KERNELS[op], KernelCall(attributes, outputs)
 
     def run(*arrays: Array) -> tuple[Array, ...]:
-        result = kernel(*arrays, attributes=attributes, outputs=outputs)
+        result = kernel(*arrays, call=call)
         return result if isinstance(result, tuple) else (result,)
 
     return jax.jit(run)

@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ir import OPS, Function, Instruction, Program, Tensor
-from perfmodel.ir.execution._kernels import KERNELS, PLAIN, compiled_kernel, jax_dtype
+from perfmodel.ir.execution._kernels import KERNELS, PLAIN, KernelCall, compiled_kernel, jax_dtype
 from perfmodel.timeline import double_precision
 from perfmodel.units import require_seed
 
@@ -139,8 +139,9 @@ def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]
     if instruction.op in PLAIN and all(tensor.dtype in _OF_NUMPY for tensor in outputs):
         # A kernel that runs once or twice is sooner done than compiled.
         with np.errstate(all="ignore"):
-            operands, attributes = [*map(np.asarray, arrays)], dict(instruction.attributes)
-            results = KERNELS[instruction.op](*operands, attributes=attributes, outputs=outputs)
+            operands = [*map(np.asarray, arrays)]
+            call = KernelCall(dict(instruction.attributes), outputs)
+            results = KERNELS[instruction.op](*operands, call=call)
         return results if isinstance(results, tuple) else (results,)
     return compiled_kernel(instruction, outputs)(*arrays)
 

@@ -1,14 +1,15 @@
 """PyTorch implementation of every op that runs on one device, as users' training scripts call it.
 
-In the form of the JAX kernels: operands, attributes and the types of the outputs. Fused gradients are ATen's own.
+In the form of the JAX kernels, after the package `torch`. Fused gradients are ATen's own.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from perfmodel.ir import Instruction, Tensor
-from perfmodel.ir.execution._kernels import Outputs, Values, jax_dtype
+from perfmodel.ir.execution._kernels import KernelCall, Outputs, jax_dtype
 
 
 def torch_dtype(tensor: Tensor) -> Any:
@@ -27,178 +28,208 @@ def torch_kernel(instruction: Instruction, outputs: Outputs, device: Any) -> Cal
     import torch  # pyright: ignore[reportMissingImports]
 
     # Constants are placed once, not in every run, as a script would keep them.
-    kernel, attributes = TORCH_KERNELS[instruction.op], dict(instruction.attributes)
+    kernel, call = TORCH_KERNELS[instruction.op], KernelCall(dict(instruction.attributes), outputs)
     if instruction.op == "constant":
-        value = torch.tensor(attributes["value"], dtype=torch_dtype(outputs[0]), device=device)
+        value = torch.tensor(call["value"], dtype=torch_dtype(outputs[0]), device=device)
         return lambda: (value,)
 
     def run(*tensors: Any) -> tuple[Any, ...]:
         # Programs carry their own gradients; autograd's bookkeeping would cost time in every kernel.
         with torch.no_grad():
-            result = kernel(torch, *tensors, a=attributes, out=outputs)
+            result = kernel(torch, *tensors, call=call)
         return result if isinstance(result, tuple) else (result,)
 
     return run
 
 
-def _matmul(t: Any, x: Any, w: Any, a: Values, out: Outputs) -> Any:
-    x = x.transpose(-1, -2) if a.get("transpose_a") else x
-    return t.matmul(x, w.transpose(-1, -2) if a.get("transpose_b") else w)
+def _matmul(torch: Any, x: Any, w: Any, call: KernelCall) -> Any:
+    if call.get("transpose_a"):
+        x = x.transpose(-1, -2)
+    if call.get("transpose_b"):
+        w = w.transpose(-1, -2)
+    return torch.matmul(x, w)
 
 
-def _weight_grad(t: Any, x: Any, dy: Any, a: Values, out: Outputs) -> Any:
-    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+def _weight_grad(torch: Any, x: Any, dy: Any, call: KernelCall) -> Any:
+    rows, gradient_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return rows.T @ gradient_rows
 
 
-def _gelu_grad(t: Any, x: Any, dy: Any, a: Values, out: Outputs) -> Any:
-    return t.ops.aten.gelu_backward(dy, x, approximate="none" if a.get("exact") else "tanh")
+def _approximation(call: KernelCall) -> str:
+    """torch's name of how a GELU is computed."""
+    return "none" if call.get("exact") else "tanh"
 
 
-def _layer_norm_grad(t: Any, x: Any, gain: Any, dy: Any, a: Values, out: Outputs) -> Any:
-    shape, epsilon = list(gain.shape), a.get("epsilon", 1e-5)
+def _gelu(torch: Any, x: Any, call: KernelCall) -> Any:
+    return torch.nn.functional.gelu(x, approximate=_approximation(call))
+
+
+def _gelu_grad(torch: Any, x: Any, dy: Any, call: KernelCall) -> Any:
+    return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(call))
+
+
+def _layer_norm(torch: Any, x: Any, gain: Any, shift: Any, call: KernelCall) -> Any:
+    return torch.nn.functional.layer_norm(x, gain.shape, gain, shift, call.get("epsilon", 1e-5))
+
+
+def _layer_norm_grad(torch: Any, x: Any, gain: Any, dy: Any, call: KernelCall) -> Any:
+    shape, epsilon = list(gain.shape), call.get("epsilon", 1e-5)
     # ATen's backward takes the statistics that its forward saves; the program's op has only operands, so they are
     # made anew.
-    _, mean, rstd = t.ops.aten.native_layer_norm(x, shape, gain, None, epsilon)
-    return t.ops.aten.native_layer_norm_backward(
-        dy.contiguous(), x, shape, mean, rstd, gain, t.zeros_like(gain), [True, True, True]
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, shape, gain, None, epsilon)
+    return torch.ops.aten.native_layer_norm_backward(
+        dy.contiguous(), x, shape, mean, rstd, gain, torch.zeros_like(gain), [True, True, True]
     )
 
 
-def _heads(qkv: Any, a: Values) -> tuple[Any, Any, Any]:
+def _heads(qkv: Any, call: KernelCall) -> tuple[Any, Any, Any]:
     batch, seq, width = qkv.shape
-    heads = a["heads"]
+    heads = call["heads"]
     return qkv.reshape(batch, seq, heads, 3, width // (3 * heads)).permute(3, 0, 2, 1, 4).unbind(0)
 
 
-def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
+def _attention(torch: Any, *parts: Any, call: KernelCall) -> Any:
     """Queries of the last part of a sequence over the keys and values of all."""
     from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportMissingImports]
 
-    causal, seq = bool(a.get("causal")), parts[-1].shape[1]
-    q, k, v = _heads(parts[0] if len(parts) == 1 else t.cat(parts, 1), a)
-    # Queries of a slice are the last positions of the keys: the causal mask is aligned at the lower right.
-    masked = causal and len(parts) > 1  # `is_causal` would let the first query see the first key alone
-    context = t.nn.functional.scaled_dot_product_attention(
+    causal, seq = bool(call.get("causal")), parts[-1].shape[1]
+    q, k, v = _heads(parts[0] if len(parts) == 1 else torch.cat(parts, 1), call)
+    # Queries of a slice are the last positions of the keys: the causal mask is aligned at the lower right. `is_causal`
+    # would let the first query see the first key alone.
+    masked = causal and len(parts) > 1
+    context = torch.nn.functional.scaled_dot_product_attention(
         q[:, :, -seq:],
         k,
         v,
         is_causal=causal and not masked,
         attn_mask=causal_lower_right(seq, k.shape[2]) if masked else None,
     )
-    return context.transpose(1, 2).reshape(out[0].shape)
+    return context.transpose(1, 2).reshape(call.outputs[0].shape)
 
 
-def _attention_grad(t: Any, *tensors: Any, a: Values, out: Outputs) -> Any:
+def _attention_grad(torch: Any, *tensors: Any, call: KernelCall) -> Any:
     *parts, dy = tensors
     # Autograd runs the backward of the kernel that torch picks, as a training script gets it; the forward is repeated
     # to record it.
-    with t.enable_grad():
+    with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in parts]
-        out_of_forward = (Tensor(out[0].dtype, tuple(dy.shape)),)
-        return t.autograd.grad(_attention(t, *leaves, a=a, out=out_of_forward), leaves, dy)
+        of_forward = replace(call, outputs=(Tensor(call.outputs[0].dtype, tuple(dy.shape)),))
+        return torch.autograd.grad(_attention(torch, *leaves, call=of_forward), leaves, dy)
+
+
+def _conv2d(torch: Any, x: Any, w: Any, call: KernelCall) -> Any:
+    dilation = 1
+    return torch.nn.functional.conv2d(x, w, None, call["stride"], call["padding"], dilation, call["groups"])
 
 
 def _convolution_grad(name: str) -> Callable[..., Any]:
     """torch's own gradient of a convolution, of its input or its weight."""
 
-    def kernel(t: Any, first: Any, dy: Any, a: Values, out: Outputs) -> Any:
+    def kernel(torch: Any, first: Any, dy: Any, call: KernelCall) -> Any:
         # torch takes the size of what it is to give: of the input it cannot be known from the output.
-        grad = getattr(t.nn.grad, name)
-        operands = (out[0].shape, first, dy) if name == "conv2d_input" else (first, out[0].shape, dy)
-        return grad(*operands, a["stride"], a["padding"], 1, a["groups"])
+        grad = getattr(torch.nn.grad, name)
+        shape = call.outputs[0].shape
+        operands = (shape, first, dy) if name == "conv2d_input" else (first, shape, dy)
+        return grad(*operands, call["stride"], call["padding"], 1, call["groups"])
 
     return kernel
 
 
-def _pool2d(t: Any, x: Any, a: Values, out: Outputs) -> Any:
-    pool = t.nn.functional.max_pool2d if a["kind"] == "max" else t.nn.functional.avg_pool2d
-    return pool(x, a["kernel"], a["stride"], a["padding"])
+def _pool2d(torch: Any, x: Any, call: KernelCall) -> Any:
+    pool = torch.nn.functional.max_pool2d if call["kind"] == "max" else torch.nn.functional.avg_pool2d
+    return pool(x, call["kernel"], call["stride"], call["padding"])
 
 
-def _pool2d_grad(t: Any, x: Any, dy: Any, a: Values, out: Outputs) -> Any:
-    with t.enable_grad():
+def _pool2d_grad(torch: Any, x: Any, dy: Any, call: KernelCall) -> Any:
+    with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        return t.autograd.grad(_pool2d(t, leaf, a, out), leaf, dy)[0]
+        return torch.autograd.grad(_pool2d(torch, leaf, call), leaf, dy)[0]
 
 
-def _local(t: Any, ids: Any, rows: int, a: Values) -> tuple[Any, Any]:
+def _local(torch: Any, ids: Any, rows: int, call: KernelCall) -> tuple[Any, Any]:
     """Row numbers within this shard, and which of them are here."""
-    local = ids.long() - a.get("offset", 0)
+    local = ids.long() - call.get("offset", 0)
     here = (local >= 0) & (local < rows)
-    return t.where(here, local, 0), here
+    return torch.where(here, local, 0), here
 
 
-def _embedding(t: Any, table: Any, ids: Any, a: Values, out: Outputs) -> Any:
-    local, here = _local(t, ids, table.shape[0], a)
-    return t.nn.functional.embedding(local, table) * here[..., None]
+def _embedding(torch: Any, table: Any, ids: Any, call: KernelCall) -> Any:
+    local, here = _local(torch, ids, table.shape[0], call)
+    return torch.nn.functional.embedding(local, table) * here[..., None]
 
 
-def _embedding_grad(t: Any, table: Any, ids: Any, dy: Any, a: Values, out: Outputs) -> Any:
-    local, here = _local(t, ids, table.shape[0], a)
-    if "padding" in a:
-        here &= ids != a["padding"]
+def _embedding_grad(torch: Any, table: Any, ids: Any, dy: Any, call: KernelCall) -> Any:
+    local, here = _local(torch, ids, table.shape[0], call)
+    if "padding" in call.attributes:
+        here &= ids != call["padding"]
     hidden = table.shape[1]
-    return t.zeros_like(table).index_add_(0, local.reshape(-1), (dy * here[..., None]).reshape(-1, hidden))
+    return torch.zeros_like(table).index_add_(0, local.reshape(-1), (dy * here[..., None]).reshape(-1, hidden))
 
 
-def _pick(t: Any, x: Any, labels: Any, a: Values, out: Outputs) -> Any:
-    local, here = _local(t, labels, x.shape[-1], a)
+def _pick(torch: Any, x: Any, labels: Any, call: KernelCall) -> Any:
+    local, here = _local(torch, labels, x.shape[-1], call)
     return x.gather(-1, local[..., None]) * here[..., None]
 
 
-def _pick_grad(t: Any, x: Any, labels: Any, dy: Any, a: Values, out: Outputs) -> Any:
-    local, here = _local(t, labels, x.shape[-1], a)
-    return t.zeros_like(x).scatter_(-1, local[..., None], dy * here[..., None])
+def _pick_grad(torch: Any, x: Any, labels: Any, dy: Any, call: KernelCall) -> Any:
+    local, here = _local(torch, labels, x.shape[-1], call)
+    return torch.zeros_like(x).scatter_(-1, local[..., None], dy * here[..., None])
 
 
-def _places(t: Any, chosen: Any, experts: int) -> Any:
-    one_hot = t.nn.functional.one_hot(chosen.reshape(-1).long(), experts)
+def _places(torch: Any, chosen: Any, experts: int) -> Any:
+    one_hot = torch.nn.functional.one_hot(chosen.reshape(-1).long(), experts)
     return (one_hot.cumsum(0) * one_hot).sum(-1) - 1
 
 
-def _top_k(t: Any, x: Any, a: Values, out: Outputs) -> Any:
-    values, places = x.topk(a["k"], -1)
-    return values, places.to(torch_dtype(out[1]))
+def _top_k(torch: Any, x: Any, call: KernelCall) -> Any:
+    values, places = x.topk(call["k"], -1)
+    return values, places.to(torch_dtype(call.outputs[1]))
 
 
-def _dispatch(t: Any, x: Any, chosen: Any, a: Values, out: Outputs) -> Any:
-    experts, capacity, hidden = out[0].shape
+def _dispatch(torch: Any, x: Any, chosen: Any, call: KernelCall) -> Any:
+    experts, capacity, hidden = call.outputs[0].shape
     # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the mask.
-    places, tokens = _places(t, chosen, experts), x.reshape(-1, hidden)
+    places, tokens = _places(torch, chosen, experts), x.reshape(-1, hidden)
     fits = places < capacity
-    buffers = t.zeros((experts, capacity, hidden), dtype=x.dtype, device=x.device)
+    buffers = torch.zeros((experts, capacity, hidden), dtype=x.dtype, device=x.device)
     buffers[chosen.reshape(-1).long()[fits], places[fits]] = tokens[fits]
     return buffers
 
 
-def _collect(t: Any, buffers: Any, chosen: Any, a: Values, out: Outputs) -> Any:
+def _collect(torch: Any, buffers: Any, chosen: Any, call: KernelCall) -> Any:
     experts, capacity, hidden = buffers.shape
-    places = _places(t, chosen, experts)
+    places = _places(torch, chosen, experts)
     rows = buffers[chosen.reshape(-1).long(), places.clamp(max=capacity - 1)]
     return (rows * (places < capacity)[:, None]).reshape(*chosen.shape, hidden)
 
 
-def _adam(t: Any, w: Any, g: Any, m: Any, v: Any, a: Values, out: Outputs) -> Any:
-    m = a["beta1"] * m + (1 - a["beta1"]) * g
-    v = a["beta2"] * v + (1 - a["beta2"]) * g * g
-    step = a["step"]
-    update = (m / (1 - a["beta1"] ** step)) / ((v / (1 - a["beta2"] ** step)).sqrt() + a["epsilon"])
-    return w - a["rate"] * update, m, v
+def _adam(torch: Any, w: Any, g: Any, m: Any, v: Any, call: KernelCall) -> Any:
+    beta1, beta2, step = call["beta1"], call["beta2"], call["step"]
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    root = (v / (1 - beta2**step)).sqrt()
+    update = (m / (1 - beta1**step)) / (root + call["epsilon"])
+    return w - call["rate"] * update, m, v
 
 
-def _reshaped(t: Any, x: Any, *shape: Any, a: Values, out: Outputs) -> Any:
-    return x.reshape(out[0].shape)
+def _reshaped(torch: Any, x: Any, *shape: Any, call: KernelCall) -> Any:
+    return x.reshape(call.outputs[0].shape)
 
 
-def _pad(t: Any, x: Any, a: Values, out: Outputs) -> Any:
+def _take(torch: Any, x: Any, index: Any, call: KernelCall) -> Any:
+    rows = x.index_select(call["axis"], index.reshape(-1).long())
+    return rows.reshape(call.outputs[0].shape)
+
+
+def _pad(torch: Any, x: Any, call: KernelCall) -> Any:
     """torch counts axes from the last."""
-    sizes = [0, 0] * (x.dim() - 1 - a["axis"] % x.dim()) + [a["before"], a["after"]]
-    return t.nn.functional.pad(x, sizes, value=a.get("value", 0))
+    sizes = [0, 0] * (x.dim() - 1 - call["axis"] % x.dim()) + [call["before"], call["after"]]
+    return torch.nn.functional.pad(x, sizes, value=call.get("value", 0))
 
 
 def _plain(name: str) -> Callable[..., Any]:
     """The function of torch that takes just the operands."""
-    return lambda t, *tensors, a, out: getattr(t, name)(*tensors)
+    return lambda torch, *tensors, call: getattr(torch, name)(*tensors)
 
 
 TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
@@ -208,48 +239,48 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
             for op in ("add", "sub", "mul", "div", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "relu")
         },
         "accumulate": _plain("add"),
-        "scale": lambda t, x, a, out: x * a["factor"],
-        "relu_grad": lambda t, x, dy, a, out: t.ops.aten.threshold_backward(dy, x, 0),
-        "gelu": lambda t, x, a, out: t.nn.functional.gelu(x, approximate="none" if a.get("exact") else "tanh"),
+        "scale": lambda torch, x, call: x * call["factor"],
+        "relu_grad": lambda torch, x, dy, call: torch.ops.aten.threshold_backward(dy, x, 0),
+        "gelu": _gelu,
         "gelu_grad": _gelu_grad,
-        "sum": lambda t, x, a, out: (x.sum(a["axes"]) if a["axes"] else x).reshape(out[0].shape),
-        "broadcast_like": lambda t, x, like, a, out: x.expand(like.shape),
-        "cast": lambda t, x, a, out: x.to(torch_dtype(out[0])),
+        "sum": lambda torch, x, call: (x.sum(call["axes"]) if call["axes"] else x).reshape(call.outputs[0].shape),
+        "broadcast_like": lambda torch, x, like, call: x.expand(like.shape),
+        "cast": lambda torch, x, call: x.to(torch_dtype(call.outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,
-        "constant": lambda t, a, out: None,  # made once, by `torch_kernel`
-        "shape": lambda t, x, a, out: t.tensor(x.shape, dtype=torch_dtype(out[0])),
+        "constant": lambda torch, call: None,  # made once, by `torch_kernel`
+        "shape": lambda torch, x, call: torch.tensor(x.shape, dtype=torch_dtype(call.outputs[0])),
         "reshape": _reshaped,
         "unsqueeze": _reshaped,
-        "transpose": lambda t, x, a, out: x.permute(a["permutation"]).contiguous(),
-        "split": lambda t, x, a, out: tuple(x.chunk(a["parts"], a["axis"])),
-        "concat": lambda t, *xs, a, out: t.cat(xs, a["axis"]),
-        "slice": lambda t, x, a, out: x.narrow(a["axis"], a["start"], a["stop"] - a["start"]),
+        "transpose": lambda torch, x, call: x.permute(call["permutation"]).contiguous(),
+        "split": lambda torch, x, call: tuple(x.chunk(call["parts"], call["axis"])),
+        "concat": lambda torch, *xs, call: torch.cat(xs, call["axis"]),
+        "slice": lambda torch, x, call: x.narrow(call["axis"], call["start"], call["stop"] - call["start"]),
         "pad": _pad,
-        "take": lambda t, x, index, a, out: x.index_select(a["axis"], index.reshape(-1).long()).reshape(out[0].shape),
-        "layer_norm": lambda t, x, g, s, a, out: t.nn.functional.layer_norm(x, g.shape, g, s, a.get("epsilon", 1e-5)),
+        "take": _take,
+        "layer_norm": _layer_norm,
         "layer_norm_grad": _layer_norm_grad,
-        "softmax": lambda t, x, a, out: t.softmax(x, -1),
-        "softmax_grad": lambda t, y, dy, a, out: t.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
+        "softmax": lambda torch, x, call: torch.softmax(x, -1),
+        "softmax_grad": lambda torch, y, dy, call: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
         "attention": _attention,
         "attention_grad": _attention_grad,
-        "conv2d": lambda t, x, w, a, out: t.nn.functional.conv2d(x, w, None, a["stride"], a["padding"], 1, a["groups"]),
+        "conv2d": _conv2d,
         "conv2d_input_grad": _convolution_grad("conv2d_input"),
         "conv2d_weight_grad": _convolution_grad("conv2d_weight"),
         "pool2d": _pool2d,
         "pool2d_grad": _pool2d_grad,
         "embedding": _embedding,
         "embedding_grad": _embedding_grad,
-        "row_max": lambda t, x, a, out: x.amax(-1, keepdim=True),
+        "row_max": lambda torch, x, call: x.amax(-1, keepdim=True),
         "pick": _pick,
         "pick_grad": _pick_grad,
-        "argmax": lambda t, x, a, out: x.argmax(-1).to(torch_dtype(out[0])),
+        "argmax": lambda torch, x, call: x.argmax(-1).to(torch_dtype(call.outputs[0])),
         "top_k": _top_k,
-        "top_k_grad": lambda t, x, places, dy, a, out: t.zeros_like(x).scatter_add(-1, places.long(), dy),
+        "top_k_grad": lambda torch, x, places, dy, call: torch.zeros_like(x).scatter_add(-1, places.long(), dy),
         "dispatch": _dispatch,
         "collect": _collect,
-        "sgd": lambda t, w, g, a, out: w - a["rate"] * g,
+        "sgd": lambda torch, w, g, call: w - call["rate"] * g,
         "adam": _adam,
     }
 )
-"""Kernels by name of the op. Each takes torch, the operands, `a` (attributes) and `out` (types of the outputs)."""
+"""Kernels by name of the op. Each takes torch, the operands, a `KernelCall`."""

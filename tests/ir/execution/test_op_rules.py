@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from perfmodel.ir import OPS, Builder, Function, Tensor, attributes, gradient
-from perfmodel.ir.execution import KERNELS, execute_function
+from perfmodel.ir.execution import KERNELS, KernelCall, execute_function
 from perfmodel.timeline import double_precision
 
 X, ROW, TABLE, IDS = (3, 4, 6), (6,), (5, 6), (3, 4)
@@ -138,12 +138,13 @@ def test_gradients_are_jax_s(op: str, operands: list, values: dict[str, object])
     backward = gradient(forward, loss, wrt)
     found = execute_function(backward, values_of)
 
-    kernel, types = KERNELS[op], tuple(function.types[n] for n in function.outputs)
+    types = tuple(function.types[n] for n in function.outputs)
+    kernel, call = KERNELS[op], KernelCall(dict(attributes(**values)), types)
     with double_precision():
 
         def total(operand_values: dict[str, jax.Array]) -> jax.Array:
             own = [operand_values.get(p.name, values_of[p.name]) for p in function.parameters]
-            result = kernel(*map(jax.numpy.asarray, own), attributes=dict(attributes(**values)), outputs=types)
+            result = kernel(*map(jax.numpy.asarray, own), call=call)
             results = result if isinstance(result, tuple) else (result,)
             return sum((r * values_of[f"weight{k}"]).sum() for k, r in enumerate(results))
 
