@@ -152,6 +152,12 @@ def shards(row: Row) -> Row:
     return {"sharding": "FSDP+DP"} if noted and _words(row, "sharding").lower() == "fsdp" else {}
 
 
+def sharded_optimizer(row: Row) -> Row:
+    """`optimizer states sharded`, where no stage of ZeRO is said."""
+    notes = _words(row, "notes").lower()
+    return {"zero_stage": 1} if "optimizer states sharded" in notes and _is_empty(row, "zero_stage") else {}
+
+
 def compiled(row: Row) -> Row:
     """Whether the step is compiled: `torch.compile=yes` or `torch.compile off`; `... compile` at the end of the
     framework's name."""
@@ -203,6 +209,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     recipe,
     batch_per_replica,
     shards,
+    sharded_optimizer,
     compiled,
     liger_kernels,
     memory_unit,

@@ -197,3 +197,20 @@ def test_memory_that_torchtitan_logs_is_in_gib() -> None:
         for kind in ("as logged by torchtitan", "torch reserved")
     ]
     assert prepare(pd.DataFrame(rows))["memory_unit"].tolist() == ["GiB", "GB"]
+
+
+def test_notes_tell_whether_liger_s_kernels_run_and_the_optimizer_is_sharded() -> None:
+    rows = [
+        {"notes": "step 10; Liger kernels; one sequence per rank", "zero_stage": None},
+        {"notes": "prefer_reduce_scatter (optimizer states sharded)", "zero_stage": None},
+        {"notes": "optimizer states sharded", "zero_stage": 2},
+    ]
+    table = prepare(pd.DataFrame(rows).assign(framework="deepspeed@2026", case_id="a"))
+    assert [None if pd.isna(stage) else int(stage) for stage in table["zero_stage"]] == [None, 1, 2]
+    stated = {"framework": "deepspeed@2026", "job.chunked_loss": "true", "job.eager_kernels": "[]"}
+    assert table["job.chunked_loss"].tolist()[0] == stated["job.chunked_loss"]
+    liger, plain = read_case(ROW | stated).job, read_case(ROW | {"framework": "deepspeed@2026"}).job
+    assert liger.loss.chunked_loss
+    assert not plain.loss.chunked_loss
+    assert liger.kernels.eager_kernels == ()
+    assert plain.kernels.eager_kernels
