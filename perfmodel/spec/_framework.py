@@ -94,7 +94,8 @@ class Framework(Stated, Sectioned):
     sources: tuple[str, ...] = ()
     """Where the facts are from: files with their version, or pages of documentation."""
     attention: AttentionKernel = "fastest"
-    """Generation of the fused attention kernel; `flash-2-then-cudnn`: FlashAttention-2, and cuDNN's on Blackwell."""
+    """Generation of the fused attention kernel; `flash-2-then-cudnn`: torch's, which is FlashAttention-2, cuDNN's on
+    Blackwell, and AOTriton on AMD's devices."""
     tuned_products: bool = False
     """Products run the kernels that somebody tuned for their very sizes, instead of what the library's heuristic takes
     (`STOCK_PRODUCTS`)."""

@@ -97,7 +97,8 @@ class Site:
 #
 # The kernel tables hold the fastest kernel of each device (cuDNN, FlashAttention-3 or like it from Hopper on,
 # FlashAttention-2 before), but frameworks of an earlier day ran what there was. No table of ours times one generation
-# against another: the ratios are those that authors of kernels published, and never fitted to a run.
+# against another: the ratios are those that authors of kernels published, and never fitted to a run. On AMD's devices
+# the tables have no attention at all, and libraries reach less of the peak than is extrapolated.
 
 _FLASH_2: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
     "GH100": {("fwd", 64): 1.51, ("fwd", 128): 1.77, ("fwd", 256): 2.17, ("bwd", 64): 1.62, ("bwd", 256): 1.74},
@@ -116,6 +117,22 @@ _OLDER: Final = {
 }
 """Time relative to FlashAttention-2, assumed: geometric means of 1.3 to 2.5 and of 1.7 to 3.0. Dao 2023 (arXiv
 2307.08691, abstract) says of the first that it takes about twice as long."""
+_AMD_LIBRARIES: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
+    "gfx942": {("fwd", 64): 2.15, ("fwd", 128): 1.79, ("bwd", 128): 1.29},
+    "gfx950": {("fwd", 128): 1.43, ("bwd", 128): 1.29},
+}
+"""Time of AMD's own kernels (AITER, composable kernel) relative to what the cost models extrapolate from NVIDIA's
+devices, by die, pass and elements per head up to which it holds: geometric means over causal sequences of 2k to 16k
+tokens in bf16. MI300X forward: midiareshadi/attn-dsl-bench, results/raw/sweep_v1.csv (ROCm 7.2; 242 to 494 TFLOP/s).
+MI350X forward and MI355X backward: HazyResearch/HipKittens, analysis/attn (AITER 897 to 976 TFLOP/s, composable kernel
+749 to 1,081). Nobody's table has MI300X's backward, which is assumed alike."""
+_AOTRITON: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
+    "gfx942": {("fwd", 64): 2.71, ("fwd", 128): 2.78, ("bwd", 128): 6.2},
+    "gfx950": {("fwd", 128): 2.27, ("bwd", 128): 6.2},
+}
+"""The same of AOTriton, which torch's `scaled_dot_product_attention` runs on AMD's devices (PyTorch
+aten/src/ATen/native/transformers/hip): of the same tables (MI300X forward 211 to 307 TFLOP/s, MI355X backward 143 to
+259); MI355X's forward is of the Triton kernel that it follows closely on MI300X, MI300X's backward assumed alike."""
 FORWARD_SHARE: Final = 2 / 5
 """Products of a flash forward (2) over those of its backward (5)."""
 
@@ -131,24 +148,32 @@ def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
 
 
 def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
-    """Time of a generation of fused attention relative to the fastest measured on a device."""
+    """Time of a generation of fused attention relative to what the cost models say of a device."""
+    if device.die in _AMD_LIBRARIES:
+        of_library = _AOTRITON if kernel == "flash-2-then-cudnn" else _AMD_LIBRARIES
+        return _OLDER.get(kernel, 1.0) * _slowdown_of(of_library[device.die], op)
     if kernel == "fastest" or device.vendor not in ("NVIDIA", "AMD"):
         return 1.0
     if kernel == "flash-2-then-cudnn":
         return 1.0 if device.architecture == "Blackwell" else attention_slowdown("flash-2", device, op)
-    pass_ = "fwd" if op.pass_ == "fwd" else "bwd"
-    slowdown_up_to = {}
-    for (direction, head_dim), slowdown in _FLASH_2.get(device.die, {}).items():
-        if direction == pass_:
-            slowdown_up_to[head_dim] = slowdown
 
-    # No table has attention on AMD's devices: their times are extrapolated, at about the share of the peak that
+    # No table has attention on AMD's older devices: their times are extrapolated, at about the share of the peak that
     # FlashAttention-2 reaches on A100. AMD's kernels (composable kernel, Triton) follow that algorithm. The first
     # generation divides its work as badly there as on NVIDIA's devices.
+    return _OLDER[kernel] * _slowdown_of(_FLASH_2.get(device.die, {}), op)
+
+
+def _slowdown_of(slowdowns: Mapping[tuple[Pass, int], float], op: Attention) -> float:
+    """The slowdown of an op's pass and width of heads; 1 where its pass has none."""
+    pass_ = "fwd" if op.pass_ == "fwd" else "bwd"
+    slowdown_up_to = {}
+    for (direction, head_dim), slowdown in slowdowns.items():
+        if direction == pass_:
+            slowdown_up_to[head_dim] = slowdown
     if not slowdown_up_to:
-        return _OLDER[kernel]
+        return 1.0
     wide_enough = [head_dim for head_dim in slowdown_up_to if op.head_dim <= head_dim]
-    return _OLDER[kernel] * slowdown_up_to[min(wide_enough, default=max(slowdown_up_to))]
+    return slowdown_up_to[min(wide_enough, default=max(slowdown_up_to))]
 
 
 # --- products that nobody tuned ------------------------------------------------------------------------
