@@ -347,11 +347,11 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     waits for every collective. Predicted with the times that were measured, since longer ones hide less."""
     # Predicted share that hides, with the measured times of everything else.
     blocks = block_times(problem, layout)
-    moving = np.array([group != "" for group in blocks.groups])
-    seconds = (blocks.counts * blocks.times.time_s)[:, :, moving]
+    is_collective = np.array([group != "" for group in blocks.groups])
+    seconds = (blocks.counts * blocks.times.time_s)[:, :, is_collective]
     predicted_s = float(seconds.sum())
-    hidden_s = float((seconds * (1 - blocks.exposed[:, :, moving])).sum())
-    keys = {event_key(op) for op, moves in zip(blocks.ops, moving.tolist(), strict=True) if moves}
+    hidden_s = float((seconds * (1 - blocks.exposed[:, :, is_collective])).sum())
+    keys = {event_key(blocks.ops[place]) for place in np.flatnonzero(is_collective).tolist()}
     collectives = []
     for collective in sides.collectives:
         op = collective.call.op
@@ -363,19 +363,22 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
 
     # Measured share that hides: seconds of collectives during which a kernel ran on the same
     # device.
-    beside_s = 0.0
     devices = {collective.call.device for collective in collectives}
+    beside_s = 0.0
     for device in devices:
         kernels = [call for call in sides.calls if call.device == device and call.kind == ActivityKind.COMPUTE]
         start_s = np.array([call.start_s for call in kernels])
         end_s = np.array([call.end_s for call in kernels])
-        starts, ends = merged_intervals(start_s, end_s)
+        starts_s, ends_s = merged_intervals(start_s, end_s)
         for call, moving_s, _ in collectives:
-            if call.device == device:
-                # The wait for other ranks comes first, and is nothing that kernels could hide.
-                over_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.end_s - moving_s)
-                beside_s += float(np.clip(over_s, 0, None).sum())
-    share = beside_s / total_s / (hidden_s / predicted_s)
+            if call.device != device:
+                continue
+            # The wait for other ranks comes first, and is nothing that kernels could hide.
+            moves_from_s = call.end_s - moving_s
+            over_s = np.minimum(ends_s, call.end_s) - np.maximum(starts_s, moves_from_s)
+            beside_s += float(np.clip(over_s, 0, None).sum())
+    measured_share = beside_s / total_s
+    share = measured_share / (hidden_s / predicted_s)
     device_steps = sides.steps * len(devices)
     yield Correction(
         name="tp_overlap_loss",

@@ -104,8 +104,12 @@ class KernelModel:
         Raises:
             CalibrationError: for weights that are truncated or of another schema version.
         """
+
+        def work_out(new: list[KernelOp]) -> list[tuple[list[KernelOp], EventTimes]]:
+            return [(new, _event_times(self._predict_new(device, software, new)))]
+
         known = self._known.get_or_compute((device, software), KnownTimes)
-        return known.times(ops, lambda new: [(new, _event_times(self._predict_new(device, software, new)))])
+        return known.times(ops, work_out)
 
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a compute table as they were measured.
@@ -255,11 +259,12 @@ class KernelModel:
             (dtypes == "fp64", np.maximum),
             ((dtypes == "half") & uneven_channels, np.minimum),
         )
-        for of_dtype, nearer in bounds_by_dtype:
+        for of_dtype, towards in bounds_by_dtype:
             at = np.flatnonzero(bounded & of_dtype)
             if len(at):
-                fp32 = self._predict(asked.take(at).instead(asked.rows.take(at).changed({}, dtype="fp32")))
-                answers.move(at, nearer(fp32.log_time - answers.log_time[at], 0.0))
+                as_fp32 = asked.rows.take(at).changed({}, dtype="fp32")
+                fp32 = self._predict(asked.take(at).instead(as_fp32))
+                answers.move(at, towards(fp32.log_time - answers.log_time[at], 0.0))
 
     def _bound_tf32_by_16_bits(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Let TF32 take no longer than 16 bits by more than their rates, or their bytes, differ.
@@ -273,10 +278,12 @@ class KernelModel:
             return
         asked = asked.take(at)
         in_16 = self._predict(asked.instead(in_16_bits(asked.rows)))
-        slower = asked.of_query(
-            lambda query: max(_BYTES_OVER_16_BITS, query.figures.peak("half") / query.figures.peak("tf32"))
-        )
-        log_longest = in_16.log_time + np.log(slower.astype(np.float64))
+
+        def slowdown(query: Query) -> float:
+            ratio_of_peaks = query.figures.peak("half") / query.figures.peak("tf32")
+            return max(_BYTES_OVER_16_BITS, ratio_of_peaks)
+
+        log_longest = in_16.log_time + np.log(asked.of_query(slowdown).astype(np.float64))
         answers.move(at, np.minimum(log_longest - answers.log_time[at], 0.0))
 
     def _predict_attention(self, asked: PriceQuery) -> Prediction:

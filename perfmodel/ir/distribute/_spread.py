@@ -155,11 +155,12 @@ class _Spreading:
         decision = self._decision(instruction)
         # The rule says how it wants its operands; converting them is where all communication of a dimension comes
         # from.
-        operands = [
-            self._convert(name, sharding, instruction.tag)
-            for name, sharding in zip(instruction.inputs, decision.inputs, strict=True)
-        ]
-        outputs = [self._define(*pair) for pair in zip(instruction.outputs, decision.outputs, strict=True)]
+        operands = []
+        for name, sharding in zip(instruction.inputs, decision.inputs, strict=True):
+            operands.append(self._convert(name, sharding, instruction.tag))
+        outputs = []
+        for name, sharding in zip(instruction.outputs, decision.outputs, strict=True):
+            outputs.append(self._define(name, sharding))
         # An instruction without operands has to be told where it runs.
         device = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
         key = (instruction.attributes, decision.attributes, decision.offset_step, device)
@@ -168,9 +169,9 @@ class _Spreading:
         if by_part is None:
             by_part = self._attributes[key] = self._by_part(*key)
         for j in range(self._plan.written):
-            inputs = tuple([names[j] for names in operands])
-            new = tuple([names[j] for names in outputs])
-            self._out.append(Instruction(instruction.op, inputs, new, by_part[j], instruction.tag))
+            inputs_of_part = tuple([names[j] for names in operands])
+            outputs_of_part = tuple([names[j] for names in outputs])
+            self._out.append(Instruction(instruction.op, inputs_of_part, outputs_of_part, by_part[j], instruction.tag))
 
     def _by_part(
         self, stated: Attributes, changed: Attributes, offset_step: int, device: int
@@ -198,17 +199,19 @@ class _Spreading:
         return tuple((name, moved(value) if name in ("to", "device") else value) for name, value in values)
 
     def _decision(self, instruction: Instruction) -> ShardingDecision:
-        plan, tag = self._plan, instruction.tag
-        shardings = [self._sharding[name] for name in instruction.inputs]
-        update = tag.phase == "update"
-        scatters = plan.scatter_gradients and (update or instruction.op == "accumulate")
-        # ZeRO: weights are gathered for each use, gradients reduced to their shard before they are added up.
-        for k, name in enumerate(instruction.inputs) if plan.gathered or scatters else ():
-            if name in plan.gathered and not update:
-                shardings[k] = REPLICATED
-            if scatters and isinstance(shardings[k], Partial):
+        plan = self._plan
+        is_update = instruction.tag.phase == "update"
+        scatters = plan.scatter_gradients and (is_update or instruction.op == "accumulate")
+        shardings: list[Sharding] = []
+        for name in instruction.inputs:
+            sharding = self._sharding[name]
+            # ZeRO: weights are gathered for each use, gradients reduced to their shard before they are added up.
+            if name in plan.gathered and not is_update:
+                sharding = REPLICATED
+            elif scatters and isinstance(sharding, Partial):
                 axis = shard_axis(self._types[name], plan.parts)
-                shardings[k] = shardings[k] if axis is None else Sharded(axis)
+                sharding = sharding if axis is None else Sharded(axis)
+            shardings.append(sharding)
         # Layers repeat the same query; equal types are one object, so `id` serves as a key.
         operands = tuple([id(self._types[name]) for name in instruction.inputs])
         key = (instruction.op, instruction.attributes, operands, tuple(shardings))
@@ -252,7 +255,8 @@ class _Spreading:
             for j, name in enumerate(names):
                 start = list(piece.start)
                 if isinstance(sharding, Sharded):
-                    start[sharding.axis] += j * (self._types[piece.value].shape[sharding.axis] // self._plan.parts)
+                    size = self._types[piece.value].shape[sharding.axis] // self._plan.parts
+                    start[sharding.axis] += j * size
                 pieces.append(Piece(name, tuple(start)))
         return replace(tensor, pieces=tuple(pieces))
 
@@ -301,9 +305,10 @@ def conversion(
             return together("all_to_all", concat_axis=old, split_axis=new)
         case Replicated(), Sharded(axis):
             size = tensor.shape[axis] // n
-            cuts = [attributes(axis=axis, start=j * size, stop=(j + 1) * size) for j in range(len(parts))]
             compute_tag = Tag(tag.phase, tag.layer, tag.micro_batch)
-            return [
-                Instruction("slice", (parts[j],), (names[j],), cuts[j], compute_tag) for j in range(len(parts))
-            ], names
+            cuts = []
+            for j, (part, name) in enumerate(zip(parts, names, strict=True)):
+                own_slice = attributes(axis=axis, start=j * size, stop=(j + 1) * size)
+                cuts.append(Instruction("slice", (part,), (name,), own_slice, compute_tag))
+            return cuts, names
     raise ValueError(f"the sharding {current} cannot be converted to {target}")
