@@ -216,7 +216,7 @@ def _watch(
                 environment.fail(stuck)
             if environment.failure:
                 raise EmulationError(environment.failure)
-        if peer_process is not None and peer_process.ended:
+        if peer_process is not None and peer_process.failed:
             raise EmulationError(f"emulated ranks: {peer_process.failure}")
         for rank, code in codes.items():
             progress = _told(folder, rank)

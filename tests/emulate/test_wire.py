@@ -100,10 +100,15 @@ def test_the_emulated_ranks_may_be_behind_a_link_of_their_own() -> None:
     assert largest.end_s - largest.issued_s > 0.8 * largest.bytes / bandwidth_bytes_per_s
 
 
-def test_real_ranks_that_disagree_are_told_at_once() -> None:
+LINGERS = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(60)"
+
+
+@pytest.mark.parametrize("wrapper", [(), (sys.executable, "-c", LINGERS)], ids=["", "ranks end before the peer"])
+def test_real_ranks_that_disagree_are_told_at_once(wrapper: tuple[str, ...]) -> None:
     begin_s = time.monotonic()
+    place = PeerPlace(command=(*wrapper, *PeerPlace().command))
     with pytest.raises(EmulationError, match=r"call #\d+ of group 0,1,2,3 is (broadcast|all_reduce) on rank \d, but"):
-        emulate(emulation("disagree.py", world_size=4, real_ranks=(0, 2), wire=Network()))
+        emulate(emulation("disagree.py", world_size=4, real_ranks=(0, 2), wire=Network(), peer=place))
     assert time.monotonic() - begin_s < 100.0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -193,9 +194,13 @@ class PeerProcess:
     """Seconds by which its clock is ahead of this host's."""
 
     @property
-    def ended(self) -> bool:
-        """Whether it has ended by itself."""
-        return self.process.poll() is not None
+    def failed(self) -> bool:
+        """Whether it ends, or has ended, by itself."""
+        # It prints its reason before its connections close, and ranks fail only then, some of them before this process
+        # is over: whoever looks here after a rank has failed sees which of them was first.
+        if self.process.poll() is not None or self.process.stdout is None:
+            return True
+        return bool(select.select([self.process.stdout], [], [], 0.0)[0])
 
     def end(self) -> None:
         """End the process, which writes its record to the orders' folder (`PEER`)."""
@@ -208,8 +213,8 @@ class PeerProcess:
 
     @property
     def failure(self) -> str:
-        """The reason why the process ended."""
-        text = self.process.stdout.read() if self.process.stdout is not None else ""
+        """The reason why the process ends."""
+        text = self.process.stdout.readline() if self.process.stdout is not None else ""
         try:
             return json.loads(text)["failure"]
         except (ValueError, KeyError):
