@@ -43,9 +43,9 @@ def two_ranks() -> Iterator[RankGroup]:
     ("model", "degrees"),
     [
         (MLP, Degrees(data=2, zero=2)),
-        (TRANSFORMER, Degrees(tensor=2)),
-        (MLP, Degrees(pipeline=2, micro_batches=2, schedule="gpipe")),
-        (MLP, Degrees(pipeline=2, micro_batches=4, schedule="1f1b")),
+        pytest.param(TRANSFORMER, Degrees(tensor=2), marks=pytest.mark.slow),
+        pytest.param(MLP, Degrees(pipeline=2, micro_batches=2, schedule="gpipe"), marks=pytest.mark.slow),
+        pytest.param(MLP, Degrees(pipeline=2, micro_batches=4, schedule="1f1b"), marks=pytest.mark.slow),
         (MLP, Degrees(pipeline=2, micro_batches=2, schedule="chimera")),
         (MLP, Degrees(pipeline=2, data=2, micro_batches=2, schedule="1f1b")),
     ],
