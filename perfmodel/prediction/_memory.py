@@ -4,14 +4,14 @@ Everything is counted in blocks that ranks hold, times bytes per block. The lead
 broadcast against each other, so that one call covers a whole grid; the arithmetic is NumPy's or JAX's.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks, Sharding, largest_of_blocks, sum_over_blocks
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
@@ -23,11 +23,8 @@ from perfmodel.prediction._zero import (
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
     shards_gradients,
-    stored_dtype_bytes,
 )
-from perfmodel.prediction.blocks import ShardBlocks
-from perfmodel.schedule.memory import LiveState
-from perfmodel.spec import Framework, Job, Layout, StateOffload
+from perfmodel.spec import Framework, Job
 from perfmodel.units import dtype_bytes
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -73,211 +70,6 @@ class MemoryBatch:
         return np.take_along_axis(self.total, self._fullest, -1)[..., 0]
 
 
-@dataclass(frozen=True, eq=False)
-class RankBlocks:
-    """Weights and activations of pipeline ranks, counted in blocks."""
-
-    stored: Float[Any, "*layouts ranks blocks"]
-    """Blocks whose weights a rank stores."""
-    versions: Float[np.ndarray, "*layouts ranks"]
-    """Versions of the weights that a rank keeps at once: several in pipelines without a flush (PipeDream)."""
-    in_flight: Float[Any, "*layouts ranks blocks"]
-    """Blocks times micro-batches whose activations a rank keeps at the peak."""
-    in_flight_full: Float[Any, "*layouts ranks blocks"]
-    """Blocks of `in_flight` that are recomputed in full, whatever the layout says of the others."""
-    stored_full: Float[Any, "*layouts ranks blocks"]
-    """Blocks of `stored` that are recomputed in full."""
-    replicas: Int[np.ndarray, "*layouts ranks"]
-    """Ranks of the pipeline that hold the same stages, as in bidirectional pipelines (Chimera, DualPipe)."""
-
-    @classmethod
-    def of(
-        cls,
-        counts: Float[Any, "stages blocks"],
-        full: Float[Any, "*choices stages blocks"],
-        live: LiveState,
-    ) -> "RankBlocks":
-        """Count the blocks of ranks.
-
-        Args:
-            counts: blocks of every stage.
-            full: blocks of them that are recomputed in full, in several choices.
-            live: stages of every rank, and micro-batches that it keeps alive.
-        """
-        micro_batches = live.activations[..., None]
-        on_rank, in_full = counts[live.stage], full[..., live.stage, :]
-        return cls(
-            stored=on_rank.sum(axis=-2),
-            versions=live.versions.astype(float),
-            in_flight=(on_rank * micro_batches).sum(axis=-2),
-            in_flight_full=(in_full * micro_batches).sum(axis=-2),
-            stored_full=in_full.sum(axis=-2),
-            replicas=np.full(len(live.stage), live.replicas),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class BlockBytes:
-    """Parameters and bytes of every block on one device."""
-
-    dense: Float[np.ndarray, "*layouts blocks"]
-    """Parameters outside routed experts."""
-    expert: Float[np.ndarray, "*layouts blocks"]
-    """Parameters of routed experts."""
-    frozen: Float[np.ndarray, "*layouts blocks"]
-    """Parameters of `dense` that have no gradients, though the rest has."""
-    shared: Float[np.ndarray, "*layouts blocks"]
-    """Parameters that a block shares with the one before it, and holds where a rank has none of that."""
-    layers: Bool[np.ndarray, "*layouts blocks"]
-    """Whether a block is a layer."""
-    kept_bytes: Float[np.ndarray, "*layouts blocks"]
-    """Activations left behind per micro-batch under the layout's recompute."""
-    kept_full_bytes: Float[np.ndarray, "*layouts blocks"]
-    """Activations left behind per micro-batch where the block is recomputed in full."""
-    transient_bytes: Float[np.ndarray, "*layouts blocks"]
-    """Bytes while the block runs: its workspace, and what is materialised again while it is recomputed."""
-    transient_full_bytes: Float[np.ndarray, "*layouts blocks"]
-    """`transient_bytes` where the block is recomputed in full."""
-    dummy_gradients: Float[np.ndarray, "*layouts"]
-    """See `dummy_gradient_bytes`."""
-
-    @classmethod
-    def of(
-        cls,
-        shards: Sequence[ShardBlocks],
-        modes: Int[np.ndarray, "#shards *choices"],
-        pipelined: bool,
-        job: Job,
-        framework: Framework,
-    ) -> "BlockBytes":
-        """Collect the blocks of shards along the first axis.
-
-        Args:
-            modes: places in `RECOMPUTE_MODES`, along further axes.
-            pipelined: whether the pipeline has several stages.
-        """
-
-        def spread(values: Sequence[np.ndarray]) -> np.ndarray:
-            stacked = np.stack(values)
-            return stacked.reshape(len(shards), *[1] * (modes.ndim - 1), *stacked.shape[1:])
-
-        by_mode = spread([shard.activation_bytes for shard in shards])
-        kept_bytes = np.take_along_axis(by_mode, modes[..., None, None], axis=-1)[..., 0]
-        # The first mode recomputes nothing, the last one everything.
-        all_activations, checkpoints = by_mode[..., 0], by_mode[..., -1]
-        workspace = spread([shard.workspace_bytes for shard in shards])
-        # Recomputed activations come back while a block's backward runs. Without backward, forward holds all of them.
-        return cls(
-            dense=spread([shard.dense_params(pipelined) for shard in shards]),
-            expert=spread([shard.expert_params for shard in shards]),
-            frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
-            shared=spread([shard.shared_params for shard in shards]),
-            layers=spread([shard.layers for shard in shards]),
-            kept_bytes=kept_bytes,
-            kept_full_bytes=checkpoints,
-            transient_bytes=workspace + (all_activations - kept_bytes if job.mode == "train" else all_activations),
-            transient_full_bytes=workspace + all_activations - checkpoints,
-            dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
-        )
-
-    def reducing(
-        self,
-        sharding: "Sharding",
-        each_backward: Bool[Any, "*layouts ranks"],
-        made_bytes_per_param: float,
-        reduced_bytes_per_param: float,
-    ) -> "BlockBytes":
-        """The blocks with what ZeRO 3 makes of each gradient when its backward ends: the whole one as backward made it,
-        and the copy of it that is reduced, in the type of reductions (PyTorch torch/distributed/fsdp/_fully_shard/
-        _fsdp_collectives.py `foreach_reduce`, whose input is filled before the gradients are freed).
-
-        Args:
-            each_backward: whether each backward reduces its own; else the whole gradient is added to those before it.
-            made_bytes_per_param: bytes of a gradient as backward made it.
-            reduced_bytes_per_param: bytes of the copy that is reduced.
-        """
-        # An axis of one stands for blocks here, as it does for ranks elsewhere. All ranks reduce alike.
-        bytes_per_param = made_bytes_per_param + reduced_bytes_per_param * each_backward[..., :1]
-        params = self.dense - self.frozen + self.expert
-        reduced = np.where((sharding.zero == 3) & sharding.reduced, params * bytes_per_param, 0.0)
-        return replace(
-            self,
-            transient_bytes=self.transient_bytes + reduced,
-            transient_full_bytes=self.transient_full_bytes + reduced,
-        )
-
-    def saved(
-        self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
-    ) -> Float[Any, "*layouts ranks"]:
-        """Activation bytes of a number of blocks times micro-batches, `full` of which are recomputed in full."""
-        return _dot(blocks, self.kept_bytes) - _dot(full, self.kept_bytes - self.kept_full_bytes)
-
-
-@dataclass(frozen=True, eq=False)
-class Sharding:
-    """How model states are sharded over ranks; an axis of size one stands for all ranks."""
-
-    zero: Int[np.ndarray, "*layouts 1"]
-    """See `Layout.zero`."""
-    dense: Int[np.ndarray, "*layouts 1"]
-    """Ranks over which states of parameters outside routed experts are sharded."""
-    expert: Int[np.ndarray, "*layouts 1"]
-    """Ranks over which states of routed experts are sharded."""
-    reduced: Bool[np.ndarray, "*layouts 1"]
-    """Whether several ranks hold the same parameters, so that gradients are reduced."""
-    ahead: Int[np.ndarray, "*layouts 1"]
-    """Layers whose weights ZeRO 3 gathers before they are needed (`Layout.prefetch`)."""
-    on_host: Int[np.ndarray, "*layouts 1"]
-    """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
-    communicators: Int[np.ndarray, "*layouts 1"]
-    """Groups of several ranks that a layout's ranks are in."""
-    pipelined: Bool[np.ndarray, "*layouts 1"]
-    """Whether a pipeline has several stages."""
-    offloaded: Int[np.ndarray, "*layouts 1"]
-    """First layers whose activations wait in host memory (`Layout.offload_layers`)."""
-    one_backward: Bool[np.ndarray, "*layouts 1"]
-    """Whether a step has a single backward, which all gradients are of."""
-
-    @classmethod
-    def of(cls, layouts: Sequence[Layout], job: Job) -> "Sharding":
-        """Collect the sharding of layouts, one after another."""
-        places_of_states = get_args(StateOffload)
-
-        def column(values: Iterable[int]) -> Int[np.ndarray, "layouts 1"]:
-            return np.array(list(values))[:, None]
-
-        return cls(
-            zero=column(layout.zero for layout in layouts),
-            dense=column(layout.dp * layout.cp // layout.replicate for layout in layouts),
-            expert=column(layout.edp // layout.replicate for layout in layouts),
-            reduced=column(layout.replicated for layout in layouts) > 0,
-            ahead=column(layout.prefetch for layout in layouts),
-            on_host=column(places_of_states.index(layout.offload_states) for layout in layouts),
-            communicators=column(communicators(layout) for layout in layouts),
-            pipelined=column(layout.pp > 1 for layout in layouts) > 0,
-            offloaded=column(layout.offload_layers for layout in layouts),
-            one_backward=column(has_one_backward(layout, job) for layout in layouts) > 0,
-        )
-
-    def spread(
-        self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
-    ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-        """Parameters per rank, sharded and unsharded."""
-        return dense / self.dense + expert / self.expert, dense + expert
-
-
-def has_one_backward(layout: Layout, job: Job) -> bool:
-    """Whether a step is a single micro-batch in a single stage."""
-    return layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch
-
-
-def communicators(layout: Layout) -> int:
-    """Number of groups of several ranks that a rank communicates in."""
-    # All ranks; data, model, tensor and pipeline parallel ones.
-    sizes = (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp)
-    return sum(size > 1 for size in sizes)
-
-
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
     """Bytes of every category on every pipeline rank.
 
@@ -297,20 +89,20 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # Parameters of a rank by what is kept of them, each a pair: where they are sharded, and where they are not.
     # Updated ones have gradients and optimizer states. Stored ones count narrow weights of layers (`Job.base_weights`,
     # `Job.fp8_params`) as so many weights of the products' type as take the same bytes.
-    dense, expert = _dot(ranks.stored, blocks.dense), _dot(ranks.stored, blocks.expert)
+    dense, expert = sum_over_blocks(ranks.stored, blocks.dense), sum_over_blocks(ranks.stored, blocks.expert)
     copied = 0.0
     if blocks.shared.any():
         copied = copied_params(ranks.stored, blocks.shared)
         dense = dense + copied
     stored_params = updated_params = sharding.spread(dense, expert)
     if blocks.frozen.any():
-        updated_params = sharding.spread(dense - _dot(ranks.stored, blocks.frozen), expert)
+        updated_params = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
     layer_share = 1.0
     held_share = held_weight_share(job, setting.cluster.device)
     if held_share != 1.0:
         layer_share = xp.where(blocks.layers, held_share, 1.0)
-        stored_dense = _dot(ranks.stored, blocks.dense * layer_share) + copied * held_share
-        stored_expert = _dot(ranks.stored, blocks.expert * layer_share)
+        stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * held_share
+        stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
         stored_params = sharding.spread(stored_dense, stored_expert)
 
     # Optimizer states are sharded from ZeRO 1 on.
@@ -318,7 +110,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     more_outside_layers = other_optimizer_bytes_per_param(job)
     if more_outside_layers:
         outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
-        spread_outside_layers = sharding.spread(_dot(ranks.stored, outside_layers))
+        spread_outside_layers = sharding.spread(sum_over_blocks(ranks.stored, outside_layers))
         optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
     optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trains_weights)
 
@@ -380,7 +172,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     weights = weight_bytes * xp.where(sharding.zero >= 3, *stored_params) * ranks.versions
     # Frozen ones have no master copy to be made of.
     if has_master_alone(job, framework):
-        frozen = sharding.spread(_dot(ranks.stored, blocks.frozen))[0] * ranks.versions
+        frozen = sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen))[0] * ranks.versions
         weights = xp.where((sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights)
     weights = xp.where(sharding.on_host > 1, 0.0, weights)
     if job.gradients.secondary_shards > 1:
@@ -389,7 +181,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
-        weights = weights + costs.fp8_copy_bytes * _dot(ranks.stored, params_of_layers)
+        weights = weights + costs.fp8_copy_bytes * sum_over_blocks(ranks.stored, params_of_layers)
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if costs.step_bytes_per_param and trains_weights:
@@ -413,7 +205,7 @@ def copied_params(
     xp = on_ranks.__array_namespace__()
     has_block = on_ranks > 0
     has_block_before = xp.concatenate([xp.zeros_like(has_block[..., :1]), has_block[..., :-1]], axis=-1)
-    return _dot(xp.where(has_block & ~has_block_before, 1.0, 0.0), shared)
+    return sum_over_blocks(xp.where(has_block & ~has_block_before, 1.0, 0.0), shared)
 
 
 def has_fp8_copies(job: Job, framework: Framework) -> bool:
@@ -456,20 +248,9 @@ def gathered_params(
     # The layer in use and those prefetched, if the rank has as many. What is outside of layers torch's `fully_shard`
     # keeps from forward to backward.
     xp = on_ranks.__array_namespace__()
-    layer_params = _largest(xp.where(layers, params, 0.0), on_ranks > 0)
-    layers_at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(on_ranks, layers.astype(float))))
-    return _dot(on_ranks, xp.where(layers, 0.0, params)) + layers_at_once * layer_params
-
-
-def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
-    """Bytes of dummy gradients, one per distinct weight shape, if the framework keeps them."""
-    if not framework.memory.cached_weight_gradients or not is_trained(job):
-        return 0.0
-    shapes: set[tuple[int, int]] = set()
-    for block in shard.blocks:
-        if block.is_layer:
-            shapes.update(block.weight_shapes(experts=False), block.weight_shapes(experts=True))
-    return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
+    layer_params = largest_of_blocks(xp.where(layers, params, 0.0), on_ranks > 0)
+    layers_at_once = xp.minimum(1 + ahead, xp.maximum(1, sum_over_blocks(on_ranks, layers.astype(float))))
+    return sum_over_blocks(on_ranks, xp.where(layers, 0.0, params)) + layers_at_once * layer_params
 
 
 def copied_bytes(
@@ -486,7 +267,7 @@ def copied_bytes(
     layers_before = xp.cumsum(layers, axis=-1) - layers
     # As many of each kind as are left after the kinds before it.
     copied_layers = xp.clip(offloaded[..., None] - layers_before, 0.0, layers)
-    return _dot(copied_layers, blocks.kept_bytes), _largest(blocks.kept_bytes, copied_layers > 0)
+    return sum_over_blocks(copied_layers, blocks.kept_bytes), largest_of_blocks(blocks.kept_bytes, copied_layers > 0)
 
 
 def _transient(
@@ -502,26 +283,12 @@ def _transient(
     # The head, and whatever else stands behind all layers, runs its backward first: while a layer's runs, what the head
     # kept of its micro-batch is gone, and while the head runs, no layer is on its way to or from the host.
     stands_behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
-    kept_behind = _dot(xp.minimum(ranks.in_flight, ranks.stored), blocks.kept_bytes * stands_behind) * trains
-    while_head_runs = _largest(blocks.transient_bytes * stands_behind, ranks.stored > 0)
+    kept_behind = sum_over_blocks(xp.minimum(ranks.in_flight, ranks.stored), blocks.kept_bytes * stands_behind) * trains
+    while_head_runs = largest_of_blocks(blocks.transient_bytes * stands_behind, ranks.stored > 0)
     while_head_runs = xp.maximum(while_head_runs - copying, 0.0)
-    while_layer_runs = _largest(blocks.transient_bytes * ~stands_behind, ranks.stored > 0)
+    while_layer_runs = largest_of_blocks(blocks.transient_bytes * ~stands_behind, ranks.stored > 0)
     # JAX's traced arrays cannot be asked whether any block is recomputed in full.
     if xp is not np or ranks.stored_full.any():
-        in_full = _largest(blocks.transient_full_bytes, ranks.stored_full > 0)
+        in_full = largest_of_blocks(blocks.transient_full_bytes, ranks.stored_full > 0)
         while_layer_runs = xp.maximum(while_layer_runs, in_full)
     return xp.maximum(while_head_runs, while_layer_runs - kept_behind) + blocks.dummy_gradients[..., None]
-
-
-def _dot(
-    on_ranks: Float[Any, "*layouts ranks blocks"], of_blocks: Float[np.ndarray, "*layouts blocks"]
-) -> Float[Any, "*layouts ranks"]:
-    """Sum of a quantity over the blocks of every rank."""
-    return on_ranks.__array_namespace__().einsum("...rb,...b->...r", on_ranks, of_blocks)
-
-
-def _largest(
-    of_blocks: Float[np.ndarray, "*layouts blocks"], on_ranks: Bool[Any, "*layouts ranks blocks"]
-) -> Float[Any, "*layouts ranks"]:
-    """Largest quantity among the blocks of every rank."""
-    return on_ranks.__array_namespace__().where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)

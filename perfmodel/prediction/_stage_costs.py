@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._communication import across, hops, transfers
 from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s
-from perfmodel.prediction._memory import RankBlocks, Sharding, rank_memory
+from perfmodel.prediction._memory import rank_memory
+from perfmodel.prediction._memory_inputs import RankBlocks, Sharding
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_live

@@ -14,7 +14,8 @@ from perfmodel.prediction._fits import (
     version_difference,
     workspace_bytes,
 )
-from perfmodel.prediction._memory import CATEGORIES, communicators, gathered_params
+from perfmodel.prediction._memory import CATEGORIES, gathered_params
+from perfmodel.prediction._memory_inputs import communicators
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._zero import checkpoint_bytes
 

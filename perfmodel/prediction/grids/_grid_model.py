@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
 from perfmodel.prediction._communication import Hops, Transfers, hops, transfers
-from perfmodel.prediction._memory import RankBlocks
+from perfmodel.prediction._memory_inputs import RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._price import block_times, event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction._memory import RankBlocks
+from perfmodel.prediction._memory_inputs import RankBlocks
 from perfmodel.prediction._pipeline import Pipeline
 from perfmodel.program import ProgramSpec
 
