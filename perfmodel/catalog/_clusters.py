@@ -333,18 +333,26 @@ def _networks_assumed(system: Cluster) -> str:
 
 def clusters() -> tuple[str, ...]:
     """Names of all clusters in the catalog."""
-    return tuple(sorted(_catalog()[0]))
+    return tuple(sorted(_stated()))
 
 
 _Entries = MappingProxyType[str, tuple[str, str, ClusterEntry]]
 
 
 @cache
+def _stated() -> MappingProxyType[str, tuple[str, dict[str, Any]]]:
+    """The file and the table of each cluster, unchecked."""
+    stated = {}
+    for file, tables in package_tables("clusters").items():
+        stated |= {name: (file, entry) for name, entry in tables.items()}
+    return MappingProxyType(stated)
+
+
+@cache
 def _catalog() -> tuple[_Entries, MappingProxyType[str, str]]:
     entries = {}
-    for file, tables in package_tables("clusters").items():
-        for name, entry in tables.items():
-            place = f"{file} [{name}]"
-            entries[name] = (name, place, checked(ClusterEntry, entry, place))
+    for name, (file, entry) in _stated().items():
+        place = f"{file} [{name}]"
+        entries[name] = (name, place, checked(ClusterEntry, entry, place))
     names = index((name, entry.aliases) for name, _, entry in entries.values())
     return MappingProxyType(entries), MappingProxyType(names)

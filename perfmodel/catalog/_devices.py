@@ -111,7 +111,7 @@ def _limited(base: Device, power_w: float | None) -> Device:
 
 def devices() -> tuple[str, ...]:
     """Names of all devices in the catalog (aliases left out)."""
-    return (*sorted(_catalog()[0]), "cpu")
+    return (*sorted(_stated()), "cpu")
 
 
 def device_from_toml(data: dict[str, Any], place: str) -> Device:
@@ -138,11 +138,19 @@ def _part_names() -> Mapping[str, PartNames]:
 
 
 @cache
+def _stated() -> MappingProxyType[str, tuple[str, dict[str, Any]]]:
+    """The file and the table of each device, unchecked."""
+    stated = {}
+    for file, entries in package_tables("devices").items():
+        stated |= {name: (file, entry) for name, entry in entries.items()}
+    return MappingProxyType(stated)
+
+
+@cache
 def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str]]:
     table = {}
-    for file, entries in package_tables("devices").items():
-        for name, entry in entries.items():
-            table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
+    for name, (file, entry) in _stated().items():
+        table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
     names = index([*((d.name, d.aliases) for d in table.values())])
     return MappingProxyType(_alike_by_die(table)), MappingProxyType(names)
 

@@ -78,6 +78,11 @@ def framework_versions(name: str) -> tuple[Framework, ...]:
     return tuple(_named(name).values())
 
 
+def framework_years(name: str) -> tuple[int, ...]:
+    """Years of the versions of a framework of the catalog, oldest first; no version is read."""
+    return tuple(sorted(int(year) for year in _files()[name]))
+
+
 def _named(name: str, year: int | None = None) -> Versions:
     """The versions of a framework of the catalog by one of its names; of a name that several had, one after the other,
     those of the first that existed in `year` (raises `UnknownNameError`)."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from perfmodel.catalog import huggingface
 from perfmodel.catalog._convnets import convnets
 from perfmodel.catalog.entries import (
     checked,
@@ -18,15 +19,6 @@ from perfmodel.catalog.entries import (
     parsed,
     read_toml,
     resolve,
-)
-from perfmodel.catalog.huggingface import (
-    FAMILIES,
-    RELATIVES,
-    Relative,
-    language_model,
-    listed_layers,
-    one_number,
-    unknown_model_type,
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.files import parse_json
@@ -192,12 +184,12 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     """
     # The reader of a family is a dataclass of its keys: what the configuration states replaces the class's defaults,
     # which are those of Hugging Face's own class.
-    config, family, left_out = language_model(config, place)
+    config, family, left_out = huggingface.language_model(config, place)
     name = config.get("_name_or_path")
-    relative = RELATIVES.get(family, Relative(family=family))
-    if relative.family not in FAMILIES:
-        raise unknown_model_type(family, {*FAMILIES, *RELATIVES}, config)
-    reader = FAMILIES[relative.family]
+    relative = huggingface.RELATIVES.get(family, huggingface.Relative(family=family))
+    if relative.family not in huggingface.FAMILIES:
+        raise huggingface.unknown_model_type(family, {*huggingface.FAMILIES, *huggingface.RELATIVES}, config)
+    reader = huggingface.FAMILIES[relative.family]
     aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
     stated = {**relative.defaults, **_stated(config, aliases)}
     of_family = f"{place}, model_type {family!r}"
@@ -206,7 +198,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
         fields = {**read.fields(), **relative.fields}
         # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other words in them.
         if not getattr(reader, "READS_LAYER_TYPES", False):
-            fields = listed_layers(config, fields, of_family)
+            fields = huggingface.listed_layers(config, fields, of_family)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
@@ -219,7 +211,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
 
 def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     """The configuration without its nulls, under the names that the family's reader knows."""
-    plain = {key: one_number(value) for key, value in config.items() if value is not None}
+    plain = {key: huggingface.one_number(value) for key, value in config.items() if value is not None}
     if isinstance(plain.get("attn_config"), dict):
         plain["attn_config"] = _stated(plain["attn_config"], {})
     # Where a configuration has both names of a number, that which the reader knows wins.

@@ -78,7 +78,7 @@ def _number_of(kind: str) -> int:
     if kind in VOCABULARY:
         return entry_count(kind)
     if kind == "frameworks":
-        return sum(len(catalog.framework_versions(name)) for name in catalog.frameworks())
+        return sum(len(catalog.framework_years(name)) for name in catalog.frameworks())
     names = {"models": catalog.models, "clusters": catalog.clusters, "devices": catalog.devices}
     return len(names[kind]())
 
@@ -115,7 +115,7 @@ def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], lis
         heads = ("cluster", "device", "per node", "network, from the inside")
         return heads, [(r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"])) for r in records]
     if kind == "frameworks":
-        heads = ("framework", "steps", "attention", "differs in", "runs schedules")
+        heads = ("framework", "steps", "attention", "own\ndefaults", "runs schedules")
         return heads, [_framework_cells(record) for record in records]
     heads = ("device", "memory", "memory bandwidth", "half precision", "fp32")
     return heads, [_device_cells(record) for record in records]
@@ -141,7 +141,7 @@ def _framework_cells(record: dict[str, Any]) -> tuple[str, ...]:
         label,
         facts.get("execution", "eager"),
         attention,
-        f"{len(facts)} facts",
+        str(len(facts)),
         schedules,
     )
 

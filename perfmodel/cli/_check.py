@@ -13,7 +13,7 @@ from perfmodel.cli._flags import (
     problem_of,
 )
 from perfmodel.cli._show import emit, written
-from perfmodel.display import progress
+from perfmodel.display import new_console, progress
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -67,7 +67,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _show(health: "RunHealth", files: list[str]) -> None:
-    print(health)
+    new_console().print(str(health), markup=False)
     written(files)
 
 

@@ -184,9 +184,13 @@ def _show(report: dict[str, Any]) -> None:
     rows = []
     for key, value in report.items():
         if isinstance(value, dict):
-            rows += [(f"{key}: {k}", _said(k, v)) for k, v in value.items()]
+            for name, said in value.items():
+                # Programs and variables of the shell are names that stay as they are.
+                shown = name.replace("_", " ") if key == "caches" else name
+                rows.append((f"{key.replace('_', ' ')}: {shown}", _said(name, said)))
         else:
-            rows.append((key, "; ".join(value) or "-" if isinstance(value, list) else str(value)))
+            text = "; ".join(value) or "none" if isinstance(value, list) else str(value)
+            rows.append((key.replace("_", " "), text))
     new_console().print(table("", ("what", "value"), rows))
 
 

@@ -51,7 +51,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--peer",
         metavar="HOST",
-        help="with --wire: run that process on HOST by ssh (default: this host), or, with `shaped`, behind a local "
+        help="with --wire: run that process on HOST by ssh (default: this host); `shaped` runs it here, behind a local "
         "link with the cluster's bandwidth and latency",
     )
     command.add_argument(

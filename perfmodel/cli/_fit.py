@@ -1,6 +1,7 @@
 """`perfmodel fit`: trains cost models from tables, measured steps or a profile; fits constants of unknown sites."""
 
 import argparse
+import shlex
 from math import expm1, inf, log
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_logs(arguments: argparse.Namespace) -> None:
     """Refuse what does not go with logs: they tell what ran, but not on which machine."""
+    for text in arguments.logs:
+        _script_and_log(text)
     if arguments.cluster is None:
         raise PerfModelError("fit: --log needs --cluster, the cluster that the job ran on")
     if arguments.profile or arguments.sites:
@@ -184,9 +187,11 @@ def _check_profile(arguments: argparse.Namespace) -> None:
 
 def _check_no_job(arguments: argparse.Namespace) -> None:
     """Refuse flags of a job where there is no profile: runs and logs say by themselves what ran."""
-    for name in ("model", "layout", "step_time"):
+    # A launch file fills in the flags of a job, which nobody has typed then.
+    for name in ("launch_file", "model", "layout", "step_time"):
         if getattr(arguments, name) is not None:
-            raise PerfModelError(f"fit: {flags_of([name])} belongs to --profile FILE...; give both or neither")
+            flag = "--from" if name == "launch_file" else flags_of([name])
+            raise PerfModelError(f"fit: {flag} belongs to --profile FILE...; give both or neither")
 
 
 def _show_fit(summary: dict[str, Any], out: Path) -> None:
@@ -211,7 +216,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
             print(f"{count:,} rows of {family} set aside: {reason}")
-    written([out])
+    _written(out)
 
 
 def _sites(arguments: argparse.Namespace) -> int:
@@ -318,7 +323,7 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         # Only parameters that the runs say something of get a row.
         moved = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
-        console.print(f"{device}, {fitted['runs']} runs")
+        console.print(f"{device}, {fitted['runs']} runs: costs relative to the calibration that these runs correct")
         if moved:
             console.print(table("", heads, [_parameter_row(p) for p in moved]))
         as_before = [p["name"] for p in fitted["parameters"] if p not in moved]
@@ -339,7 +344,12 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         )
     for reason, count in report["skipped_runs"].items():
         console.print(f"{count} rows were not used: {reason}")
-    written([out])
+    _written(out)
+
+
+def _written(out: Path) -> None:
+    """Print where a calibration is, and how to use it."""
+    print(f"wrote {out}\nnext: give --calibration {shlex.quote(str(out))} to predict, search or another command")
 
 
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:

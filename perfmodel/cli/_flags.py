@@ -298,6 +298,13 @@ def predict_command(arguments: argparse.Namespace, prediction: "Prediction", clu
     return f"perfmodel predict {shlex.join(flags)}"
 
 
+def search_command(arguments: argparse.Namespace, prediction: "Prediction") -> str:
+    """The command line that ranks other layouts of the same job on as many devices."""
+    batch = str(prediction.global_batch)
+    flags = [*job_flags(arguments), "--devices", str(prediction.devices), "--global-batch", batch]
+    return f"perfmodel search {shlex.join(flags)}"
+
+
 def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:
     """The notation of a prediction's layout, with all that a launch file would say otherwise."""
     launch = getattr(arguments, "launch", None)

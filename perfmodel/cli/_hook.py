@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from perfmodel.display import new_console, table
+
 
 def add_command(commands: Any) -> None:
     """Register the command."""
@@ -24,8 +26,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     # The place is where in a training script the lines belong.
     if arguments.name is None:
-        for name, (place, _) in HOOKS.items():
-            print(f"{name:16} {place}")
+        rows = [(name, place) for name, (place, _) in HOOKS.items()]
+        new_console().print(table("", ("framework", "paste the lines here"), rows))
+        print("next: perfmodel hook FRAMEWORK prints the lines")
         return 0
     print(hook_lines(arguments.name), end="")
     return 0

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import reporting, written
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfmodel.spec import Cluster
+
+
+_CONTENTS: Final = {"compute": "kernels", "collective": "collectives"}
+"""What the rows of a kind of table are."""
 
 
 def add_command(commands: Any) -> None:
@@ -143,7 +147,7 @@ def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
     for table in report.get("tables", ()):
-        print(f"{table['rows']} rows of {table['kind']} ({table['what']}) to {table['file']}")
+        print(f"wrote {table['file']}: {table['rows']} rows of {_CONTENTS[table['kind']]} ({table['what']})")
         if not table["device"]:
             print("  no device named in the files; give --device NAME to use these rows for fitting")
     for reason, count in report.get("set_aside", {}).items():

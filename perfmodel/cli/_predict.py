@@ -1,6 +1,7 @@
 """`perfmodel predict` and `perfmodel timeline`: figures of one layout, and the timeline of its devices."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from perfmodel.cli._flags import (
     add_layout,
     layout_of,
     problem_of,
+    search_command,
     stated_job,
     token_count,
 )
@@ -17,7 +19,7 @@ from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import emit, note, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Layout, Problem
+from perfmodel.spec import Layout, Problem, written_values
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
@@ -239,7 +241,7 @@ def _show_open(run: "RunPrediction") -> None:
         f"step time {duration(run.step_time_s)} (90 %: {duration(run.step_time_lo_s)} to "
         f"{duration(run.step_time_hi_s)}); probability that it fits into memory: {run.fits_probability:.2f}"
     )
-    console.print(f"likeliest: {case.framework.label}, layout {case.layout}")
+    console.print(f"likeliest: {case.framework.label}, layout {case.layout}", soft_wrap=True, markup=False)
     rows = [(effect.name, f"{effect.lowest:+.0%}", f"{effect.highest:+.0%}") for effect in run.effects]
     if rows:
         console.print(
@@ -259,19 +261,35 @@ def _predict(arguments: argparse.Namespace) -> int:
     if arguments.open:
         return _predict_open(arguments)
     result = predicted(arguments)
-    run = run_of(arguments, problem_of(arguments, quiet=True), result)
+    problem = problem_of(arguments, quiet=True)
+    run = run_of(arguments, problem, result)
 
     # Say which settings were taken at their defaults, since --open would integrate over them.
     names = _open_choices(arguments, result)
     lines = list(run_lines(run)) if run else []
     if names:
-        lines.append(f"not stated, so defaults are used: {', '.join(names)} (--open averages over their values)")
-    emit(
-        arguments,
-        result.to_dict() | (run.to_dict() if run else {}) | {"not_stated": names},
-        lambda: print_prediction(new_console(), result, lines),
-    )
+        lines.append(
+            f"not stated, so defaults are used: {', '.join(_at_defaults(names, problem, result))} (--open averages "
+            "over all plausible values instead)"
+        )
+
+    def show() -> None:
+        console = new_console()
+        print_prediction(console, result, lines)
+        console.print(f"next: {search_command(arguments, result)}", soft_wrap=True, markup=False)
+
+    emit(arguments, result.to_dict() | (run.to_dict() if run else {}) | {"not_stated": names}, show)
     return 0
+
+
+def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -> list[str]:
+    """Open settings with the values that a prediction takes for them; a name alone where it stands for several."""
+    from perfmodel.prediction import step_problem_of
+
+    values = {"framework": result.framework, **step_problem_of(problem).job.values(), **vars(result.layout)}
+    # These follow from one switch of the framework.
+    values["dp_overlap"] = values["overlap_grad_reduce"]
+    return [written_values({name: values[name]}) if name in values else name for name in names]
 
 
 def _timeline(arguments: argparse.Namespace) -> int:

@@ -38,13 +38,14 @@ _SHORT = {
     "bubble_fraction": "bubble",
     "version_difference": "stale-\nness",
     "activations": "activa-\ntions",
+    "weights": "weight\ncopies",
     "makespan_s": "makespan",
     "steady_interval_s": "steady\ninterval",
     "step_s": "step",
     "step_time_s": "step",
-    "step_time_lo_s": "from",
-    "step_time_hi_s": "to",
-    "peak_memory_gib": "memory",
+    "step_time_lo_s": "90 %\nfrom",
+    "step_time_hi_s": "90 %\nto",
+    "peak_memory_gib": "GiB",
     "micro_batches_in_flight": "in flight",
     "mfu": "MFU",
 }
@@ -186,7 +187,7 @@ def _cell(name: str, value: Any, in_seconds: bool) -> str:
     if name in ("bubble_fraction", "mfu"):
         return f"{value:.1%}"
     if name == "peak_memory_gib":
-        return f"{value:.1f} GiB"
+        return f"{value:.1f}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_s") and isinstance(value, float):
@@ -203,12 +204,20 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
         viz.save_figure(viz.draw_schedules(drawings), arguments.png)
         written.append(str(arguments.png))
     return {
-        "title": f"{arguments.stages} stages, {arguments.micro_batches} micro-batches",
+        "title": _title(arguments),
         "schedules": [named_facts(facts) for *_, facts in drawings],
         "rows": [facts.to_dict() for *_, facts in drawings],
         "skipped": skipped,
         "written": written,
     }
+
+
+def _title(arguments: argparse.Namespace) -> str:
+    """The pipeline that schedules are compared on, and the unit of their times."""
+    times = f"forward {arguments.forward_s:g}, backward {arguments.backward_s:g} per stage"
+    if arguments.times is not None:
+        times = f"forward, input gradient and weight gradient of a chunk {arguments.times}"
+    return f"{arguments.stages} stages, {arguments.micro_batches} micro-batches; times: {times}"
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -251,7 +260,15 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         if c.prediction and c.schedule.partition(":")[0] == "chimera":
             closed_forms = chimera_closed_form(step_problem, c.prediction.layout)
             forms[c.schedule] = {which: asdict(form) | {"step_s": form.step_s} for which, form in closed_forms.items()}
-    return {"rows": rows, "closed_forms": forms, "skipped": skipped, "written": []}
+    machine = f"{layout.devices} devices of {problem.cluster.name}"
+    job = f"global batch {problem.job.global_batch}, sequence {problem.job.seq_len}"
+    return {
+        "title": f"{problem.model.name} on {machine}, {job}, layout {arguments.layout}",
+        "rows": rows,
+        "closed_forms": forms,
+        "skipped": skipped,
+        "written": [],
+    }
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:

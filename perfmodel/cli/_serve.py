@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._files import add_job_file, require
 from perfmodel.cli._flags import add_calibration, add_json, sequence_length
@@ -14,6 +14,10 @@ from perfmodel.units import GIB, dtype_name, duration, parse_seconds
 
 if TYPE_CHECKING:
     from perfmodel.serving import Serving, ServingSweep
+
+
+_PARTS: Final = {"products": "matrix products", "element_wise": "element-wise", "gaps": "kernel launch gaps"}
+"""Names of parts of a decode step that read otherwise in a table."""
 
 
 def add_command(commands: Any) -> None:
@@ -184,19 +188,20 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
 
     # Parts below 0.05 % of the step are left out.
     parts = [
-        (name.replace("_", "-"), duration(s), f"{s / step_s:.1%}")
+        (_PARTS.get(name, name.replace("_", " ")), duration(s), f"{s / step_s:.1%}")
         for name, s in server.breakdown_s.items()
         if s > 5e-4 * step_s
     ]
-    console.print(table(f"a decode step of {duration(step_s)}", ("part", "time", "share"), parts))
+    console.print(table(f"where a decode step of {duration(step_s)} goes", ("part", "time", "share"), parts))
     fits = "fits" if server.fits else "does not fit"
     console.print(
-        f"memory per device {memory.needed_bytes / GIB:.1f} of {memory.available_bytes / GIB:.1f} GiB: {fits}\n"
+        f"memory: needs {memory.needed_bytes / GIB:.1f} of the {memory.available_bytes / GIB:.1f} GiB that the "
+        f"engine may use per device: {fits}\n"
         f"  weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, workspace "
         f"{memory.workspace_bytes / GIB:.1f}\nthe cache has room for {memory.most_requests:,} such requests"
     )
     for sentence in chosen:
-        console.print(f"chosen: {sentence}")
+        console.print(sentence)
     replicas = f" (one of {server.layout.dp} replicas)" if server.layout.dp > 1 else ""
     for engine, command in commands.items():
         console.print(f"{engine}{replicas if engine == 'tensorrt-llm' else ''}:")

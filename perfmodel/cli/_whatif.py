@@ -204,14 +204,17 @@ def _show_design(report: dict[str, Any]) -> None:
 
 def _memory(report: dict[str, Any]) -> None:
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
-    needed, has = report["memory_bytes"] / GIB, report["has_bytes"] / GIB
+    peak, needed, has = (report[name] / GIB for name in ("peak_bytes", "memory_bytes", "has_bytes"))
     print(
-        f"{report['layout']} needs {needed:.1f} GiB per device, and the cluster's devices have {has:.1f} GiB: "
+        f"{report['layout']}: needs {peak:.1f} of {has:.1f} GiB on the fullest device: "
         f"{fit_words(report['fits_probability'])}"
     )
-    print(f"with {report['likely_bytes'] / GIB:.1f} GiB or more it fits with a probability of {MIN_FIT:g}")
-    print(f"the fullest rank uses {report['peak_bytes'] / GIB:.1f} GiB: {parts}")
-    print(f"devices with this much memory: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
+    print(f"parts of the {peak:.1f} GiB: {parts}")
+    print(
+        f"smallest device that can hold it: {needed:.1f} GiB, as fragmentation takes a part; one that fits with a "
+        f"probability of {MIN_FIT:g}: {report['likely_bytes'] / GIB:.1f} GiB"
+    )
+    print(f"smallest devices of the catalog with that: {', '.join(report['devices'][:6]) or 'none'}")
 
 
 def _devices(report: dict[str, Any]) -> None:
@@ -256,8 +259,8 @@ def _upgrade(report: dict[str, Any]) -> None:
         "upgrade",
         "by",
         "saves",
-        "with the best layout",
+        "saves with\nits best layout",
         *["share per money"] * priced,
-        "options",
+        "its best layout",
     )
     console.print(table("", heads, rows))

@@ -21,7 +21,7 @@ LEAST_WORDS: Final = 24
 """Columns of a window to which a column of words is folded at the narrowest, before a row takes several lines."""
 WORD_HEADS: Final = frozenset(
     {
-        "options",
+        "its best layout",
         "device",
         "kind",
         "value",
@@ -31,6 +31,8 @@ WORD_HEADS: Final = frozenset(
         "steps",
         "attention",
         "runs schedules",
+        "paste the lines here",
+        "listed by",
         "remedy",
         "why",
     }

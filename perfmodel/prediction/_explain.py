@@ -145,14 +145,14 @@ class CriticalPath:
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by decreasing share, summing to the step; gaps and the host's copies and updates count as events."""
-        order = np.argsort(-self.seconds, kind="stable")
-        named = [
-            CriticalEvent(
-                event=self.ops[i].label + self._node_kinds[i], count=float(self.count[i]), time_s=float(self.seconds[i])
-            )
-            for i in order.tolist()
-            if self.seconds[i] > 0
-        ]
+        # A collective of forward and backward passes is one event to a reader, whatever it hides behind in each.
+        count: dict[str, float] = defaultdict(float)
+        seconds: dict[str, float] = defaultdict(float)
+        for i in np.flatnonzero(self.seconds > 0).tolist():
+            name = self.ops[i].label + self._node_kinds[i]
+            count[name] += float(self.count[i])
+            seconds[name] += float(self.seconds[i])
+        named = [CriticalEvent(event=name, count=count[name], time_s=seconds[name]) for name in seconds]
         beyond_events = {
             "kernel launch gaps": self.gap_s,
             "waiting for the slowest rank": self.waiting_s,

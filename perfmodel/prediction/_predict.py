@@ -136,8 +136,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     (lower, upper), error_sources = step_interval(problem, layout, path, degrees)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
-            f"{_without_measurement(provenance)} on {_names(devices)}; measure it (perfmodel calibrate), or leave "
-            "--strict out"
+            f"{_without_measurement(provenance, devices)}; measure it (perfmodel calibrate), or leave --strict out"
         )
 
     # What the model's figures do not count.
@@ -209,11 +208,11 @@ def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[
     beyond = provenance["extrapolated"] + provenance["analytical"]
     if beyond < 0.01:
         return ()
-    return (f"{_without_measurement(provenance)} on {_names(devices)}, which widens the interval",)
+    return (f"{_without_measurement(provenance, devices)}, which widens the interval",)
 
 
-def _without_measurement(provenance: dict[str, float]) -> str:
+def _without_measurement(provenance: dict[str, float], devices: Sequence[Device]) -> str:
     """How much of the critical path no measurement of its device backs, in the words of `provenance`."""
     shares = {name: provenance[name] for name in ("analytical", "extrapolated")}
     named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share > 0)
-    return f"{sum(shares.values()):.0%} of the critical path is extrapolated beyond measurements ({named})"
+    return f"{sum(shares.values()):.1%} of the critical path rests on no measurement of {_names(devices)} ({named})"

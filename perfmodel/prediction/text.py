@@ -16,8 +16,10 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     """Print summary, `more` lines, breakdown, memory and the top of the critical path."""
     console.print(
         f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
-        f"sequence {result.seq_len}\nlayout {result.layout_notation}"
+        f"sequence {result.seq_len}"
     )
+    # Never broken, or else it could not be copied.
+    console.print(f"layout {result.layout_notation}", soft_wrap=True, markup=False)
     console.print(
         f"step time {duration(result.step_time_s)} (90 %: {duration(result.step_time_lo_s)} to "
         f"{duration(result.step_time_hi_s)}), "
@@ -28,13 +30,7 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     for line in (*more, *result.reasons, *result.warnings):
         console.print(line)
     print_breakdown(console, result)
-    console.print(
-        table(
-            f"memory as {result.framework} reports it",
-            ("part", "GiB"),
-            [(k.replace("peak", "reported peak"), f"{v / GIB:.2f}") for k, v in result.memory.to_dict().items()],
-        )
-    )
+    console.print(table(f"memory as {result.framework} reports it", ("part", "GiB"), _memory_rows(result)))
     if result.kinds:
         console.print(table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result)))
     console.print(
@@ -49,6 +45,16 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     )
     shares = ", ".join(f"{k} {v:.0%}" for k, v in result.provenance.items() if v >= 0.005)
     console.print(f"where the times come from (shares of the critical path): {shares}")
+
+
+def _memory_rows(result: "Prediction") -> list[tuple[str, str]]:
+    """The reported peak, its parts, and what must fit beside it."""
+    parts = result.memory.to_dict()
+    # What a framework reports may leave out the context of the device, which has to fit too.
+    not_reported = result.memory_needed_bytes - parts["peak"]
+    if not_reported > 0.005 * GIB:
+        parts["needed beyond this"] = not_reported
+    return [(name.replace("peak", "reported peak"), f"{value / GIB:.2f}") for name, value in parts.items()]
 
 
 def _ranks(result: "Prediction") -> list[tuple[str, ...]]:

@@ -52,7 +52,7 @@ def starting_point(
     layout = layout or problem.layout
     if not layout:
         layout = _smallest(problem)
-        chosen.append(f"layout {layout.label} was chosen: the smallest with room for {_ROOM} requests")
+        chosen.append(f"the layout is the smallest with room for {_ROOM} requests")
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     if problem.options.batch is not None:
         return StartingPoint(

@@ -31,7 +31,7 @@ def test_import_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert set(read_table(table)["interconnect"]) == {"NVLink3 NVSwitch + InfiniBand HDR"}
     words = ["--interconnect", "PCIe4", "--device", "my-gpu"]
     assert main(["import", "auto", str(log), "--out", str(table), *words]) == 0
-    assert "4 rows of collective (4 all_reduce)" in capsys.readouterr().out
+    assert "4 rows of collectives (4 all_reduce)" in capsys.readouterr().out
     assert set(read_table(table)["device"]) == {"my-gpu"}
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import perfmodel.cli
 from perfmodel.cli import main
 from perfmodel.display import WORD_HEADS, FittedTable, new_console, table
+from perfmodel.planning.layouts import interval
 
 SOURCE = Path(perfmodel.cli.__file__).parent
 FIGURES = st.text("0123456789.,%+-<>/", min_size=1, max_size=18).filter(lambda text: not text.isspace())
@@ -166,7 +167,20 @@ def test_every_table_of_every_command_is_whole(
     assert printed_tables
     for printed in printed_tables:
         assert not missing_from(shown, printed)
+        # Words may take several lines, and correlations are as many as there are errors. All else has 80 columns.
+        if columns and WORD_HEADS.isdisjoint(printed.heads) and name != "explained case":
+            assert all(len(block) == 1 for block in printed.blocks(80)[1:]), printed.title or printed.heads
     assert "…" not in shown
+
+
+@given(lo_s=st.floats(1e-5, 1e5), factor=st.floats(1.0, 100.0))
+def test_both_ends_of_an_interval_have_one_unit_and_as_many_decimals(lo_s: float, factor: float) -> None:
+    text, unit = interval(lo_s, lo_s * factor).split()
+    ends = [end.replace(",", "") for end in text.split("-")]
+    assert len({len(end.partition(".")[2]) for end in ends}) == 1
+    unit_s = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+    for end, seconds in zip(ends, (lo_s, lo_s * factor), strict=True):
+        assert float(end) * unit_s == pytest.approx(seconds, rel=6e-3)
 
 
 def test_a_path_longer_than_the_window_stays_whole(

@@ -42,6 +42,7 @@ def test_accounts_add_up(problem, layout):
     assert 0 < p.step_time_lo_s < p.step_time_s < p.step_time_hi_s
     assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s)
     assert sum(e.time_s for e in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)
+    assert len({e.event for e in p.critical_path}) == len(p.critical_path), "an event has one row"
     assert sum(p.provenance.values()) == pytest.approx(1)
     assert 0 <= p.bubble_fraction < 1
     assert 0 < p.mfu < 1

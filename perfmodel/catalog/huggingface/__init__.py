@@ -3,11 +3,16 @@
 There is a class for each family of architectures, and a table that says which other architectures are read as which.
 """
 
-from perfmodel.catalog.huggingface._families import FAMILIES
-from perfmodel.catalog.huggingface._layers import listed_layers, one_number
-from perfmodel.catalog.huggingface._parts import known_family, language_model
-from perfmodel.catalog.huggingface._relatives import RELATIVES, Relative
-from perfmodel.catalog.huggingface._unknown import unknown_model_type
-from perfmodel.display import shorten_reprs
+from typing import TYPE_CHECKING
 
-shorten_reprs(__name__)
+from perfmodel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from perfmodel.catalog.huggingface._families import FAMILIES
+    from perfmodel.catalog.huggingface._layers import listed_layers, one_number
+    from perfmodel.catalog.huggingface._parts import known_family, language_model
+    from perfmodel.catalog.huggingface._relatives import RELATIVES, Relative
+    from perfmodel.catalog.huggingface._unknown import unknown_model_type
+
+# The families take as long to import as the rest of the catalog, and most processes read no configuration.
+__getattr__, __dir__ = lazy_names(__name__)

@@ -10,11 +10,12 @@ from perfmodel.errors import UnknownNameError
 _HEAD: Final = '''\
 # perfmodel hook {name}
 # {place}
+# The run writes args.json; then: perfmodel predict --from args.json --cluster NAME
 import dataclasses, json, os, sys
 
 
 def perfmodel_plain(value):
-    """A value as JSON has it: of a configuration its fields by name, of a function or enumeration its name."""
+    """Convert a value for JSON: a configuration becomes its fields, a function or enumeration its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {{field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}}
         return {{"_target_": type(value).__qualname__, **perfmodel_plain(fields)}}
@@ -29,21 +30,21 @@ def perfmodel_plain(value):
 
 
 def perfmodel_defaults(config):
-    """The fields of a configuration as they are where nobody sets them."""
-    found = {{}}
+    """Return the default of every field of a configuration."""
+    defaults = {{}}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
         if dataclasses.is_dataclass(value):
-            found[field.name] = perfmodel_defaults(value)
+            defaults[field.name] = perfmodel_defaults(value)
         elif field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
+            defaults[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-    return found
+            defaults[field.name] = field.default_factory()
+    return defaults
 
 
 def perfmodel_dump(settings, defaults, **further):
-    """Write the file, from one process of all."""
+    """Write args.json, from rank 0 alone."""
     if os.environ.get("RANK", "0") == "0":
         content = {{
             "perfmodel_hook": "{name}",
@@ -63,7 +64,7 @@ import fiddle
 
 
 def perfmodel_built(config, chosen):
-    """Arguments of a recipe: those that it sets, or those that are left at the defaults of its classes."""
+    """Return the arguments that a recipe sets (chosen), or those that it leaves at their defaults."""
     if not isinstance(config, fiddle.Buildable):
         return config
     stated = fiddle.ordered_arguments(config)

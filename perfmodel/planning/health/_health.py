@@ -106,6 +106,8 @@ class RunHealth:
     """Further facts of the log that an engineer should know."""
     peak_bytes: float | None
     """Peak of memory that the log reports; None where it reports none."""
+    peak_counter: str
+    """What the measured and the expected peak count: the bytes `reserved` by the allocator, or `allocated`."""
     expected_peak_bytes: float | None
     """Predicted peak, as the same counter shows it; None where it is not predicted."""
     timers: Mapping[str, PhaseTimer]
@@ -272,6 +274,7 @@ def check_run(
         contradictions=tuple(contradiction.sentence for contradiction in job.contradictions),
         remarks=_remarks(job, log, series, expected, step_problem.flops),
         peak_bytes=observed.peak_bytes,
+        peak_counter=counter,
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
         timers=log.timers,
     )

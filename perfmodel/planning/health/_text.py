@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from perfmodel.units import GIB, duration, figure
+from perfmodel.units import GIB, duration
 
 if TYPE_CHECKING:
     from perfmodel.planning.health._health import RunHealth
@@ -21,13 +21,13 @@ def health_text(health: "RunHealth") -> str:
         *_measured(health),
         *_over_the_run(health),
         "",
-        f"a healthy site takes {duration(health.typical_site_s)} per step, one of the best tenth "
+        f"a typical healthy site takes {duration(health.typical_site_s)} per step, the best tenth of sites at most "
         f"{duration(health.good_site_s)}",
     ]
     if health.causes:
         head = "likeliest causes, and the seconds per step that each would explain"
         if health.healthy:
-            head = f"there may be no fault; if there is one, the {head}"
+            head = f"there may be no fault; if there is one: {head}"
         lines += ["", head]
         for place, cause in enumerate(health.causes, start=1):
             surely = f"probability {min(cause.probability, 0.99):.0%}"
@@ -38,10 +38,8 @@ def health_text(health: "RunHealth") -> str:
                 lines.append(f"   {cause.evidence}")
             lines.append(f"   remedy: {cause.remedy}")
         if any(cause.probability < 1 for cause in health.causes):
-            lines.append(
-                "probability that there is no fault and the site is just slower than most: "
-                f"{health.no_fault_probability:.0%}"
-            )
+            no_fault = f"{health.no_fault_probability:.0%}" if health.no_fault_probability >= 0.005 else "below 1%"
+            lines.append(f"probability that there is no fault and the site is just slower than most: {no_fault}")
         to_tell_apart = ", to distinguish them" if len(health.causes) > 1 else ""
         lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
     if series.warm_up_steps:
@@ -63,14 +61,14 @@ def _measured(health: "RunHealth") -> list[str]:
     )
     if health.peak_bytes is not None and health.expected_peak_bytes is not None:
         measured, predicted = health.peak_bytes / GIB, health.expected_peak_bytes / GIB
-        lines.append(f"peak memory: measured {measured:.1f} GiB, predicted {predicted:.1f} GiB")
+        lines.append(f"peak memory ({health.peak_counter}): measured {measured:.1f} GiB, predicted {predicted:.1f} GiB")
     return lines
 
 
 def _over_the_run(health: "RunHealth") -> list[str]:
     """Return lines on scatter, timers, stalls and drift over the run."""
     series = health.series
-    lines = [f"steps scatter by {series.scatter:.1%}; {int(series.covered.sum()):,} of them counted"]
+    lines = [f"steps vary by {series.scatter:.1%} around their trend; {int(series.covered.sum()):,} steps counted"]
     if health.timers:
         ranges = [
             f"{phase.replace('_', ' ')} {duration(timer.least_s)} to {duration(timer.most_s)}"
@@ -81,7 +79,7 @@ def _over_the_run(health: "RunHealth") -> list[str]:
         every = f", every {stalls.every:,} steps" if stalls.every else ""
         lines.append(
             f"stalls ({stalls.kind}): {stalls.count}{every}, {duration(stalls.seconds_each)} each, "
-            f"{figure(100 * stalls.seconds_per_step / series.mean_s, 2)} % of the run"
+            f"{stalls.seconds_per_step / series.mean_s:.1%} of the run"
         )
     if series.drift is not None:
         at_step = f" at step {series.drift.at_step:,}" if series.drift.kind == "jump" else ""

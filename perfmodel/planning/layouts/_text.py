@@ -24,7 +24,7 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "mfu": ("MFU", lambda v: f"{v:.1%}"),
     "energy": ("energy", lambda v: scaled(v, "J")),
     "power": ("power", lambda v: scaled(v, "W")),
-    "cost": ("cost", lambda v: figure(v, 3)),
+    "cost": ("cost, $", lambda v: figure(v, 3)),
     "train_time": ("training", long_duration),
     "tokens_per_s": ("tokens/s", lambda v: f"{v:,.0f}"),
     "tokens_per_s_per_device": ("tokens/s/device", lambda v: f"{v:,.0f}"),
@@ -50,7 +50,7 @@ def print_search(
     """
     if result.layouts:
         _heading(console, result)
-        _ranking(console, result)
+        _ranking(console, result, run)
         _winner(console, result, command, run)
     beyond = result.beyond
     if beyond:
@@ -99,7 +99,7 @@ def _heading(console: "Console", result: "SearchResult") -> None:
     if result.framework != "generic":
         goal.append(f"only layouts that {result.framework} can run")
     if {"cost", "energy"} & set(_asked_for(result)) and "train_time_s" not in result.quantities[0]:
-        goal.append("cost and energy of a million tokens")
+        goal.append("cost and energy are those of a million tokens")
     if goal:
         console.print(", ".join(goal))
 
@@ -132,7 +132,7 @@ def _columns(result: "SearchResult", is_wide: bool) -> "dict[str, Column]":
     return columns
 
 
-def _ranking(console: "Console", result: "SearchResult") -> None:
+def _ranking(console: "Console", result: "SearchResult", run: Sequence[str]) -> None:
     """Print a row per ranked layout, with the columns that this search has something to tell of."""
     columns = _columns(result, is_wide=console.width >= NARROW)
     rows = []
@@ -140,6 +140,8 @@ def _ranking(console: "Console", result: "SearchResult") -> None:
         cells = [cell(i, p) for cell in columns.values()]
         rows.append((*cells, p.layout_notation))
     layout_last(console, list(columns), rows)
+    if run and {"cost, $", "training"} & {*columns}:
+        console.print("cost, training: without failures and restarts, which the recommended layout's figures include")
     if result.robustness and len({*result.robustness.ranks}) < len(result.robustness.ranks):
         console.print("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)")
     # Layouts on nodes of several kinds have memories of several sizes.
@@ -296,4 +298,10 @@ def interval(lo_s: float, hi_s: float) -> str:
     # Scale the lower end by the ratio of the upper end's figure to its seconds: both are then in
     # the same unit.
     upper, unit = duration(hi_s).split()
-    return f"{lo_s * float(upper) / hi_s:.4g}-{upper} {unit}"
+    scale = float(upper.replace(",", "")) / hi_s
+    ends = [figure(lo_s * scale), upper]
+
+    # Both ends have as many decimals as the one with more.
+    decimals = max(len(end.partition(".")[2]) for end in ends)
+    lower, upper = (f"{end_s * scale:,.{decimals}f}" for end_s in (lo_s, hi_s))
+    return f"{lower}-{upper} {unit}"
