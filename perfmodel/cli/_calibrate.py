@@ -370,6 +370,7 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
 
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
+    # Reports of three commands in one: two tables side by side, tables that were measured, or what there is to measure.
     if "cards" in report:
         _show_diff(report)
         return

@@ -332,6 +332,8 @@ _BUSY_S: Final = 2e-3
 
 def show(report: dict[str, Any]) -> None:
     """Print the report."""
+    # Four kinds of reports: of a program in its text form, by classes of ranks, of prices that were measured, or of
+    # a script.
     if "ranks" in report:
         for r in report["ranks"]:
             times = f"{duration(r['step_s'])}, of which {duration(r['communication_s'])} in collectives"
@@ -364,6 +366,7 @@ def show(report: dict[str, Any]) -> None:
             f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process for the "
             f"emulated ranks used {wire['cpu_s']:.3g} s of CPU time in {wire['wall_s']:.3g} s"
         )
+    # Emulating a call takes microseconds: milliseconds mean that something else had the cores.
     if report.get("overhead_s", 0.0) > _BUSY_S:
         print(
             f"emulating a call took {duration(report['overhead_s'])}, which was subtracted; the machine is busy, "

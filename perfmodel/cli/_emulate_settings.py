@@ -244,6 +244,7 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
 
     scenario = Scenario.parse(arguments.set)
     delays_s = dict(scenario.delays_s)
+    # A script computes at this machine's own speed: only its network and its delays are emulated.
     for setting in scenario.settings:
         if not setting.name.endswith("_delay_s") and setting.name not in NETWORK:
             raise PerfModelError(
@@ -272,6 +273,7 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
     conditions: dict[str, Any] = {"straggler": arguments.straggler, "seed": arguments.seed}
     if arguments.jitter is not None:
         conditions["jitter"] = arguments.jitter
+    # Only an emulated rank can be made to fail: a real one is the user's own process.
     if arguments.fail:
         rank, _, call = arguments.fail.partition("@")
         real = ranks_of(arguments.real_ranks)

@@ -195,6 +195,7 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
     table = table.assign(interconnect=interconnect)
     if cluster is not None:
         table = _on(cluster, table, file)
+    # A name that says nothing would be priced as any link, far off and without a word.
     for device in sorted(set(table["device"])):
         if not any(is_known(interconnect, device, between) for between in (False, True)):
             raise TableError(

@@ -126,6 +126,7 @@ def _show_cases(report: dict[str, Any]) -> None:
     rows, memory = [], []
     for source, figures in report["sources"].items():
         rows.append((source, *(error_figure(name, figures[name]) for name in _CASE_COLUMNS)))
+        # Few sources state their memory.
         if figures["memory"]["n"]:
             memory.append(
                 (

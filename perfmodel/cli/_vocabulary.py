@@ -138,6 +138,7 @@ def vocabulary(kind: str) -> list[dict[str, Any]]:
 
 def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterator[str]:
     """The records as text: a line with the name, and its meaning below."""
+    # Each vocabulary has columns of its own; what a record leaves out (`-`) is left out of its line.
     for record in records:
         stated = {name: value for name, value in record.items() if value != "-"}
         if kind == "schedules":

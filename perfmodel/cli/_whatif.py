@@ -51,6 +51,7 @@ def _whatif(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.png and not arguments.sweep:
         raise PerfModelError("whatif: --png draws a curve; give --sweep NAME=FIRST:LAST:COUNT too")
+    # Settings and sweeps are parsed before anything is computed, so that a wrong one costs no time.
     scenario = Scenario.parse(arguments.set)
     settings = parse_sweep(arguments.sweep) if arguments.sweep else []
     problem = problem_of(arguments)

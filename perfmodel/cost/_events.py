@@ -128,6 +128,7 @@ def _relayed(
     cluster: Cluster, ops: Sequence[Collective], times: EventTimes, collectives: PricesCollectives
 ) -> EventTimes:
     """The times of collectives, but no less than what they send on inside nodes takes (`Collective.relayed_bytes`)."""
+    # Between nodes a rank may receive for its neighbours, and passes on inside the node what is theirs.
     relayed = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
     if not relayed:
         return times

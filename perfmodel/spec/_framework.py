@@ -122,11 +122,14 @@ class Framework(Stated, Sectioned):
         """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's
         operators."""
         host = self.host
+        # What is compiled, or replayed whole, issues no operators one by one: the rest is about these.
         if host.execution != "eager":
             return self
         if job.kernels.cuda_graphs != "none":
             execution = "graph" if job.kernels.cuda_graphs == "step" else "layer_graphs"
             return replace(self, host=replace(host, execution=execution))
+        # Operators beside the kernels of a layer: those of latent attention come on top, and a fused dispatcher routes
+        # tokens without some of the others.
         latent = isinstance(model, Transformer) and model.latent_attention is not None
         saved = host.fused_dispatch_saves if job.experts.expert_dispatcher == "hybridep" else (0, 0)
         running_host = replace(
@@ -158,6 +161,7 @@ class Framework(Stated, Sectioned):
         usual = self.default_layout
         names = _OF_EVERY_LAYOUT if stated.get("tp", 1) == 1 else (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
         defaults = {name: getattr(usual, name) for name in names}
+        # Pipelines may have another default, and not every stage of ZeRO runs with them.
         if stated.get("pp", 1) > 1:
             if self.launch.zero_in_pipelines is not None:
                 defaults["zero"] = self.launch.zero_in_pipelines
@@ -166,8 +170,10 @@ class Framework(Stated, Sectioned):
             if can.schedules and Layout.schedule not in can.schedules:
                 defaults["schedule"] = can.schedules[0]
         defaults |= self.degree_defaults(stated.get("cp", 1), stated.get("ep", 1))
+        # A number of layers says itself what is recomputed.
         if stated.get("recompute_full_layers") is not None:
             defaults["recompute"] = "none"
+        # Some frameworks overlap whatever is sharded, with no switch for it.
         zero = stated.get("zero", defaults["zero"])
         overlaps = self.communication.hides(zero, stated.get("tp", 1))
         reduces = usual.overlap_grad_reduce or (self.communication.sharding_overlaps and zero >= 2)

@@ -159,6 +159,7 @@ class Job(Implementation):
         These are the model's own length, and the first of bf16, fp16 and fp32 that the device has; `assumed` names
         those that are not obvious.
         """
+        # Values that are not obvious are named, so that a prediction can say what it rests on.
         assumed = []
         if seq_len is None:
             seq_len = model.seq_len

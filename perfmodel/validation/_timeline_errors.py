@@ -90,6 +90,7 @@ class TimelineErrors:
         for device in range(len(self.activity_error)):
             figures = {name: _number(getattr(self, name)[device]) for name in per_device}
             devices.append({"device": device} | figures)
+        # JSON has no NaN.
         stages = []
         for row in self.stages.to_dict(orient="records"):
             for name, value in row.items():

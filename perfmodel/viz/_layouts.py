@@ -107,6 +107,7 @@ def _rows(predictions: Sequence[Prediction]) -> list[str]:
 
 def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str]) -> None:
     """Write every layout's degrees under its bar, a row for each with its name on the left; words stand upright."""
+    # Numbers fit below one another under a bar; words do not.
     has_words = any(name in _IN_WORDS for name in rows)
     texts = []
     for p in predictions:

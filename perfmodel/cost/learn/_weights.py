@@ -29,6 +29,7 @@ _NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "inter
 
 def save_regressor(regressor: Regressor, directory: Path) -> Path:
     """Write `<name>.safetensors` atomically; tables are stored as float16, all else as float32."""
+    # Tables are the most of a file, and interpolated: 16 bits are enough for them.
     arrays: dict[str, np.ndarray] = {"cells": regressor.cells}
     for name, value in regressor.params._asdict().items():
         if name in LAYERED:
@@ -37,6 +38,7 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
                 arrays[f"{name}.{i}"] = np.ascontiguousarray(array, precision)
         else:
             arrays[name] = np.ascontiguousarray(value, np.float32)
+    # All that is no array goes into the metadata as JSON.
     described = {
         "name": regressor.name,
         "family": regressor.family,

@@ -111,10 +111,12 @@ def pareto(
     candidates = price(question, rejected, report)
     with open_executor(workers, dask) as executor:
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
+    # What was not evaluated is dominated by its bounds alone.
     dominated = candidates.feasible - evaluated
     if dominated:
         rejected[Rejection(Reason.DOMINATED)] += dominated
     layouts = [explain(question.step_problem, layout) for layout in candidates.layouts(numbers)]
+    # Values are minimised inside, and shown as the user asked for them (throughputs rise).
     shown = np.empty((len(values), len(goals)))
     for column, goal in enumerate(goals):
         shown[:, column] = [goal.objective.shown(value) for value in values[:, column].tolist()]

@@ -184,6 +184,7 @@ def _winner(console: "Console", result: "SearchResult", command: str, run: Seque
     """The recommended layout, the better one that may not fit, and the command that predicts the former."""
     best, riskier = result.first_to_try, result.riskier
     min_fit = result.recommendation.min_fit
+    # A layout that may well not fit is never called recommended.
     if best.fits_probability >= min_fit:
         head = "recommended"
     else:
@@ -233,6 +234,7 @@ def _account(console: "Console", result: "SearchResult") -> None:
                 f"{buckets.gain:.1%} faster than ranked here (with a bucket per layer)",
                 markup=False,
             )
+    # Cuts that gain nothing are told as a number alone.
     n_even = sum(cut.gain <= 1e-3 for cut in cuts)
     if n_even:
         console.print(f"uneven stages were tried for {n_even} layouts and were no faster")

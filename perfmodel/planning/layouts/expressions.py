@@ -217,6 +217,7 @@ def _constant(node: ast.expr) -> float | None:
 
 def _value(node: ast.expr, quantity: Quantity) -> Interval:
     """Evaluate a checked formula by interval arithmetic, with the quantities' intervals for its names."""
+    # Interval arithmetic: bounds of quantities become bounds of the formula, by which a search may leave layouts out.
     match node:
         case ast.Constant(value=int() | float() as value):
             return Interval.exactly(float(value))

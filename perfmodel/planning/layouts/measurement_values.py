@@ -78,6 +78,7 @@ class MeasurementValues:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; regrets in seconds per step."""
+        # Inside, regrets are shares of the fastest step.
         step_s = min((p.step_time_s for p in self.layouts), default=0.0)
         rows = []
         for measurement in self.worth:

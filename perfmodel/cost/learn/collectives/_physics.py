@@ -350,6 +350,7 @@ def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduc
     n = np.asarray(ranks, np.float64)
     r = np.minimum(np.maximum(ranks_per_node, 1.0), n)
     between = n > r
+    # The parties of the outermost tier are nodes, or the ranks of one; those of a node share what it moves.
     parties = np.where(between, np.ceil(n / r), n)
     share = np.where(between, r, 1.0)
     lacking = (parties - 1) / np.maximum(parties, 1.0)
