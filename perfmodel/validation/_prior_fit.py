@@ -64,7 +64,7 @@ _USUAL: Final = 2.0
 _FEWEST: Final = 5
 
 
-TUNINGS: Final = tuple(Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16), (0, 1, 2, 4, 8)))
+TUNINGS: Final = tuple(Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16, 32), (0, 1, 2, 4, 8)))
 """That are tried."""
 ROWS_OF_SOURCE: Final = 6
 """Most rows of a source from which it is learned how much people prefer what is faster."""

@@ -44,7 +44,7 @@ FRAMEWORK_CHAIN: Final = (
 )
 MOST_FRAMEWORKS: Final = 8
 """Frameworks, at most, that stand for an unnamed one."""
-MOST_WEIGHED: Final = 48
+MOST_WEIGHED: Final = 96
 """Completions of which the memory is computed."""
 GENERIC: Final = Framework().name
 VERSION: Final = "version"
