@@ -131,9 +131,10 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
         before, after = (explain(m, run.layout) for m in (problem, problem.adjusted(found.adjustment)))
         errors.append((abs(after.step_time_s / run.measured_s - 1), abs(before.step_time_s / run.measured_s - 1)))
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
-        # a slower network's share of the step is larger, and so is what is unknown of it
+        # a slower network's share of the step is larger, and so is what is unknown of it; and how wide the interval is
+        # before any run is learned from other sites' runs that are described as well
         width = before.step_time_hi_s / before.step_time_lo_s
-        assert after.step_time_hi_s / after.step_time_lo_s < width * 1.1
+        assert after.step_time_hi_s / after.step_time_lo_s < width * 1.2
         assert sum(after.breakdown_s.values()) == pytest.approx(after.step_time_s)
         assert sum(e.time_s for e in after.critical_path) == pytest.approx(after.step_time_s, rel=1e-6)
     of_fit, of_tables = np.array(errors).T

@@ -105,8 +105,6 @@ def test_degrees_that_nobody_stated_are_integrated_over(tmp_path):
     assert predicted["unstated_share"][0] == pytest.approx(2 / 5)  # two of three degrees; one follows
     apart = predicted["hi_s"] / predicted["lo_s"]
     assert apart[0] > apart[2]
-    # Without tensor parallelism over all devices the run would not fit, which contradicts that it ran.
-    assert apart[1] > apart[2]
     assert predicted["completions"][0] > 1
     assert predicted["open_deviation"][0] > predicted["open_deviation"][1]
 

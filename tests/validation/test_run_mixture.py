@@ -1,6 +1,7 @@
 """A run of which not everything is stated: what it may have been, whoever describes it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
-from perfmodel.validation.unstated import real_tokens
+from perfmodel.validation.unstated import case_features, real_tokens
 
 ROW = {
     "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
@@ -134,6 +135,17 @@ def test_no_framework_is_a_mixture_of_the_known_ones():
     )
     named = predict_run(ROW | {"framework": "pytorch-rocm@2024", "launch_and_overlap": None, "tp": 1, "dp": 16})
     assert {case.framework.name for case in named.completions} == {"pytorch"}
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "gb200-nvl72", "tpu-v5p-pod"])
+def test_a_machine_is_as_large_as_its_devices_make_it(cluster):
+    """Whatever links them: people try as hard with 128 devices of two racks as with those of 16 nodes."""
+    case = read_case(ROW)
+    scales = []
+    for devices in (64, 128, 1024):
+        large = replace(case.relaid(dp=devices // 2), cluster=catalog.cluster(cluster))
+        scales.append(case_features(large, 2025).scale)
+    assert scales == ["up to 8 nodes", "8 to 64 nodes", "above 64 nodes"]
 
 
 def test_a_name_means_what_it_meant_in_its_year():

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from perfmodel import catalog
-from perfmodel.catalog import networks
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device, Framework, Layout
 from perfmodel.validation.rows import Case, framework_of, number
@@ -44,7 +43,7 @@ FRAMEWORK_CHAIN: Final = (
 )
 MOST_FRAMEWORKS: Final = 8
 """Frameworks, at most, that stand for an unnamed one."""
-MOST_WEIGHED: Final = 96
+MOST_WEIGHED: Final = 192
 """Completions of which the memory is computed."""
 GENERIC: Final = Framework().name
 VERSION: Final = "version"
@@ -257,8 +256,7 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     features = model_features(model, run.device(), run.seq_len(model), generic, run.year)
     devices = number(run.cells, "n_devices")
     if devices is not None:
-        per_node = number(run.cells, "devices_per_node") or networks.DEVICES_PER_NODE
-        features = replace(features, scale=scale_of(int(devices), int(per_node)))
+        features = replace(features, scale=scale_of(int(devices)))
     weights = priors.probabilities("framework", features.contexts(FRAMEWORK_CHAIN), tuple(names))
     candidates = []
     for candidate_name, weight in zip(names, weights.tolist(), strict=True):

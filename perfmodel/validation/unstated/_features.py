@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from perfmodel.catalog.networks import DEVICES_PER_NODE
 from perfmodel.spec import Cluster, Device, Framework, Model, Transformer
 from perfmodel.validation.rows import Case
 from perfmodel.validation.unstated.priors import EVERYWHERE
@@ -14,7 +15,7 @@ _SIZES_B: Final = (2.0, 15.0, 50.0, 150.0)
 _LENGTHS: Final = (768, 3072, 12288)
 """Tokens between classes of sequences."""
 _NODES: Final = (8, 64)
-"""Nodes between classes of machines."""
+"""Nodes between classes of machines, of `DEVICES_PER_NODE` each."""
 _ERAS: Final = (2022, 2024)
 """Last years of all eras but the newest: before fused attention was usual, and before products of 8 bits were."""
 
@@ -39,7 +40,7 @@ class RunFeatures:
     stages: str = ""
     """`pipeline` or `one stage`."""
     scale: str = ""
-    """Class by nodes."""
+    """Class by devices (`scale_of`)."""
     fabric: str = ""
     """Kind of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where it is not named."""
 
@@ -73,13 +74,17 @@ def case_features(case: Case, year: int | None) -> RunFeatures:
     """Features of a completed run."""
     features = model_features(case.model, case.cluster.device, case.job.seq_len, case.framework, year)
     stages = "pipeline" if case.layout.pp > 1 else "one stage"
-    scale = scale_of(case.layout.devices, case.cluster.levels[0].size)
+    scale = scale_of(case.layout.devices)
     return replace(features, stages=stages, scale=scale, fabric=fabric_of(case.cluster))
 
 
-def scale_of(devices: int, devices_per_node: int) -> str:
-    """Class of a machine by its nodes."""
-    return _class_of(-(-devices // devices_per_node), _NODES, " nodes")
+def scale_of(devices: int) -> str:
+    """Class of a machine by what it costs to run, in nodes of `DEVICES_PER_NODE`.
+
+    Racks of NVLink and slices of TPUs count as the nodes that as many devices would make: people try as hard with 64
+    devices of one rack as with those of eight nodes.
+    """
+    return _class_of(-(-devices // DEVICES_PER_NODE), _NODES, " nodes")
 
 
 _FABRICS: Final = (

@@ -47,10 +47,11 @@ from perfmodel.validation.unstated.mixture import (
 )
 from perfmodel.validation.unstated.priors import ChoicePriors, choice_priors
 
-MOST_MEMORY: Final = 48
-"""Completions that differ in memory and are timed. People prefer what is faster by a high power of the step time, so the
-few fastest decide: with 16 of them the answer for a run of an unnamed framework changed by a third with the draw."""
-MOST_TIMED: Final = 64
+MOST_MEMORY: Final = 96
+"""Completions that differ in memory and are timed. People prefer what is faster by a high power of the step time, so
+that the few fastest decide: with 16 of them the answer for a run of an unnamed framework moved by a third with the
+draw."""
+MOST_TIMED: Final = 128
 """Completions that are timed."""
 UNLIKELY_TO_FIT: Final = 0.1
 """Probability to fit below which a run that fitted contradicts its description, which is said."""
@@ -207,9 +208,9 @@ class _TimedRun:
 
     @property
     def scale(self) -> str:
-        """Class of the machine by its nodes (`scale_of`)."""
+        """Class of the machine by its devices (`scale_of`)."""
         case = self.completions[0].case
-        return scale_of(case.layout.devices, case.cluster.levels[0].size)
+        return scale_of(case.layout.devices)
 
     def mixture(self, tuning: Tuning) -> LogNormalMixture:
         """Mixture of the step times."""
