@@ -11,7 +11,10 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import BadValue, Launch, parse_launch, pipeline_segments, read_launch
 from perfmodel.prediction import predict
+from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
+
+FILES = Path(__file__).parent / "launch_files"
 
 
 def read(name: str, text: str, **given: Any) -> Launch:
@@ -627,3 +630,96 @@ TITAN = """
 def test_weights_of_torchtitan_in_16_bits_have_such_states() -> None:
     wide, narrow = read("run.toml", TITAN), read("run.toml", TITAN.replace("float32", "bfloat16"))
     assert [dict(launch.job_fields).get("optimizer") for launch in (wide, narrow)] == ["adam", "adam16bit"]
+
+
+MAXTEXT_SLICES = "model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_length: 4096\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "replicate", "ep"),
+    [
+        ("", 1, 1),
+        ("hardware: tpu\n", 1, 1),
+        # Every node of GPUs is a slice, and the open axes are those of base.yml.
+        ("hardware: gpu\n", 8, 1),
+        ("hardware: gpu_multiprocess\ndcn_data_parallelism: -1\nici_fsdp_parallelism: -1\n", 8, 1),
+        ("hardware: gpu\ndcn_data_parallelism: 4\n", 4, 1),
+        ("hardware: gpu\ndcn_data_parallelism: 1\ndcn_fsdp_parallelism: -1\n", 1, 1),
+        ("hardware: gpu\nici_fsdp_parallelism: 1\nici_expert_parallelism: -1\nmodel_name: mixtral-8x7b\n", 8, 8),
+        # Degrees within a slice that are all stated: more devices are copies of it.
+        ("ici_fsdp_parallelism: 16\n", 4, 1),
+        ("ici_fsdp_parallelism: 16\nici_data_parallelism: 2\n", 4, 1),
+    ],
+)
+def test_slices_of_maxtext_are_copies_of_one_another(more: str, replicate: int, ep: int) -> None:
+    kept = [line for line in MAXTEXT_SLICES.splitlines() if line.partition(":")[0] + ":" not in more]
+    launch = parse_launch("\n".join(kept) + "\n" + more, "x.yml", devices=64)
+    assert launch.layout is not None
+    layout = launch.layout
+    assert (layout.dp, layout.zero, layout.replicate, layout.ep) == (64, 3, replicate, ep)
+    assert launch.global_batch == 256
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "replicate"),
+    [
+        ("--tpu-type=v6e-256 --num-slices=2", 512, 2),
+        ("--device-type v6e-16", 16, 1),
+        ("--device_type=v5p-128 --num_slices=1", 64, 1),
+        ("--tpu-type=v4-32", 16, 1),
+        ("--tpu-type=v5litepod-256 --num-slices=4", 1024, 4),
+        ("--tpu-type=v6e-256 --num-slices=$SLICES", None, 1),
+        ("--tpu-type=tpu7x-4x4x8", None, 1),
+    ],
+)
+def test_kinds_of_tpus_say_how_many_chips_there_are(options: str, devices: int | None, replicate: int) -> None:
+    text = (
+        f'xpk workload create {options} --command "python3 -m MaxText.train configs/base.yml model_name=llama2-7b '
+        'per_device_batch_size=4 max_target_length=4096 ici_fsdp_parallelism=-1"\n'
+    )
+    launch = parse_launch(text, "x.sh")
+    assert launch.devices == devices
+    assert launch.global_batch == (None if devices is None else 4 * devices)
+    assert launch.layout is None or launch.layout.replicate == replicate
+
+
+def test_primus_trains_maxtext_on_gpus() -> None:
+    text = """
+modules:
+  pre_trainer:
+    framework: maxtext
+    config: pre_trainer.yaml
+    model: mixtral_8x7B.yaml
+    overrides:
+      dcn_data_parallelism: -1
+      ici_fsdp_parallelism: 1
+      ici_data_parallelism: 1
+      ici_expert_parallelism: -1
+      max_target_length: 4096
+      per_device_batch_size: 12
+      quantization: nanoo_fp8
+"""
+    launch = parse_launch(text, "x.yaml", devices=32)
+    assert launch.layout is not None
+    assert (launch.layout.ep, launch.layout.replicate, launch.layout.zero) == (8, 4, 3)
+
+
+def test_sizes_of_heads_and_norms_of_nanotron() -> None:
+    text = (FILES / "nanotron_3d.yaml").read_text()
+    before = parse_launch(text, "x.yaml").model
+    sizes = "    hidden_size:"
+    assert sizes in text
+    wider = text.replace(sizes, f"    head_dim: 128\n    use_qk_norm: true\n    attention_dropout: 0.1\n{sizes}", 1)
+    launch = parse_launch(wider, "x.yaml")
+    assert isinstance(before, Transformer)
+    assert isinstance(launch.model, Transformer)
+    assert (before.head_dim, launch.model.head_dim, launch.model.attention.qk_norm) == (64, 128, True)
+    assert launch.may_be_wrong == ()
+
+
+def test_settings_of_llm_foundry_that_change_nothing() -> None:
+    text = (FILES / "llm_foundry_hf.yaml").read_text()
+    more = "    convert_to: mpt\n    trust_remote_code: true\n    use_train_metrics: true\n"
+    launch = parse_launch(text.replace("  model:\n", f"  model:\n{more}", 1) + "metadata:\n  run_group: x\n", "x.yaml")
+    assert launch.may_be_wrong == parse_launch(text, "x.yaml").may_be_wrong

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any, Final
 
+from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._maxtext_model import MODEL
@@ -113,6 +114,8 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(settings)
     if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
+    # JAX calls a node of GPUs a slice, of which a file need not say the number.
+    slices_are_nodes = str(stated.pop("hardware", "")).startswith("gpu") and stated["dcn_data_parallelism"] == -1
     for name, size in stated.items():
         axis = AXES.get(name.split("_", 1)[1].removesuffix("_parallelism"), "")
         # Axes of inference are no axes of training.
@@ -136,17 +139,20 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
     elif open_axes == {"ep"}:
         # All replicas that the devices make.
-        fields["ep_most"] = _MOST_EXPERT_RANKS
+        fields["ep_most"] = networks.DEVICES_PER_NODE if slices_are_nodes else _MOST_EXPERT_RANKS
         del fields["ep"]
     elif not open_axes <= {"data", "fsdp"}:
         raise BadValue(f"sets {', '.join(sorted(open_axes))} to -1; write the degree instead")
     # The fsdp axis shards weights and all that belongs to them, and so does that of experts (`logical_axis_rules` of
     # base.yml: `embed`); without these the data axis may shard optimizer states.
     sharded = bool(open_axes & {"fsdp", "ep"}) or sizes["fsdp"] > 1 or sizes["ep"] > 1
-    if sharded and "data" in open_axes:
+    if sharded and not open_axes & {"fsdp", "ep"}:
+        # The data axis holds copies of what the others shard, and so do further slices.
         fields["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
+    elif sharded and slices_are_nodes:
+        fields["shard_ranks"] = "node"
+        fields["note.slices"] = "each node is a slice, which shards weights by itself; the nodes are copies"
     elif sharded and sizes["data"] > 1:
-        # The data axis holds copies of what the others shard.
         fields["replicate"] = sizes["data"]
     if sharded:
         fields["zero"] = 3
@@ -304,7 +310,7 @@ MAXTEXT: Final = LaunchFormat(
     marks=("per_device_batch_size", "ici_*_parallelism", "max_target_length", "base_emb_dim"),
     table=(
         # Mesh and batches. The batch is stated per device of all axes, so that it may be a fraction.
-        Rule(keys=(*_NAMES, "shard_optimizer_over_data"), read=_mesh, write=_write_mesh),
+        Rule(keys=(*_NAMES, "shard_optimizer_over_data", "hardware"), read=_mesh, write=_write_mesh),
         Rule(keys=_BATCH, read=_batch, write=_write_batch, defaults={"device_batch": 12.0}),
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
         # Lengths and element types: of products, of weights (and so of optimizer states), of gradients.
@@ -381,7 +387,6 @@ MAXTEXT: Final = LaunchFormat(
         "adam_*",
         "gradient_clipping_threshold",
         "grain_*",
-        "hardware",
         "eval_*",
         "enable_*",
         "skip_*",
@@ -412,7 +417,14 @@ MAXTEXT: Final = LaunchFormat(
         "param_scan_axis",
         "max_prefill_predict_length",
         "prompt",
-        "sa_block_*",
+        "sa_*",
+        "w?_tile_*",
+        "use_tokamax_*",
+        "use_qwix_quantization",
+        "*_calibration_method",
+        "use_custom_sort_vjp",
+        "shard_exp_on_fsdp",
+        "moe_fsdp_use_two_stage_all_gather",
         "collect_stack_trace",
         "stack_trace_*",
         "use_vertex_tensorboard",

@@ -9,6 +9,7 @@ from typing import Final
 from perfmodel.ingest.launch._arguments import followed_script
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, read_yaml, yaml_value
 from perfmodel.ingest.launch._maxtext import MAXTEXT
+from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"(?=[\s\S]*\.ya?ml\b)[\s\S]*(maxtext|\b(per_device_batch_size|max_target_length|model_name|ici_\w+)=)",
@@ -47,7 +48,43 @@ def maxtext_command(
     if not best:
         return None
     entries, notes = _of_file(base, Neighbours(Path(place).parent, script.files))
-    return Source(place=place, entries=entries | best, notes=(*script.notes, *notes))
+    chips, slices = next((s for s in (_slices(command) for command in script.commands) if s is not None), (0, 1))
+    if slices > 1 and best.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(best):
+        # What is left open across slices are copies of what one slice shards.
+        best[_COPIES] = Entry(slices, 0)
+    return Source(
+        place=place, entries=entries | best, notes=(*script.notes, *notes), devices=chips * slices if chips else None
+    )
+
+
+_COPIES: Final = "dcn_data_parallelism"
+
+
+def _spans_slices(settings: Mapping[str, Entry]) -> bool:
+    """Whether another axis than that of data is divided between slices."""
+    axes = [name for name in settings if name.startswith("dcn_") and name != _COPIES]
+    return any(settings[name].value not in (1, "1") for name in axes)
+
+
+def _slices(command: Command) -> tuple[int, int] | None:
+    """Chips of a slice and slices that a command asks for (`xpk workload create --tpu-type=v6e-256 --num-slices=2`).
+
+    A chip is one device of JAX in these generations. Their names count chips, but for v4 and v5p: these count cores, of
+    which a chip has two (Cloud TPU documentation, "TPU configurations").
+    """
+    options: dict[str, str] = {}
+    for i, word in enumerate(command.argv):
+        name, sign, value = word.text.partition("=")
+        if name.startswith("--"):
+            following = command.argv[i + 1].text if i + 1 < len(command.argv) else ""
+            options[name.replace("_", "-")] = value if sign else following
+    kind = options.get("--tpu-type", options.get("--device-type", ""))
+    named = re.fullmatch(r"(v4|v5p|v5e|v5litepod|v6e)-(\d+)", kind)
+    slices = options.get("--num-slices", "1")
+    if named is None or not slices.isdecimal():
+        return None
+    cores_of_a_chip = 2 if named[1] in ("v4", "v5p") else 1
+    return int(named[2]) // cores_of_a_chip, int(slices)
 
 
 def _commands_within(argv: list[str]) -> list[list[str]]:

@@ -101,6 +101,9 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
             name = str(_value_of(entry.value)).removesuffix(".yaml")
             # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
             model = catalog_model(_PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(name.rpartition("-")[0])
+    if framework == "maxtext":
+        # Primus is AMD's, and trains on its GPUs.
+        stated.setdefault("hardware", Entry("gpu", 0))
     return framework, replace(source, entries=stated, model=source.model or model)
 
 

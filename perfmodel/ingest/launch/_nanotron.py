@@ -111,6 +111,8 @@ NANOTRON: Final = LaunchFormat(
         key(f"{_CONFIG}vocab_size", "model.vocab"),
         key(f"{_CONFIG}max_position_embeddings", "model.seq_len"),
         key(f"{_CONFIG}tie_word_embeddings", "model.tied_embeddings", FLAG, default=False),
+        read_only(f"{_CONFIG}head_dim", "model.head_dim"),
+        read_only(f"{_CONFIG}use_qk_norm", "model.qk_norm", FLAG),
         key(f"{_CONFIG}attention_bias", "model.qkv_bias", FLAG),
         key(f"{_CONFIG}hidden_act", "model.activation", words({"silu": "silu", "gelu": "gelu", "relu": "relu"})),
         # forks of 2024 have them beside the other sizes
@@ -165,6 +167,9 @@ NANOTRON: Final = LaunchFormat(
         "model.model_config.pretraining_tp",
         "model.model_config.flex_attention_mask",
         "model.model_config.log_attn_probs",
+        "model.model_config.attention_dropout",
+        "model.model_config.moe_config.token_dispatcher_type",
+        "model.model_config.z_loss_*",
         "parallelism.moe_layer_recompute",
         "parallelism.tp_recompute_allgather",
         "model.model_config._*",
