@@ -314,10 +314,11 @@ PRIMUS_MAXTEXT = """
 """
 
 
-def test_primus_over_maxtext_spreads_experts_over_all_devices() -> None:
+def test_primus_over_maxtext_spreads_experts_over_a_node() -> None:
+    """An open axis within slices takes the devices of a slice, and JAX calls every node of GPUs a slice."""
     launch = read("run.yaml", PRIMUS_MAXTEXT, devices=16)
     layout: Any = launch.layout
-    assert (layout.dp, layout.ep, layout.zero, layout.micro_batch) == (16, 16, 3, 8)
+    assert (layout.dp, layout.ep, layout.replicate, layout.zero, layout.micro_batch) == (16, 8, 2, 3, 8)
     assert (launch.model.name, launch.seq_len, launch.job_fields["dtype"]) == ("deepseek-v2-lite", 4096, "fp8")
     with pytest.raises(
         LaunchFileError, match=("Primus runs this file with hybrid_models, which perfmodel does not read")
