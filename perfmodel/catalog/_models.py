@@ -151,6 +151,7 @@ def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxy
     """
     table: dict[str, Callable[[], Model]] = {}
     aliases: dict[str, Sequence[str]] = {}
+    # A file states once what all of its models share.
     for file, content in package_tables("models").items():
         defaults = content.get("defaults", {})
         for name, entry in content["models"].items():

@@ -108,6 +108,7 @@ class CollectiveModel:
         """
         priced = Priced.unknown(len(table))
         is_moe = np.isin(text(table, "collective"), MOE_KINDS)
+        # Exchanges of tokens have columns and prices of their own.
         for exchange in (False, True):
             index = np.flatnonzero(is_moe == exchange)
             part = table.iloc[index]

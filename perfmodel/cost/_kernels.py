@@ -122,6 +122,7 @@ class KernelModel:
         n = len(table)
         result = np.full((3, n), np.nan)
         provenance = np.full(n, "skipped: op family is not modelled", object)
+        # Each family has columns of its own; all rows of a large table at once would not fit into memory.
         for family in FAMILIES:
             index = np.flatnonzero((table["op_family"] == family).to_numpy())
             for start in range(0, len(index), _CHUNK):

@@ -126,6 +126,7 @@ def _shown(value: Any) -> str:
 
 def _tell(hashed: Any, value: Any) -> None:
     """Feed a hash with a value, to its last number."""
+    # Types, names and lengths are told too: without them different values could come to the same bytes.
     hashed.update(type(value).__qualname__.encode())
     if isinstance(value, type):
         hashed.update(repr(value).encode())

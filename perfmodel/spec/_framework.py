@@ -243,6 +243,7 @@ class Framework(Stated, Sectioned):
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """This framework's defaults for the job's fields with an element type."""
         usual = self.default_job
+        # Some defaults hold for some element types only, or follow from how the framework compiles.
         narrow = dtype in ("fp8", "fp4") and bool(usual.narrow.fp8_recipe)
         return {name: usual.value(name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
@@ -317,9 +318,11 @@ class Framework(Stated, Sectioned):
         """
         plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated)
         defaults = self.job_defaults(plain.dtype)
+        # Blocks with a scale each need hardware that multiplies them; elsewhere a tensor has one scale.
         if defaults["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             defaults["fp8_recipe"] = "current"
         filled = {name: value for name, value in defaults.items() if name not in stated}
+        # Only what changes something for this model is worth a sentence.
         meaningful = {n: value for n, value in filled.items() if concerns(n, model)}
         if "eager_kernels" in meaningful:
             meaningful["eager_kernels"] = tuple(
@@ -334,6 +337,7 @@ class Framework(Stated, Sectioned):
         can = self.capabilities
         zero_stages = can.zero_stages_in_pipelines if layout.pp > 1 else can.zero_stages
         schedule = layout.effective_schedule
+        # A degree of one asks for nothing, whatever the framework can.
         runs = {
             "zero": layout.zero in zero_stages,
             "schedule": layout.pp == 1 or not can.schedules or schedule in can.schedules,
@@ -390,6 +394,7 @@ class Framework(Stated, Sectioned):
             raise PerfModelError(f"{owner}: execution must be one of {', '.join(get_args(Execution))}")
         if self.memory.reported_ranks not in get_args(ReportedRanks):
             raise PerfModelError(f"{owner}: reported_ranks must be one of {', '.join(get_args(ReportedRanks))}")
+        # Types are checked where files are read; here it is values, which callers may set too.
         updates_per_s = self.host.host_updates_per_s
         if updates_per_s is not None and updates_per_s <= 0:
             raise PerfModelError(f"{owner}: host_updates_per_s must be above 0, got {updates_per_s}")

@@ -61,6 +61,7 @@ def key_fields(kind: type) -> Mapping[str, KeyField]:
     by_key: dict[str, KeyField] = {}
     for outer in fields(kind):
         entries = {outer.name: KeyField((outer.name,), kind)}
+        # A section stands for its keys, or for those of them that it names.
         if _SECTION in outer.metadata:
             inner_fields = key_fields(type(outer.default))
             keys = outer.metadata[_SECTION] or inner_fields

@@ -216,6 +216,7 @@ def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
     if not text:
         return space
     if text == "all":
+        # `forward` trains nothing, and `1f1b` with several chunks is the interleaved schedule.
         flushing = (n for n in schedule_names() if n not in ("forward", "interleaved"))
         return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
     names = tuple(dict.fromkeys(schedule_name(name) for name in text.split(",") if name.strip()))

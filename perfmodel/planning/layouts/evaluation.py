@@ -239,6 +239,7 @@ def evaluate_some(
     known: Evaluations,
 ) -> None:
     """Evaluate some layouts and store their step times."""
+    # What a resumed search knows is not evaluated again; what is new is saved at once, as an interrupt may follow.
     numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
     if not len(numbers):
         return

@@ -239,6 +239,7 @@ def parse_sweep(text: str) -> list[Setting]:
     parts = raw.split(":")
     if len(parts) != 3 or not parts[2].strip().isdecimal() or int(parts[2]) < 2:
         raise PerfModelError(f"what-if: a sweep is name=first:last:count, like {name}=0:0.01:11; got {text!r}")
+    # Every point is a prediction: a slip in the number would keep its user waiting for hours.
     if int(parts[2]) > MOST_POINTS:
         raise PerfModelError(f"what-if: a sweep has at most {MOST_POINTS:,} points; got {text!r}")
     first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
