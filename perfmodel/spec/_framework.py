@@ -51,6 +51,7 @@ _JOB_DEFAULTS: Final = (
     "whole_gradients_in_pipelines",
     "whole_gradients_in_accumulation",
     "repeated_keys",
+    "split_positions",
     "masked_head",
     "weighted_experts",
     "expert_dispatcher",

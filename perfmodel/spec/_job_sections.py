@@ -129,6 +129,9 @@ class KernelChoices:
     repeated_keys: bool = False
     """Keys and values are copied for every query head before attention, so context parallelism exchanges the copies and
     the kernel reads them."""
+    split_positions: bool = False
+    """Under sequence parallelism, each tensor-parallel rank has the learned positions of its part of a sequence alone,
+    instead of all of them."""
     fused_batch_norm: bool = False
     """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
     channels_last: bool = False

@@ -41,6 +41,7 @@ class KernelKeywords(TypedDict, total=False):
     eager_kernels: tuple[EagerKernel, ...]
     operation_fuser: bool
     repeated_keys: bool
+    split_positions: bool
     fused_batch_norm: bool
     channels_last: bool
     cuda_graphs: CudaGraphs

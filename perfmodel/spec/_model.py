@@ -336,6 +336,7 @@ Model = Transformer | Mlp | ConvNet
 
 _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "repeated_keys": lambda model: model.kv_heads < model.heads,
+    "split_positions": lambda model: model.inputs.positions == "learned",
     "masked_head": lambda model: model.head.pooler_and_mlm_head,
     "weighted_experts": lambda model: model.experts is not None,
     "expert_dispatcher": lambda model: model.experts is not None,

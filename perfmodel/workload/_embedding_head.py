@@ -61,7 +61,10 @@ def embedding_pieces(model: Transformer, local: ShardSizes, *, decoder: bool = F
     # A table of learned positions has a row for every position that the model, or the job, may have.
     if model.inputs.positions == "learned":
         job_rows = local.seq_len + model.inputs.position_offset
-        pieces += _table(local, max(position_rows(model, decoder=decoder), job_rows))
+        rows = max(position_rows(model, decoder=decoder), job_rows)
+        if local.job.kernels.split_positions and local.sequence_parallel:
+            rows = -(-rows // local.tp)
+        pieces += _table(local, rows)
     if model.inputs.positions == "relative":
         pieces.append(Piece(params=T5_RELATIVE_BUCKETS * local.heads))
     if model.inputs.token_types:

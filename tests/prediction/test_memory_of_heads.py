@@ -88,3 +88,20 @@ def test_gathered_logits_take_as_much_on_each_rank_as_on_one_alone(eager: tuple[
         )
         (gather,) = gathered.forward_comm
         assert (gather.collective, gather.bytes, gather.group) == ("all_gather", 2.0 * 4096 * 2**17, "tp")
+
+
+@pytest.mark.parametrize("seq_len", [2048, 2**18])
+def test_learned_positions_that_are_split_are_a_part_of_the_table_on_each_rank(seq_len: int) -> None:
+    """With sequence parallelism alone, and only the table of positions: its states then go by the ranks."""
+    model = replace(catalog.model("gpt3-1.3b"), layers=2)
+
+    def embedding_params(tp: int, sequence_parallel: bool, split: bool) -> int:
+        job = Job(global_batch=1, seq_len=seq_len, split_positions=split)
+        ((block, _), *_) = blocks(model, job, Shard(tp=tp, sequence_parallel=sequence_parallel))
+        return block.params
+
+    for tp, sequence_parallel in ((1, False), (4, False), (4, True)):
+        whole = embedding_params(tp, sequence_parallel, False)
+        is_split = sequence_parallel and tp > 1
+        saved = seq_len * model.hidden * (tp - 1) // tp if is_split else 0
+        assert whole - embedding_params(tp, sequence_parallel, True) == saved
