@@ -177,9 +177,11 @@ def liger_kernels(row: Row) -> Row:
 
 
 def memory_unit(row: Row) -> Row:
-    """GiB where a page copies what torchtitan logs (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`),
-    whatever the page's heading says."""
-    return {"memory_unit": "GiB"} if "logged by torchtitan" in _words(row, "memory_kind") else {}
+    """GiB where a page copies what torchtitan (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`) or
+    KempnerForge (kempnerforge/metrics/memory.py: bytes over `1024**3`) logs, whatever the page's heading says."""
+    kind = _words(row, "memory_kind")
+    by_kempnerforge = _words(row, "framework").startswith("kempnerforge") and kind == "as logged"
+    return {"memory_unit": "GiB"} if by_kempnerforge or "logged by torchtitan" in kind else {}
 
 
 def collected_adapters(row: Row) -> Row:

@@ -244,7 +244,9 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     width = local.act_bytes
     if not local.job.kernels.fuses("cross_entropy"):
         width += 4
-        width = max(width, _gradient_bytes_per_logit(local))
+        width = max(width, _gradient_bytes_per_logit(local, 4))
+    else:
+        width = max(width, _gradient_bytes_per_logit(local, local.act_bytes))
     return _logits_at_once(seen) * width
 
 
@@ -258,8 +260,11 @@ def _of_whole_vocabulary(local: ShardSizes) -> ShardSizes:
     return replace(local, vocab=local.vocab * local.tp, shard=replace(local.shard, tp=1))
 
 
-def _gradient_bytes_per_logit(local: ShardSizes) -> int:
+def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
     """Bytes per logit of what an eager loss holds beside the log-probabilities while it makes their gradient.
+
+    Args:
+        element_bytes: of fp32, or of the logits' own type where the loss reads them as they are.
 
     torch's autograd makes a whole tensor of the gradient of the chosen log-probabilities, and from it that of the
     logits (PyTorch tools/autograd/derivatives.yaml, `nll_loss_backward` and `_log_softmax_backward_data`). Where ranks
@@ -269,8 +274,8 @@ def _gradient_bytes_per_logit(local: ShardSizes) -> int:
     """
     if "loss_gradient" not in local.job.kernels.eager_kernels:
         return 0
-    fp32_tensors = 3 if local.tp > 1 else 2
-    return 4 * fp32_tensors
+    tensors = 3 if local.tp > 1 else 2
+    return element_bytes * tensors
 
 
 def _logits_at_once(local: ShardSizes) -> float:

@@ -61,6 +61,9 @@ def test_torch_holds_three_tensors_of_fp32_logits_at_once_and_between_ranks_four
         more_bytes -= head.workspace_bytes + head.activation_bytes.none
         return more_bytes / (4096 * 2**17 // tp)
 
+    # A loss that reads logits as they are keeps two tensors, and makes as many of their type on the way back.
+    element_bytes = 4 if dtype == "fp32" else 2
+    assert head_bytes_per_logit("loss_gradient") == pytest.approx(4 + element_bytes * (3 if tp > 1 else 2))
     in_torch = head_bytes_per_logit("cross_entropy", "loss_gradient")
     assert in_torch == pytest.approx(16 if tp > 1 else 12)
     assert head_bytes_per_logit() < head_bytes_per_logit("cross_entropy") <= in_torch

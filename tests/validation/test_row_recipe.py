@@ -191,12 +191,17 @@ def test_notes_tell_whether_a_launch_compiles(cells: dict[str, str], compiles: b
     assert launch == ("overlap_dp=1; compile=1" if compiles else "overlap_dp=1")
 
 
-def test_memory_that_torchtitan_logs_is_in_gib() -> None:
+def test_memory_that_torchtitan_and_kempnerforge_log_is_in_gib() -> None:
     rows = [
-        {"notes": "", "memory_unit": "GB", "memory_kind": kind}
-        for kind in ("as logged by torchtitan", "torch reserved")
+        {"notes": "", "memory_unit": "GB", "memory_kind": kind, "framework": framework}
+        for kind, framework in (
+            ("as logged by torchtitan", "torchtitan@2025"),
+            ("torch reserved", "torchtitan@2025"),
+            ("as logged", "kempnerforge@2026"),
+            ("as logged", "fsdp@2026"),
+        )
     ]
-    assert prepare(pd.DataFrame(rows))["memory_unit"].tolist() == ["GiB", "GB"]
+    assert prepare(pd.DataFrame(rows))["memory_unit"].tolist() == ["GiB", "GB", "GiB", "GB"]
 
 
 def test_notes_tell_whether_liger_s_kernels_run_and_the_optimizer_is_sharded() -> None:
