@@ -49,12 +49,12 @@ _ZIP: Final = b"PK\x03\x04"
 _ZIP_RATIO: Final = 4
 """An archive that does not grow by more than this holds what its size on disk shows, such as weights of a model."""
 UNSEALED: Final = "perfmodel-sha256:" + "0" * 64
-"""What a fitted file has as its checksum until `sealed` puts the right one there."""
+"""Placeholder for the checksum of a fitted file until `sealed` writes the right one."""
 _SEAL: Final = re.compile(rb"perfmodel-sha256:[0-9a-f]{64}")
 CHECKSUMS_FILE: Final = "checksums.sha256"
 """Checksums of the fitted JSON files of a folder, in the format of `sha256sum`."""
 DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""What a damaged or truncated compressed file raises."""
+"""Exceptions that a damaged or truncated compressed file raises."""
 
 
 class TooLargeError(PerfModelError):

@@ -41,7 +41,7 @@ DTYPE_ALIASES: Final[dict[str, str]] = {
     "fp4": "float4 e2m1 fp4_e2m1 float4_e2m1fn nvfp4 mxfp4",
     "int8": "i8",
 }
-"""What else people and frameworks call an element type, in words."""
+"""Other names of element types."""
 
 
 def _dtype_of_alias() -> dict[str, str]:

@@ -238,8 +238,8 @@ def _host(
     sides: SideBySide,
     slowed_s: float,
 ) -> Iterator[Correction]:
-    """What issuing the operators takes, and gaps between kernels that were issued in time. Where the host computes
-    itself, both are what it does between its operators."""
+    """Return the host's time per operator, and the gap between kernels that were issued in time. Where the host
+    computes itself, both are the time between its operators."""
     # Recording slows the host, so what it added is taken off the host's part.
     gap_s = host_s = idle_s(profile, sides)["between kernels"]
     if profile.asynchronous:

@@ -202,7 +202,7 @@ class NetworkEntry(Stated):
     """Network between nodes that replaces a cluster's own, in words or in figures, which override the words."""
 
     inter_link: str = ""
-    """In words, such as 8x 400 Gb/s InfiniBand NDR; b is bits, B bytes."""
+    """Network between nodes in words, such as 8x 400 Gb/s InfiniBand NDR; b is bits, B bytes."""
     nics_per_node: int | None = None
     """Network adapters of a node."""
     nic_gbit_per_s: float | None = None
@@ -210,11 +210,11 @@ class NetworkEntry(Stated):
     bandwidth_gb_per_s: float | None = None
     """GB/s one way per device, all devices communicating."""
     latency_us: float | None = None
-    """Of one hop of a collective, in microseconds."""
+    """Latency of one hop of a collective, in microseconds."""
     contention: float | None = None
     """Exponent of the number of nodes by which collectives take longer than alone on the network."""
     rank_latency_us: float | None = None
-    """What rings between nodes wait for each rank beyond the first, in microseconds."""
+    """Time that a ring between nodes waits for each rank beyond the first, in microseconds."""
 
 
 def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster:

@@ -145,7 +145,7 @@ def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxyType[str, str]]:
-    """What makes each model of the catalog, and the name behind each name and alias.
+    """Return the maker of each model of the catalog, and the model that each name and alias stands for.
 
     A model is made, and checked, when it is asked for: a process needs one of some two hundred.
     """

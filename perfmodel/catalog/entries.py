@@ -106,7 +106,7 @@ def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
 
 
 def _location(kind: type, location: tuple[str | int, ...]) -> str:
-    """Where in a file a wrong value stands: keys of tables in tables with dots between."""
+    """Return the key of a wrong value in a file; nested tables are joined by dots."""
     inner = flat_location(kind, location) if issubclass(kind, Sectioned) else location
     return ".".join(map(str, inner)) or "entry"
 

@@ -296,9 +296,10 @@ def problem(
         global_batch: sequences (images) per step over all replicas.
         seq_len: tokens per sequence; the model's own if not given.
         dtype: element type; the first of bf16, fp16 and fp32 that the device has if not given.
-        devices: to lay the model out on.
-        job: attention kind, optimizer and so on. A `Job` is used as it is and overrides `global_batch`, `seq_len` and
-            `dtype`. Of fields by name (`{"optimizer": "muon"}`), the framework supplies those that are left out.
+        devices: number of devices to lay the model out on.
+        job: attention kind, optimizer and so on. A `Job` is used as it is and overrides `global_batch`, `seq_len`
+            and `dtype`. Given as fields by name (`{"optimizer": "muon"}`), the framework supplies those that are left
+            out.
         framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`; `generic` if not
             given. It supplies the defaults of the job.
         of_job: further fields of `Job` by name: `mode`, `flash_attention`, `optimizer` and so on.

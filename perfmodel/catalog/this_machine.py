@@ -14,7 +14,7 @@ DEFAULT_CLOCK_HZ = 2.5e9
 DEFAULT_MEMORY_BYTES = 8 * GIB
 DEFAULT_CACHE_BYTES = 8 * MIB
 BANDWIDTH_PER_CORE_BYTES_PER_S = 10e9
-"""What one core streams from DRAM, limited by its outstanding misses; the usual 8 to 15 GB/s."""
+"""Bandwidth at which one core streams from DRAM, limited by its outstanding misses; usually 8 to 15 GB/s."""
 SOCKET_BANDWIDTH_BYTES_PER_S = 200e9
 """Eight channels of DDR4-3200, the bound however many cores pull."""
 LOOPBACK_BYTES_PER_S = 5e9

@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _launch(arguments: argparse.Namespace) -> "Launch | None":
-    """Place of this process among those that were started; `None` for one that measures alone."""
+    """Return this process's place in the launch; `None` if it measures alone."""
     from perfmodel.measure.ranks import find_launch
 
     launch = find_launch(

@@ -165,7 +165,7 @@ def _draw_curve(curve: "EmulatedCurve", path: Path | None) -> list[str]:
 
 
 def _beside_prediction(report: Mapping[str, Any], iteration_s: float, memory_bytes: float) -> dict[str, float]:
-    """What is predicted of an iteration, and its error relative to the emulated one."""
+    """Return the predicted iteration time, and its error relative to the emulated one."""
     return {
         "iteration_s": iteration_s,
         "iteration_error": iteration_s / report["iteration_s"] - 1,

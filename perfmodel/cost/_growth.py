@@ -48,7 +48,7 @@ class _Lattice:
     """Kernels that do more or less of the same work."""
 
     ops: tuple[KernelOp, ...]
-    """In the order of a grid of `shape`: first by their samples."""
+    """Kernels in the order of a grid of `shape`."""
     shape: tuple[int, ...]
     few: int
     """The first so many numbers of samples do not fill a tile."""

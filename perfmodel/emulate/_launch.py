@@ -45,7 +45,7 @@ class Emulation:
     peer: PeerPlace = field(default_factory=PeerPlace)
     """Place where that process runs."""
     conditions: Mapping[str, object] = field(default_factory=dict)
-    """What-if: fields of `Orders`."""
+    """What-if conditions, by field of `Orders`."""
     cores: tuple[int, ...] = ()
     """Core that each real rank keeps to, in turn, where its collectives' threads run first; empty for any."""
     hosts: tuple[Host, ...] = ()

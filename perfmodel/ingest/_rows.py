@@ -87,8 +87,9 @@ def _catalog_name(reported: str) -> str:
 class CollectiveCalls:
     """Times of the kernels of collectives, as each device saw them.
 
-    A kernel waits for the devices that come later; the last one's does not. So where all devices of a group were
-    recorded, the shortest of a collective's kernels is its time, else each kernel's is.
+    A kernel waits for devices that arrive later; only the kernel of the last device does not wait. If all devices of a
+    group were recorded, the shortest kernel of a collective is therefore its time; otherwise every kernel's time
+    counts.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Plan:
     """The measurements of one run of `run_plan` on one device."""
 
     device: str
-    """What the `device` column says."""
+    """Text of the `device` column."""
     rule: StoppingRule
     """When a kernel is known well enough."""
     collective_rule: StoppingRule
@@ -55,7 +55,7 @@ class Plan:
     load_s: float = LOAD_S
     """Seconds for which such a kernel runs before its first sample."""
     interconnect: str = INTERCONNECT
-    """What the `interconnect` column of collectives says."""
+    """Text of the `interconnect` column of collectives."""
     any_device: bool = False
     """Measure whatever accelerator is found, also where it is not the one that `device` names."""
     nccl_tests: NcclTests | None = None

@@ -60,7 +60,7 @@ Progress = Callable[[Point], None]
 """Called with each point before it is measured."""
 
 OUTLIERS: Final = "samples above interference_limit are set aside; no sample is dropped because of its value"
-"""What the card says of outliers."""
+"""Sentence of the card on outliers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,11 @@ class TableRun:
     path: Path
     """File of the table."""
     device: str
-    """What the `device` column says."""
+    """Text of the `device` column."""
     points: tuple[Point, ...]
     """Rows that it is to have."""
     measure: Measure
-    """What measures them."""
+    """Function that measures the points."""
     rule: StoppingRule
     attempts: int
     """Measurements of one row at most while others disturb it."""
@@ -103,11 +103,10 @@ def run_plan(
 ) -> list[Card]:
     """Measure what the plan asks for and write a table with its card per kind of op.
 
-    Rows are kept in `.<table>.partial` while the sweep runs: started again after an interruption,
-    however it came, it goes on with the next row; started again over a finished table, it measures
-    the disturbed rows again, and those that the plan has gained. No row is ever dropped or
-    overwritten by one of another device, software or collector. Kernels run on one core, so call
-    this before JAX has run anything.
+    Rows are kept in `.<table>.partial` while the sweep runs. After any interruption, a new run continues with the next
+    row. Over a finished table, it measures disturbed rows again, and rows that are new in the plan. No row is ever
+    dropped or overwritten by one of another device, software or collector. Kernels run on one core, so call this before
+    JAX has run anything.
 
     Args:
         backend: `jax`, `torch`, or `nccl-tests` for collectives alone.
@@ -307,7 +306,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
 
 @contextmanager
 def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
-    """Where the ranks of groups over so many emulated nodes run."""
+    """Return the hosts on which ranks run, for groups over so many emulated nodes."""
     network = plan.emulated_network
     if num_nodes == 1 or network is None:
         yield ()

@@ -53,6 +53,6 @@ FAMILIES: Final = MappingProxyType(
 """A family is added by its module and its entry here."""
 
 Op = KernelOp | Collective
-"""What one event computes or moves, independent of model, layout and device."""
+"""One event: a kernel or a collective, independent of model, layout and device."""
 
 shorten_reprs(__name__)

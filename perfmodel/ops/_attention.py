@@ -37,7 +37,7 @@ class AttentionWork(NamedTuple):
     flops: Any
     bytes: Any
     reach: Any
-    """Keys that the queries of one sequence see together."""
+    """Number of distinct keys that the queries of one sequence attend to."""
     moved_kv: Any
     """Elements of keys and values that are read."""
 
@@ -117,7 +117,7 @@ _TILE: Final = 64.0
 _PACKED: Final = 32.0
 """Query heads that decoding kernels pack into one tile per key head; beyond it every head reads the keys itself."""
 _BLOCK_OPS: Final = 2e5
-"""What starting and draining one block costs, in operations of a multiprocessor's vector lanes (about 1 us)."""
+"""Cost of starting and draining one block, in operations of a multiprocessor's vector lanes (about 1 us)."""
 
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:

@@ -59,7 +59,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 
 
 class AdamPasses(NamedTuple):
-    """What an update of Adam does beside that of fp32 weights and states, each pass by itself."""
+    """Passes of an Adam update besides the update of fp32 weights and states itself."""
 
     copy_dtype: str = ""
     """16-bit type that weights are copied in; empty: in none."""

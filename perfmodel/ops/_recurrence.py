@@ -35,7 +35,7 @@ class Recurrence(KernelOp):
     products_per_token: int
     """Multiplications of its matrix products, forward."""
     bytes_per_token: int
-    """What the kernels of this pass read and write: they hand states and scores to one another through memory."""
+    """Bytes that the kernels of this pass read and write; they exchange states and scores through memory."""
     pass_: Pass = "fwd"
 
     family = "recurrence"

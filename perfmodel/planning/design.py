@@ -247,7 +247,7 @@ class Upgrade:
     gain: float
     """Share saved by the layout that is then the best."""
     layout: str
-    """That layout."""
+    """Notation of the best layout after the upgrade."""
     changes_layout: bool
     price: float | None = None
     """Price of the change."""

@@ -180,7 +180,7 @@ class _Program:
     """A program whose weighted makespan is part of the step time."""
 
     prepared: Prepared
-    """Its structure."""
+    """Structure of the program."""
     weight: float
     """Weight of its makespan in the step time."""
     durations_s: dict[str, Float[np.ndarray, " classes"]]

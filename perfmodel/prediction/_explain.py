@@ -273,7 +273,7 @@ _ORDER: Final = (
     Phase.BACKWARD_INPUT,
     Phase.BACKWARD_WEIGHT,
 )
-"""In which a pass runs through the phases of a block."""
+"""Order in which a pass runs the phases of a block."""
 
 
 def pass_parts(

@@ -1,4 +1,4 @@
-"""What the memory of pipeline ranks follows from: blocks that ranks hold, bytes per block, and how states are sharded.
+"""Inputs of the memory of pipeline ranks: blocks that ranks hold, bytes per block, and how states are sharded.
 
 The leading axes of all arrays are layouts and broadcast against each other; the arithmetic is NumPy's or JAX's.
 """

@@ -30,8 +30,8 @@ class Paths:
     variants: Int[np.ndarray, "variants 3"]
     """See `Structure.variants`."""
     transit: Float[np.ndarray, "paths variants stages 3"]
-    """Where steps run into each other: passes of the way to a path's steady work and back, to which `sends` belong;
-    otherwise zero."""
+    """Where steps overlap: passes on the way to a path's steady work and back, whose transfers are `sends`; else
+    zero."""
     cycle: Float[np.ndarray, " paths"]
     """Steps, of the shorter of the two streams whose difference is taken, over which a whole path repeats: it leads
     from a device's first pass to its last, which its next step waits for. 0 for other paths."""

@@ -100,8 +100,8 @@ class MemoryAccount:
     capacity_bytes: float
     """Memory of a device; where devices differ, of the rank that fills most of its own."""
     needed_bytes: float
-    """What the fullest rank cannot do without, tensors and context: this has to fit. Where devices differ, of the rank
-    that fills most of its own, as is `capacity_bytes`."""
+    """Memory that the fullest rank needs, tensors and context; it has to fit. Where devices differ, this and
+    `capacity_bytes` are those of the rank that fills the largest share of its device."""
     counted_bytes: dict[str, float]
     """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
     (`perfmodel.spec.MemoryCounter`)."""
@@ -176,9 +176,9 @@ class Prediction:
     time_account: TimeAccount
     """Where the time of the step goes."""
     memory_account: MemoryAccount
-    """What every rank holds."""
+    """Memory of every rank."""
     uncertainty: Uncertainty = field(repr=False)
-    """What the interval rests on."""
+    """Sources of the interval."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """When every event of the step runs; None unless it was asked for."""
     pass_parts: dict[int, tuple[PassPart, ...]] = field(default_factory=dict, repr=False, compare=False)

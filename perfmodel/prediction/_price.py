@@ -59,7 +59,7 @@ class EventPrice(NamedTuple):
     """Upper end of the 90 % interval."""
     provenance: str
     load: float
-    """Its time relative to that at the clock of a kernel timed alone (`under_training_load`)."""
+    """Time relative to that at the clock of a kernel timed alone (`under_training_load`)."""
 
 
 @session_cached_each

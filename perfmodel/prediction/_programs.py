@@ -119,7 +119,7 @@ class Prepared:
     structure: Structure
     """Ops, their predecessors and classes."""
     compiled: CompiledStructure
-    """The same as loops run through it."""
+    """The structure in the form that loops run through."""
     compute_count: Float[np.ndarray, " classes"]
     """Occurrences of each class on the compute streams."""
 

@@ -37,7 +37,7 @@ class PlacedShard:
     shard: Shard
     """Part of every block that one device computes."""
     networks: tuple[Network, ...]
-    """Where the groups of `BLOCK_GROUPS` lie."""
+    """Networks that the groups of `BLOCK_GROUPS` use."""
 
 
 def placed_shard(setting: Setting, layout: Layout) -> PlacedShard:

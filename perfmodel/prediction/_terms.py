@@ -20,7 +20,7 @@ class StepTerm:
     """A cost of a step beyond isolated kernels and collectives."""
 
     name: str
-    """In plain words."""
+    """Name in plain words."""
     off: _Off
     """The problem with the values that add nothing; equal to the problem where it has them already."""
 

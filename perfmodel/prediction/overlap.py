@@ -47,7 +47,7 @@ class BlockEvents(NamedTuple):
     beyond_operators_s: Float[Any, "blocks phases"]
     """Host seconds to agree on collectives, and to launch the products of a group one by one."""
     lateness: Float[Any, " ops"]
-    """By how many spreads the last of a collective's ranks is later than their mean; 0 for kernels."""
+    """Lateness of a collective's last rank relative to the mean rank, in spreads; 0 for kernels."""
     arrival_spread_s: Float[Any, ""]
     """Spread of the times at which hosts let ranks reach a collective."""
     kernel_spread: Float[Any, ""]

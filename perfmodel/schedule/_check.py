@@ -22,7 +22,7 @@ class Problem:
 
     kind: ProblemKind
     instruction: Instruction
-    """Where; of missing work, the device and chunk that could do it, at position -1."""
+    """Location of the problem; for missing work, the device and chunk that could do it, at position -1."""
     message: str
 
     def __str__(self) -> str:

@@ -50,8 +50,8 @@ class Scheduler:
     chunks: int | None = None
     """The number of chunks per device that the schedule is made for; None: any."""
     number: Literal["", "pipelines", "slices", "slots"] = ""
-    """What a number after the name stands for (`name:number`), chunks per device if it is pipelines; empty
-    where none is taken."""
+    """Meaning of a number after the name (`name:number`); `pipelines` gives chunks per device. Empty if the schedule
+    takes none."""
     arguments: tuple[int, ...] = ()
     """The number after the name; empty where none was written."""
     plain: bool = True
@@ -62,8 +62,8 @@ class Scheduler:
     demands: Demands | None = None
     """Raises `LayoutError` for devices, micro-batches or chunks that the schedule cannot do."""
     digest: str | None = ""
-    """What tells apart structures of schedules of one name: empty for those of this package, a hash for a
-    file; None where nothing tells, so that structures must not outlive the process."""
+    """Distinguishes structures of schedules with the same name: empty for those of this package, a hash for a file;
+    None if nothing does, and structures must not outlive the process."""
     looped: bool = False
     """Made for several chunks per device, of which it takes any number."""
     staggered: bool = False

@@ -16,7 +16,7 @@ NEVER = -1
 
 
 class Phase(IntEnum):
-    """What an instruction computes for one micro-batch on one stage."""
+    """Kind of work of an instruction, for one micro-batch on one stage."""
 
     FORWARD = 0
     BACKWARD = 1

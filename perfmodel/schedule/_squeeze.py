@@ -127,7 +127,7 @@ class _Device:
     """Micro-batches held; of no use where weight gradients have no slots."""
 
     def first_idle(self, after: int, before: int) -> int:
-        """The first idle slot from `after` up to `before`, which itself is taken for idle."""
+        """Return the first idle slot from `after` up to `before`; `before` itself counts as idle."""
         idle_slots = np.flatnonzero(self.idle[after:before])
         return after + int(idle_slots[0]) if len(idle_slots) else before
 
@@ -159,7 +159,7 @@ _ADDS_ALIVE = {
     _Queue.INPUT_UP: 0,
     _Queue.WEIGHT: -1,
 }
-"""What a pass adds to the micro-batches that a device holds."""
+"""Change that a pass makes to the number of micro-batches that a device holds."""
 
 
 def _earlier(

@@ -1,4 +1,4 @@
-"""What a schedule holds at once: activations, and versions of weights."""
+"""Peak memory of a schedule: activations and weight versions held at once."""
 
 from dataclasses import dataclass
 

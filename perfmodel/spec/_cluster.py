@@ -47,7 +47,7 @@ class NetworkLevel:
     latency_s: float
     """Latency of an empty message."""
     source: str = ""
-    """Where these figures come from."""
+    """Source of these figures."""
     contention: float = 0.0
     """Collectives over n nodes take n^contention times as long as algorithm and bandwidth explain, because of hash
     collisions and other tenants. 0 for a dedicated fat tree."""
@@ -229,7 +229,7 @@ class Cluster:
         return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
 
     def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
-        """What a layout takes of each kind of nodes, and what there is."""
+        """Say how many nodes of each kind a layout takes, and how many there are."""
         room_by_kind = [f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds]
         return (
             f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "

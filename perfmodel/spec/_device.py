@@ -51,9 +51,9 @@ _FALLBACK = {
 _WHOLE_FP32 = ("CDNA1", "CDNA2")
 """Architectures whose matrix units multiply fp32 without shortening it."""
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
-"""What models are trained in, the first that a device has."""
+"""Usual element types of training; the default is the first that a device has."""
 BACKENDS = ("jax", "torch", "nccl-tests")
-"""What can measure kernels and collectives; `nccl-tests` measures collectives only, by its own programs."""
+"""Backends that measure kernels and collectives; `nccl-tests` measures collectives only, with its own programs."""
 
 
 @dataclass(frozen=True, kw_only=True)

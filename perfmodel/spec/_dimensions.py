@@ -18,7 +18,7 @@ class Dimension:
     key: str
     """Field of a layout with its degree."""
     name: str
-    """What its collectives are called in accounts of a step's time."""
+    """Name of its collectives in accounts of a step's time."""
     multiplies: bool = True
     """Degrees multiply to the device count; otherwise its ranks are some of those that the others have."""
     numbered: bool = True
@@ -46,6 +46,6 @@ DIMENSIONS: Final = (
 DEVICE_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.multiplies)
 """Dimensions whose degrees multiply to the device count."""
 ORDER_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.numbered)
-"""What ranks are numbered by."""
+"""Dimensions that determine the numbering of ranks."""
 BLOCK_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.shards_blocks)
-"""What the shapes of blocks depend on."""
+"""Dimensions that determine the shapes of blocks."""

@@ -15,8 +15,8 @@ Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
 """Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, every
 pass of a layer from one of its own, or operators issued one by one, each once the one before it has run."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
-"""What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
-the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
+"""Counters of memory: bytes of live tensors; the segments that the allocator holds for them; these with the context and
+the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
 ReportedRanks = Literal["fullest", "first_rank", "first_node"]
 """Ranks whose memory is reported: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the
 first node, as nvidia-smi shows it where a job was started."""
@@ -131,7 +131,7 @@ class MemoryCosts:
     """Memory that the software takes besides weights, states and activations, and how it reports memory."""
 
     memory_counter: MemoryCounter | None = None
-    """What its own reports count; None where that is stated elsewhere, or depends on who looks."""
+    """Counter that its own reports use; None if it is stated elsewhere or depends on the observer."""
     reported_ranks: ReportedRanks = "fullest"
     """The ranks whose memory its reports state."""
     context_bytes: float = 1.0e9

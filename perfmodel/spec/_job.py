@@ -34,7 +34,7 @@ class Optimizer:
     gradient_reads: int = 1
     """Passes over the gradient."""
     further_bytes: float = 0.0
-    """What an update moves per parameter beyond gradient, weight and states."""
+    """Bytes that an update moves per parameter beyond gradient, weight and states."""
     clips: bool = True
     """Gradients are read for their norm and rescaled before (and 16-bit floats rid of the loss scale)."""
     newton_schulz: int = 0

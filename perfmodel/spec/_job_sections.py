@@ -98,11 +98,11 @@ BASE_WEIGHT_BYTES: Final[Mapping[str, float]] = {
 }
 """Per weight."""
 Head = Literal["vocabulary", "token_labels", "sequence_label"]
-"""What the last block predicts. `vocabulary`: words; `token_labels`: two numbers for every token, as for the start and
-the end of an answer (SQuAD) or a tag; `sequence_label`: a class of every sequence, from its pooled first token."""
+"""Output of the last block. `vocabulary`: words; `token_labels`: two numbers for every token, as for the start and the
+end of an answer (SQuAD) or a tag; `sequence_label`: a class of every sequence, from its pooled first token."""
 CudaGraphs = Literal["none", "layers", "step"]
-"""What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, which
-leaves out routed experts, or the whole step from one."""
+"""Work that the host replays from CUDA graphs instead of issuing it kernel by kernel: every pass of a layer from a
+graph of its own, which leaves out routed experts, or the whole step from one."""
 
 
 def _require_known(kind: str, names: Iterable[str], literal: Any) -> None:

@@ -82,7 +82,7 @@ CODE: Final = (
     "perfmodel.program",
     *(f"perfmodel.timeline.{module}" for module in ("_cache", "_tables")),
 )
-"""What structures and their compiled form follow from."""
+"""Modules that determine structures and their compiled form."""
 
 
 def _keyed(key: str) -> str:

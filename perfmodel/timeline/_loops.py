@@ -38,7 +38,7 @@ LANES: Final = 16
 TILE: Final = 128
 """Lanes of the loop over bundles: the fewest for which XLA vectorises its row loops."""
 ROW_OPTIONS: Final = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 512}
-"""What the loop over a row of lanes is compiled with: LLVM's third level unrolls `LANES` wholly and leaves them scalar,
+"""Compiler options of the loop over a row of lanes: LLVM's third level unrolls `LANES` wholly and leaves them scalar,
 which takes more than twice as long; a register for all lanes, where there is one, saves a tenth. (JAX takes no options
 for a function that is traced inside another.)"""
 

@@ -121,7 +121,8 @@ def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts:
 
 
 def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items:
-    """What to run for each program; one with more than `LANES` lanes is several items over the same ops."""
+    """Divide programs into items to run; a program with more than `LANES` lanes becomes several items over the same
+    ops."""
     rows_of_program = [rows_needed(n) for n in lanes]
     count = sum(rows_of_program)
     padding = (0, bucket(count, SMALLEST_ITEMS) - count)

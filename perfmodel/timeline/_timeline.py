@@ -34,7 +34,7 @@ class Timeline:
     start_s: Float[np.ndarray, " ops"]
     end_s: Float[np.ndarray, " ops"]
     durations_s: Float[np.ndarray, " classes"]
-    """What it was evaluated with, class 0 set to 0."""
+    """Durations that it was evaluated with; class 0 is set to 0."""
     structure: Structure
 
     @property

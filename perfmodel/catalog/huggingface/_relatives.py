@@ -12,7 +12,7 @@ class Relative:
     family: str
     """The known family (`FAMILIES`) whose reader takes its configuration."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Its own names of keys, and what the known family calls them."""
+    """Names of keys in this family -> their names in the known family."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that its class sets otherwise than the known family's, where a configuration leaves them out."""
     fields: Mapping[str, Any] = field(default_factory=dict)

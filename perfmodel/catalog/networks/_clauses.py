@@ -67,7 +67,7 @@ class AdapterSet:
     family: str = ""
     generation: str = ""
     scope: str = ""
-    """What figures are stated per: `node`, `device`, `rack` or `adapter`; empty where no word says it."""
+    """Unit that the figures are stated per: `node`, `device`, `rack` or `adapter`; empty if the text names none."""
     is_total: bool = False
     """Whether the rate is that of all adapters together."""
     only_management: bool = False

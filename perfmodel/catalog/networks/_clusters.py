@@ -107,8 +107,8 @@ _MOST_ADAPTERS_PER_HOST_LINK: Final = 2.5
 of PCIe may sit between both (ConnectX-8 of 100 GB/s beside B300), a second adapter per device may not matter."""
 
 EFA_RANK_LATENCY_S = 33e-6
-"""What all-reduces, all-gathers and reduce-scatters over AWS EFA take for each rank beyond what the collective model
-says: medians of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), of which
+"""Extra time per rank of all-reduces, all-gathers and reduce-scatters over AWS EFA, beyond the collective model:
+medians of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), of which
 `validate/networks.py` takes the median. It hardly depends on the number of ranks. No step time went into it."""
 
 OMNI_PATH_DELIVERED = 0.36

@@ -35,7 +35,7 @@ class Network:
     gbit_per_s: float | None = None
     """One way, of one adapter (of a whole node where `adapters` is None and `scope` is `node`); None: not told."""
     scope: Scope = "node"
-    """Whose the adapters and the rate are: shared by a node or a rack, or each device's own."""
+    """Whether a node, a rack or a single device has these adapters and this rate."""
     is_adapter_rate: bool = False
     """Whether the rate may be that of one of several adapters: one that adapters have, and the words say neither how
     many there are nor what the rate is per."""

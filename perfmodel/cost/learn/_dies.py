@@ -1,7 +1,7 @@
-"""What dies are known to do beyond what the regressors of tables say of them: fused attention as training runs it, from
-kernels that were timed otherwise (servers' with their caches, forward for backward, 16 bits for 8, fewer exponentials
-in a clock); norms, by the share of the bandwidth that they reach, and the least time of kernels that do little more
-than move their tensors; and products of 8 bits that were timed together with the quantising of their first operand."""
+"""Corrections by die for kernels that the tables do not cover: fused attention as training runs it, from kernels that
+were timed otherwise (servers' with their caches, forward for backward, 16 bits for 8, fewer exponentials in a clock);
+norms, by the share of the bandwidth that they reach, and the least time of kernels that do little more than move their
+tensors; and products of 8 bits that were timed together with the quantising of their first operand."""
 
 from typing import Final, NamedTuple
 

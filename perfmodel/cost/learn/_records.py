@@ -46,7 +46,7 @@ def calibration_files(calibration: Path | str | None = None) -> list[dict[str, A
 
 
 def _of_file(folder: Path, path: Path) -> dict[str, Any]:
-    """What one weights file rests on, as `calibration_files` returns it."""
+    """Return the data behind one weights file, as `calibration_files` reports it."""
     if path.stem == "collectives":
         weights = collective_weights(weight_files(folder))
         return {"name": path.stem, "series": len(weights.series), "set_aside": weights.notes.get("set_aside", {})}

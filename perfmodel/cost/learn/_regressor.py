@@ -55,7 +55,7 @@ class Regressor:
     cells: np.ndarray
     """Sorted uint32 hashes of the coarse cells in which shapes were measured."""
     record: dict[str, Any]
-    """Where it came from: tables and hashes, rows by source, seed, split, errors."""
+    """Origin of the weights: tables and hashes, rows by source, seed, split, errors."""
     _plans: Cache = field(default_factory=lambda: Cache(_MOST_PLANS), compare=False, repr=False)
 
     @property

@@ -122,7 +122,7 @@ class Intervals:
     """Interval offsets of one regressor."""
 
     groups: Mapping[tuple[int, KernelKind], Quantiles]
-    """In range, by index of the stack and kind."""
+    """Intervals in the measured range, by index of the stack and kind."""
     family: Quantiles
     """In range, groups with few kept-out samples."""
     near: Quantiles

@@ -44,7 +44,7 @@ class Parameters(NamedTuple):
     biases: tuple[Float[Any, "*M out"], ...]
     """Biases of the networks, layer by layer."""
     stack_embedding: Float[Any, "*M S E"]
-    """What the networks learned of every stack as a whole."""
+    """Embedding that the networks learned for each software stack."""
     tables: tuple[Float[Any, "*M S nodes R"], ...]
     """One table per axis: what a stack learned at each node, interpolated between nodes."""
     table_low: Float[Any, "S A"]

@@ -147,7 +147,7 @@ class Effects:
 
 
 def type_of(tensors: Sequence[Tensor]) -> str:
-    """Their type, and where they are if that is not here."""
+    """Return the tensors' element type, after their device and layout where these are not the CPU and strided."""
     # The CPU is the usual place and goes unsaid.
     first = tensors[0]
     qualifiers = [first.device.type] if first.device.type != "cpu" else []

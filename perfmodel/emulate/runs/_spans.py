@@ -43,7 +43,7 @@ class Iteration:
     time_s: float
     spans: tuple[Span, ...]
     calls: "pd.DataFrame"
-    """Its collectives in the order of their calls; times from the start of the iteration."""
+    """The iteration's collectives in the order of their calls; times count from its start."""
 
 
 def iteration(rank: RankRun, number: int) -> Iteration:

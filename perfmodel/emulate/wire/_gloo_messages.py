@@ -101,7 +101,7 @@ class Incoming:
         return self.arrived == self.nbytes
 
     def room(self) -> memoryview:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         at = self.arrived % len(self.data)
         return self.data[at : at + self.nbytes - self.arrived]
 
@@ -116,7 +116,7 @@ class _Outgoing:
     sent: int = 0
 
     def ready(self) -> memoryview:
-        """What can leave now."""
+        """Return the bytes that can be sent now."""
         there = len(self.data) if self.source is None else min(self.source.arrived, len(self.data))
         return self.data[self.sent : there]
 

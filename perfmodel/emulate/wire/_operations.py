@@ -71,7 +71,7 @@ class Pair:
     granted: int = 0
     arrived: int = 0
     places: dict[int, Incoming] = field(default_factory=dict)
-    """Where granted messages go that are to be remembered, by number."""
+    """Buffers, by number, of the granted messages that are kept."""
     in_turn: bool = False
     """Whether it is in line to be looked at."""
 

@@ -77,8 +77,8 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
 
 
 def _sharded(by_name: Any, again: Any) -> Fields:
-    """What FSDP shards: by its strategy's name, or by whether weights are sharded again after forward (FSDP2), for
-    which the strategies' names stand too."""
+    """Return what FSDP shards, from its strategy's name, or from whether weights are resharded after the forward pass
+    (FSDP2)."""
     if by_name is None and (again is None or isinstance(again, bool) or str(again).lower() in ("true", "false")):
         return {"zero": stage_of_resharding(again)}
     name = again if by_name is None else by_name
@@ -264,7 +264,7 @@ ACCELERATE_AND_DEEPSPEED: Final = replace(
 
 
 def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
-    """Entries of an Accelerate file, joined with those of the DeepSpeed file that it names if that lies beside it."""
+    """Add to an Accelerate file's entries those of the DeepSpeed file that it names, if that lies beside it."""
     # Accelerate refuses a file of DeepSpeed's beside its own block of it, so that the two never contradict.
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):

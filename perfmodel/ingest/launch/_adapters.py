@@ -45,7 +45,7 @@ _ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
     "up_proj",
     "linear_fc2",
 )
-"""What peft's `all-linear` and LLaMA-Factory's `all` are in a Llama."""
+"""The modules of a Llama that peft's `all-linear` and LLaMA-Factory's `all` stand for."""
 
 
 def adapter_modules(targets: str | Iterable[str] | None) -> Fields:

@@ -19,7 +19,7 @@ from perfmodel.ingest.launch._table import (
 )
 
 DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
-"""Where offloaded states lie, and whether that is off the device."""
+"""Places for offloaded states -> whether the place is off the device."""
 _WRITTEN: Final = {"adam": "Adam", "adamw": "Adam", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 _OFFLOADS: Final = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 _SHARDS: Final = "zero_optimization.mics_shard_size"

@@ -58,7 +58,7 @@ class Source:
     notes: tuple[str, ...] = field(default=())
     """Parts of it that were not read, one sentence each."""
     written: Mapping[str, Any] = field(default_factory=dict)
-    """Its own values as they stand in it, references unresolved; empty of scripts."""
+    """Values as written in the file, references unresolved; empty for scripts."""
     devices: int | None = None
     """Devices of the run that wrote the file (by a hook); files for launchers do not have it."""
     model: Model | None = None

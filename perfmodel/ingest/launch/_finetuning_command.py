@@ -70,7 +70,7 @@ class _Training:
     command: Command
     form: LaunchFormat
     entries: dict[str, Entry]
-    """Its flags, by names with underscores, and settings `key=value`."""
+    """Flags of the command, by names with underscores, and its `key=value` settings."""
 
 
 def may_fine_tune(text: str) -> bool:

@@ -45,7 +45,7 @@ _KINDS: Final[dict[str, Fields]] = {
     "olmo": _LLAMA,
     "olmo2": _LLAMA | {"model.norm_at": "output", "model.qk_norm": True, "model.qk_norm_of_all_heads": True},
 }
-"""What a type of model fixes (`models/gpt2.py`, `models/llama.py` and those that are derived from it)."""
+"""Settings that a model type fixes (`models/gpt2.py`, `models/llama.py` and those that are derived from it)."""
 _OF_LLAMA: Final = {
     "hidden_dim": 4096,
     "num_layers": 32,

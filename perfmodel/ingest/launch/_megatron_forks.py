@@ -186,8 +186,8 @@ def _swift(arguments: Mapping[str, Any]) -> Fields:
 _TORCH_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 _OBJECTIVES: Final = ("stage", "dpo-beta", "kd", "load-teacher", "export-kd-teacher-load")
-"""What a fork's run is for (MindSpeed-LLM), and arguments of preference tuning and distillation (Megatron-DeepSpeed's
-compression, Megatron-LM's `examples/post_training`)."""
+"""Arguments that state the purpose of a fork's run (MindSpeed-LLM), and arguments of preference tuning and distillation
+(Megatron-DeepSpeed's compression, Megatron-LM's `examples/post_training`)."""
 
 
 def _objective(arguments: Mapping[str, Any]) -> Fields:

@@ -229,7 +229,7 @@ def mixture_rules(name: Callable[[str], str], count: str) -> tuple[Rule, ...]:
 
     Args:
         name: key of a field of Megatron-Core's configuration.
-        count: field of the number of experts, which arguments call otherwise.
+        count: field of the number of experts, whose name differs in the command-line arguments.
     """
     return (
         key(name(count), "experts.count"),

@@ -55,7 +55,7 @@ _SYNTAXES: Final[dict[str, Syntax]] = {
     ".py": "python",
 }
 _COMMENT: Final = re.compile(r"^# perfmodel: (\S+)$", re.MULTILINE)
-"""What the training script sets and `export_launch` kept as a comment, in the notation of layouts."""
+"""Pattern of the comment in which `export_launch` keeps settings of the training script, in the notation of layouts."""
 
 
 def read_launch(
@@ -156,12 +156,12 @@ def parse_launch(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Launch:
-    """`read_launch` of a text.
+    """Read a launch file from its text; see `read_launch`.
 
     Args:
         place: path or name of the text, for messages; its ending tells the syntax.
         arguments: of a shell script, `$1` and those after it.
-        variables: that are set when a shell script starts.
+        variables: shell variables that are set when the script starts.
     """
     source, form = recognised(text, place, arguments, variables)
     if model is None:

@@ -1,5 +1,5 @@
-"""What keys of launch files mean: tables of rules that are read in both directions, so that reading and writing cannot
-diverge.
+"""Meaning of the keys of launch files, as tables of rules. Each rule is read in both directions, so that reading and
+writing cannot diverge.
 
 A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
 `model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`; `global_batch`, `seq_len`, `dtype`,

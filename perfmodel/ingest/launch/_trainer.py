@@ -155,7 +155,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
 
 
 RECOMPUTE_RULE: Final = Rule(keys=(*_RECOMPUTE, _EVERY), read=_recompute, defaults={"recompute": "none"})
-"""What is recomputed, by the switch of Transformers' Trainer or of its block of FSDP."""
+"""Rule for recomputation: the switch of Transformers' Trainer, or that of its FSDP block."""
 
 
 def _searched(settings: Mapping[str, Any]) -> Fields:

@@ -110,7 +110,7 @@ def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """What an expression stands for; what is not data stays as its text in `$( )`, which counts as undefined."""
+    """Return the value of an expression; one that is not data stays as text in `$( )`, which counts as undefined."""
     match node:
         case ast.Constant():
             return node.value

@@ -1,5 +1,5 @@
-"""What a log reports between its lines about steps: checkpoints, evaluations, restarts, skipped updates, timers and
-memory."""
+"""Events that a log reports between its lines about steps: checkpoints, evaluations, restarts, skipped updates, timers
+and memory."""
 
 import re
 from collections import defaultdict

@@ -1,5 +1,5 @@
-"""What Kineto traces say of operators with shapes and of collectives with sizes: as rows of the measurement tables, and
-as calls of a profile, of accelerators and of CPUs."""
+"""Reads operators with shapes and collectives with sizes from Kineto traces, as rows of measurement tables and as calls
+of a profile, for accelerators and CPUs."""
 
 import re
 from collections import Counter, defaultdict

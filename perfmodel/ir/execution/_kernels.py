@@ -27,7 +27,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class KernelCall:
-    """What a kernel is told beside its operands."""
+    """The settings of a kernel call besides its operands."""
 
     attributes: Values
     outputs: Outputs

@@ -187,7 +187,7 @@ class Emitter:
         return unknown
 
     def reshape(self, ref: Ref, shape: Sequence[int]) -> Ref:
-        """Another shape of as many elements."""
+        """Reshape a value to a shape with equally many elements."""
         if self.shape(ref) == tuple(shape):
             return ref
         # A maximum stays a maximum in another shape; the mark is put aside for the moment and carried over.

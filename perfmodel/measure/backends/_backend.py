@@ -153,7 +153,7 @@ class Transport:
     name: str
     """`algorithm` column."""
     session: type[RankSession]
-    """What each rank runs."""
+    """Class of the session that each rank runs."""
     package: str
     """Python package that it comes with."""
 

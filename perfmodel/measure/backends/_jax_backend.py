@@ -39,7 +39,7 @@ class JaxBackend:
     capability: tuple[int, int]
     """CUDA compute capability; (0, 0) elsewhere."""
     meter: Meter
-    """What tells how much others disturbed."""
+    """Meter of the disturbance by other processes."""
     packages = ("jax", "jaxlib", "numpy", "perfmodel")
 
     @property

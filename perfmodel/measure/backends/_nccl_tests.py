@@ -46,7 +46,7 @@ class NcclTests:
     """Command line before the program; `{num_ranks}`, `{num_nodes}` and `{ranks_per_node}` are filled in,
     e.g. `mpirun -np {num_ranks} -host a:8,b:8` or `srun -N {num_nodes} -n {num_ranks}`."""
     folder: str = ""
-    """Where the programs (`all_reduce_perf`, ...) are on every node; empty: on the search path."""
+    """Folder of the programs (`all_reduce_perf`, ...) on every node; empty: they are on the search path."""
     arguments: str = "-w 5 -n 20 -N 8"
     """Arguments of every program: warm-up, iterations per time, times whose median counts."""
     timeout_s: float = 900.0

@@ -40,7 +40,7 @@ class TorchBackend:
     capability: tuple[int, int]
     """CUDA compute capability; (0, 0) on a CPU."""
     meter: Meter
-    """What tells how much others disturbed."""
+    """Meter of the disturbance by other processes."""
     packages = ("torch", "numpy", "perfmodel")
 
     @property

@@ -231,7 +231,7 @@ def _only_gpu() -> int | None:
 
 
 def _hello(launch: Launch, address: str) -> Hello:
-    """What this process says of itself."""
+    """Return this process's description of itself."""
     packages = ("jax", "jaxlib", "torch", "numpy", "perfmodel")
     versions = {**software(packages), "measuring code": collector_sha256()}
     return Hello(launch.index, launch.count, launch.node, address, usable_cores(), versions)

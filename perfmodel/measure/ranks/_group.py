@@ -252,7 +252,7 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
 
 
 def _gone(rank: int, member: RankProcess | Agent) -> str:
-    """That a rank is gone, and where its last words are."""
+    """Say that a rank is gone, and where its last output is."""
     return f"{_name(rank, member)} {member.gone}"
 
 

@@ -34,10 +34,10 @@ _NAMESPACES: Final = Path("/var/run/netns")
 _MTU: Final = 9000
 """Large frames, as in data centres, leave the cores to the ranks."""
 _BURST_BYTES: Final = 16384
-"""What a link lets through at once after a pause; small, so that messages take their size over the bandwidth."""
+"""Bytes that a link sends at once after a pause; small, so that a message takes its size divided by the bandwidth."""
 _SEND_BUFFER_BYTES: Final = 131072
-"""What a sender may have under way before it has to wait for the link; fixed, so that it does not depend on what
-the connection carried before. A link of long latency gets twice its bandwidth-delay product."""
+"""Bytes that a sender may have in flight before it waits for the link; fixed, so that earlier traffic does not change
+it. A link of long latency gets twice its bandwidth-delay product."""
 _QUEUE_S: Final = 2.0
 """Waiting time at which a link drops: beyond what the senders' windows hold."""
 _MAX_HOSTS: Final = 64
@@ -47,7 +47,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Host:
-    """Where a rank runs."""
+    """Host on which a rank runs."""
 
     address: str
     """Address by which the other hosts reach it."""
@@ -78,7 +78,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedNetwork:
-    """What joins emulated hosts.
+    """The network between emulated hosts.
 
     Raises:
         PerfModelError: for an invalid bandwidth or latency.

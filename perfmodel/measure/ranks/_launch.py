@@ -38,7 +38,7 @@ class Launch:
     """One process among those that a launcher started."""
 
     launcher: str
-    """Which launcher started it."""
+    """Launcher that started the processes."""
     index: int
     """Number of the process: 0 measures, the others do what it tells them."""
     count: int
@@ -140,7 +140,7 @@ class Meeting:
 
 
 def made_meeting(launch: Launch) -> Meeting:
-    """Where process 0 will wait; port 0 stands for any that is free."""
+    """Make the address on which process 0 will wait; port 0 stands for any free port."""
     key = _key_of_environment() or secrets.token_hex(32)
     return Meeting(launch.host or socket.gethostname(), launch.port or 0, key)
 
@@ -241,7 +241,7 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
 
 
 def _read(launch: Launch, folder: Path) -> Meeting:
-    """Where process 0 waits: as the file says, but for what was given; without the file where all was."""
+    """Return the address on which process 0 waits: the flags' where given, else the file's."""
     # Nodes without a shared folder are told everything, by arguments and by the environment.
     key = _key_of_environment()
     if key and launch.host and launch.port:

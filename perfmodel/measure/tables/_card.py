@@ -77,9 +77,9 @@ class Card:
     units: dict[str, str]
     """Units of the table's columns."""
     device: str
-    """What was measured."""
+    """Device that was measured."""
     machine: dict[str, str | int]
-    """Where it was measured: CPU, cores, accelerator."""
+    """Machine on which it was measured: CPU, cores, accelerator."""
     software: dict[str, str]
     """Versions of what measured it."""
     collector: str

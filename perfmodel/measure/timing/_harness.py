@@ -205,9 +205,9 @@ class Effort(NamedTuple):
     """Seconds of one measurement."""
 
     least: float
-    """On a quiet machine, where the fewest samples suffice."""
+    """Effort on a quiet machine, where the fewest samples suffice."""
     most: float
-    """Where the interval stays too wide and the rule's caps end it."""
+    """Effort where the interval stays too wide and the rule's caps end the sampling."""
 
 
 def measuring_s(rule: StoppingRule, call_s: float) -> Effort:

@@ -111,7 +111,7 @@ def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list
 
 
 def _quantity_heads(records: Sequence[dict[str, Any]], unit: str) -> list[dict[str, str]]:
-    """What the page says of each quantity; `unit`: tokens or samples."""
+    """Return the page's heading of each quantity; `unit` is tokens or samples."""
     heads = []
     for name, (head, figure_unit, better) in _QUANTITIES.items():
         # A batch that all rows share is in the page's heading already.

@@ -107,7 +107,7 @@ class RunHealth:
     peak_bytes: float | None
     """Peak of memory that the log reports; None where it reports none."""
     peak_counter: str
-    """What the measured and the expected peak count: the bytes `reserved` by the allocator, or `allocated`."""
+    """Bytes that the measured and the expected peak count: the bytes `reserved` by the allocator, or `allocated`."""
     expected_peak_bytes: float | None
     """Predicted peak, as the same counter shows it; None where it is not predicted."""
     timers: Mapping[str, PhaseTimer]
@@ -318,7 +318,7 @@ def _observed(
 
 
 class _StallCause(NamedTuple):
-    """What stalls of one kind mean."""
+    """The cause behind stalls of one kind."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""From a space to grids of layouts: every combination of degrees and options that can run."""
+"""Enumerates a space as grids of layouts: every combination of degrees and options that can run."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -356,7 +356,7 @@ def _few_enough(
 
 @dataclass(frozen=True)
 class Divided:
-    """What a search needs to know about a model's blocks on one shard."""
+    """A model's blocks on one shard, as a search needs them."""
 
     blocks: Sequence[tuple[BlockOps, int]]
     layers: int

@@ -237,7 +237,7 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
 
 
 def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
-    """What a relaxation may change: values in the space that a launch of the framework can state."""
+    """Return the values that a relaxation may choose: those in the space that a launch of the framework can state."""
     partial = tuple(kind for kind in space.recompute if kind != "full")
     return LaunchChoices(
         micro_batches=space.micro_batch,

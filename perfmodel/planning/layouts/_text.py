@@ -105,7 +105,7 @@ def _heading(console: "Console", result: "SearchResult") -> None:
 
 
 def _columns(result: "SearchResult", is_wide: bool) -> "dict[str, Column]":
-    """What a search has to tell of each layout: by heading, the cell of a place and its prediction."""
+    """Columns of the ranking by heading; each makes a cell from a place and its prediction."""
     ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
     columns: dict[str, Column] = {
         "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),

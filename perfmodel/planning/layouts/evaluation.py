@@ -97,11 +97,11 @@ class Evaluated:
     value: Float[np.ndarray, " evaluated"]
     """Values of the goal, ascending; infinite where a constraint does not hold."""
     distinct: Int[np.ndarray, " kept"]
-    """Places of those that are not one with a better one, see `Candidates.distinct`."""
+    """Places of the layouts that do not repeat a better one (`Candidates.distinct`)."""
     dominated: Int[np.ndarray, " dominated"]
     """Layouts that no bound rules out, but a variant does (`Candidates.dominated`)."""
     complete: bool
-    """Whether every other layout has a bound above the last wanted; False after an interrupt."""
+    """Whether bounds rule out every layout that was not evaluated; False after an interrupt."""
 
 
 def evaluate(

@@ -49,7 +49,7 @@ class LaunchChoices:
     micro_batches: tuple[int, ...]
     """Sequences of a micro-batch."""
     recomputes: tuple[str, ...] = ("none", "selective")
-    """What layers recompute that do not recompute in full: `none`, `selective`, or both. Empty where all layers must
+    """Recomputation of layers that do not recompute in full: `none`, `selective`, or both. Empty where all layers must
     recompute in full."""
     full_layers: bool = True
     """Whether some layers of a stage may recompute in full."""

@@ -52,7 +52,7 @@ class _Part(NamedTuple):
     """A program that is part of the step of one micro-batch size."""
 
     step: int
-    """Which of the sizes."""
+    """Index of the micro-batch size."""
     batches: list[LayoutBatch]
     """The layout in this program, under each element type."""
     weight: float

@@ -47,7 +47,8 @@ class _MemoryTerms:
     blocks: BlockBytes
     sharding: Sharding
     live: tuple[LiveState, ...]
-    """With all saved activations on the device; and, where the layout offloads them, with none that can wait."""
+    """Live memory with all saved activations on the device; where the layout offloads them, also with only those that
+    cannot wait on the host."""
 
     def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
         """Peak bytes of each rank at given parameters."""
@@ -172,13 +173,13 @@ class StepTimeFunction:
     """All that is compiled of it: a relaxation traces its durations."""
     tables: Tables = field(repr=False)
     times: Times = field(repr=False)
-    """On the machine as it is."""
+    """Times on the machine as it is."""
     input_s: float
     """Seconds that a step takes at least for its samples to be there (`Job.input_samples_per_s`)."""
     log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
     """Logarithms of the micro-batch sizes that the programs are of."""
     memory: Memory = field(repr=False)
-    """What `memory_bytes` evaluates."""
+    """Memory model that `memory_bytes` evaluates."""
 
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""

@@ -83,7 +83,7 @@ class Prices(NamedTuple):
     """Times of `n` events as functions of `r` rates."""
 
     time_s: Float[Any, " n"]
-    """On the machine as it is."""
+    """Seconds on the machine as it is."""
     joined: Float[Any, " n"]
     """Share of it that depends on rates (g)."""
     share: Float[Any, "n r"]

@@ -40,7 +40,7 @@ class Cuts(NamedTuple):
     ends: Float[Any, "2 blocks"]
     """Blocks before the first layer, and after the last."""
     bounds: Float[Any, "layers+1 segments+1"]
-    """Where the segments of a stage of so many layers begin, and the last one ends."""
+    """First layer of each segment of a stage with so many layers, and the end of the last segment."""
     layers: Float[Any, " blocks"]
     """1 for blocks that are layers."""
 
@@ -119,7 +119,7 @@ class Tables(NamedTuple):
     event_price: Int[Any, "types lanes ops"]
     """Place of each of them in `prices`."""
     entry_at: Int[Any, " entries"]
-    """Where events between blocks occur, in (type, knot, class) order."""
+    """Positions of the events between blocks, in (type, knot, class) order."""
     entry_price: Int[Any, " entries"]
     knots: Float[Any, " knots"]
     """Layers per stage at which events between blocks are priced."""

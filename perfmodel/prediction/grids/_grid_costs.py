@@ -119,7 +119,7 @@ def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) 
 def _slack_s(
     pipeline: PipelineBlocks, times: Sequence[BlockTimes], send_s: Float[np.ndarray, "2 stages shards"]
 ) -> Float[np.ndarray, " shards"]:
-    """By how much less than its busiest stream a step may take where steps run into each other."""
+    """Seconds by which a step may be shorter than its busiest stream, where steps overlap."""
     # The makespan of a stream of steps grows by that of the busiest stream, less what filling and draining the pipeline
     # may hide: one micro-batch through all stages, over the steps of the shorter of the two streams whose difference is
     # taken.

@@ -322,7 +322,8 @@ def get_or_compute(values: dict[K, V], key: K, compute: Callable[[], V]) -> V:
 
 
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], Int[np.ndarray, " keys"]]:
-    """Place of the first of each distinct key, and which of the distinct keys each key is."""
+    """Return the index of the first occurrence of each distinct key, and for every key the number of its distinct
+    key."""
     number: dict[Hashable, int] = {}
     number_of_key = np.array([number.setdefault(key, len(number)) for key in keys])
     return np.unique(number_of_key, return_index=True)[1].tolist(), number_of_key

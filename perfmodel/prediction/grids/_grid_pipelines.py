@@ -19,7 +19,7 @@ class PipelineBlocks:
     spec: ProgramSpec
     """The program."""
     pipeline: Pipeline
-    """Its paths and fullest ranks, in stages."""
+    """Paths and fullest ranks of the pipeline, in stages."""
     counts: Float[np.ndarray, "stages blocks"]
     """Blocks of every stage."""
     full: Float[np.ndarray, "fulls stages blocks"]

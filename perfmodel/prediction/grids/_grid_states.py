@@ -67,9 +67,9 @@ class StateSeconds:
     reduce_each_s: Float[np.ndarray, "shapes states"]
     """Between the passes: gradients that are reduced after each backward (once per weight gradient on the stream)."""
     stream_s: Float[np.ndarray, "shapes states"]
-    """On the communication stream of some rank, whatever the passes do."""
+    """Seconds on a rank's communication stream, independent of the passes."""
     stream_each_s: Float[np.ndarray, "shapes states"]
-    """On that stream, for every micro-batch."""
+    """Seconds on that stream for every micro-batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ class DistinctEvents:
 
 
 class _HostShare(NamedTuple):
-    """Where the host updates: its seconds per parameter, and the parameters that are a rank's own."""
+    """Inputs of updates on the host: its seconds per parameter, and the parameters of a rank's own shard."""
 
     seconds: HostSeconds
     """Seconds per parameter."""

@@ -69,7 +69,7 @@ class Adjustment:
     device: str
     """Device whose runs these are of; other devices are left as they were."""
     values: tuple[tuple[str, float], ...]
-    """By parameter; those left out are 0."""
+    """Log corrections by parameter; parameters left out are 0."""
     informed: frozenset[str] = frozenset()
     """Parameters that the runs narrowed: times that rest on them are `end-to-end`."""
     half_width: tuple[tuple[str, float], ...] = ()

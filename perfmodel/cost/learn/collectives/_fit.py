@@ -149,7 +149,7 @@ class _Candidate(NamedTuple):
 
 
 def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:
-    """What every series was measured on, inside nodes first."""
+    """Return the devices and links that every series was measured on, inside nodes first."""
     result: dict[SeriesKey, dict[MeasuredPlace, None]] = {}
     columns = zip(rows.series.tolist(), rows.between.tolist(), rows.kind, rows.fabric, strict=True)
     distinct = dict.fromkeys(columns)

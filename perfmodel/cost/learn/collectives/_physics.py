@@ -43,10 +43,10 @@ POSTED: Final = 0.1
 LINE_SHARE: Final = 0.92
 """Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL `src/graph/tuning.cc`)."""
 LINE_START_S: Final = 7.4e-6
-"""What a collective in lines (LL128) takes longer to begin than one in low latency: 14 and 6.6 us (NCCL
+"""Extra start time of a collective in the LL128 protocol over one in the low-latency protocol: 14 and 6.6 us (NCCL
 `src/graph/tuning.cc`)."""
 FULL_START_S: Final = 1.8e-6
-"""What a collective in full bandwidth (Simple) takes longer to begin than one in low latency: 8.4 and 6.6 us (NCCL
+"""Extra start time of a collective in the Simple protocol over one in the low-latency protocol: 8.4 and 6.6 us (NCCL
 `src/graph/tuning.cc`)."""
 SPREAD: Final = 0.5
 """Share of a low-latency hop between nodes that a ring pays whose nodes have several ranks: its channels cross the
@@ -92,10 +92,9 @@ class LinkConstants:
     usual_between_s: Array
     """Latency that clusters usually state of such links between nodes."""
     post_s: Array
-    """What a step of a ring over several nodes takes at least, inside a node too: the network is handed a message in
-    every step."""
+    """Least time of a step of a ring over several nodes, inside a node too: every step hands the network a message."""
     peer_s: Array
-    """What each peer on another node costs one rank of an all-to-all."""
+    """Time that each peer on another node adds to one rank of an all-to-all."""
     bandwidth_inside: Array
     """Effective bytes/s of one rank inside its node in the bandwidth protocol: with `REFERENCE_PEERS` peers, where they
     share a bridge with one."""
@@ -173,7 +172,7 @@ class _Protocol(NamedTuple):
     share: Array
     """Share of the bandwidth that it reaches."""
     start_s: Array
-    """What it takes longer to begin than in low latency."""
+    """Extra start time over the low-latency protocol."""
 
 
 def collective_time(

@@ -34,7 +34,7 @@ def physical_time(values: Mapping[Effect, float], rows: CollectiveRows) -> np.nd
 
 
 class _Link(NamedTuple):
-    """What the constants of a row follow from, beside the effects."""
+    """The inputs, besides the effects, that determine the constants of a row."""
 
     kind: str
     fabric: Fabric

@@ -291,5 +291,6 @@ def _widths(pairs: list[Any]) -> dict[Scope, float]:
 
 
 def _sorted(by_key: Mapping[Any, Any]) -> dict[Any, Any]:
-    """In an order that does not depend on how it was made: by the name of the key's type, then its parts as text."""
+    """Sort in an order that does not depend on how the keys were made: by the name of the key's type, then its parts as
+    text."""
     return dict(sorted(by_key.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))

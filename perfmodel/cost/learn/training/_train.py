@@ -108,7 +108,7 @@ def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What a regressor's networks are fitted on, how, and for how long.
+    """Data, method and duration of the fit of a regressor's networks.
 
     Equal fields give equal results on one machine, whether a run was resumed or not.
     """

@@ -22,7 +22,7 @@ class Call:
     """A node of a foreign graph, as its rule reads it."""
 
     emitter: Emitter
-    """Where the rule writes its instructions."""
+    """Emitter to which the rule writes its instructions."""
     operands: Mapping[str, Any]
     """Items, lists of items and plain values by the names that the table of ops has for them."""
     attributes: Mapping[str, Any]
