@@ -122,8 +122,7 @@ class Job(Implementation):
     """Earlier tokens of each sequence whose keys and values are attended to: from a cache in inference (with `seq_len`
     1 the step generates one token per sequence), or from earlier slices of a sequence."""
     optimizer: str = "adam"
-    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adam16bit, adafactor, lamb, lion, muon, sgd (with momentum),
-    plain-sgd."""
+    """Optimizer: adam, adamw, adam8bit, adam16bit, adafactor, lamb, lion, muon, sgd (with momentum) or plain-sgd."""
     weight_average: bool = False
     """Keep an exponential moving average of the weights in fp32, updated after every step."""
     fine_tuning: FineTuning = field(default=FineTuning(), metadata=section())

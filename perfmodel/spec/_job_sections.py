@@ -133,10 +133,11 @@ class KernelChoices:
     """Under sequence parallelism, each tensor-parallel rank has the learned positions of its part of a sequence alone,
     instead of all of them."""
     fused_batch_norm: bool = False
-    """Of convolutional networks, the kernel of a batch norm adds the shortcut and applies the ReLU that follow."""
+    """In convolutional networks, the kernel of a batch norm also adds the shortcut and applies the ReLU that follow
+    it."""
     channels_last: bool = False
-    """Images of convolutional networks lie with their channels together (NHWC), where they have 16 bits: batch norms
-    then run at the memory's bandwidth, and not by the slower kernels of images that lie channel by channel."""
+    """16-bit images of convolutional networks are stored channels-last (NHWC), so that batch norms run at the memory's
+    bandwidth instead of by the slower channels-first kernels."""
     cuda_graphs: CudaGraphs = "none"
     """Work that the host replays from CUDA graphs."""
     blocking_launches: bool = False
@@ -159,14 +160,14 @@ class NarrowProducts:
     """Scaling recipe of 8- and 4-bit products, which determines the cost of quantising operands; empty: one pass over
     each."""
     fp8_attention: bool = False
-    """Fused attention multiplies in 8 bits, together with 8- or 4-bit products (Transformer Engine's `fp8_dpa`, of
-    which `NVTE_DPA_FP8_RECIPE` says the recipe where products are in 4); otherwise in 16."""
+    """Fused attention multiplies in 8 bits when products are in 8 or 4 bits (Transformer Engine's `fp8_dpa`;
+    `NVTE_DPA_FP8_RECIPE` sets its recipe beside 4-bit products); otherwise in 16 bits."""
     fp8_activation_inputs: bool = False
     """Inputs of the activation of gated feed-forwards are saved in 8 bits, with a cast each way (Megatron-Core's
     `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
     fp8_params: bool = False
     """Trained weights of 8-bit products are stored only in 8 bits, instead of in 16 bits with 8-bit copies
-    (Megatron-Core's `--fp8-param-gather`): both ways round where products need that, else once."""
+    (Megatron-Core's `--fp8-param-gather`), in both orientations if the products need both."""
     wide_modules: tuple[WideModule, ...] = ()
     """Products that stay in 16 bits when others use 8 or 4."""
     wide_last_layers: int = 0
@@ -201,7 +202,7 @@ class GradientReduction:
     """Under ZeRO 2 and 3, the micro-batches of a step add up whole gradients and the last one reduces them, instead of
     each (torch's `no_sync`)."""
     bucket_bytes: float | None = None
-    """Size of the buffers in which ZeRO reduces gradients and gathers weights; None: the framework's."""
+    """Size of the buffers in which ZeRO reduces gradients and gathers weights; default: the framework's."""
     secondary_shards: int = 0
     """Number of ranks that hold a second sharded copy of the weights under ZeRO 3, for gathers in the backward pass
     (ZeRO++'s hpZ, arXiv 2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all
@@ -218,7 +219,7 @@ class HeadAndLoss:
     """The output head, and how its logits are stored."""
 
     head: Head = "vocabulary"
-    """What the last block predicts: words (pre-training) or labels (fine-tuning to a task). Only for text models."""
+    """Output of the last block: words (pre-training) or labels (fine-tuning to a task). Only for text models."""
     masked_head: bool = False
     """Only masked tokens of a masked language model go through the head: 20 of 128, and 80 of 512 (google-research/bert
     README, `max_predictions_per_seq`). Otherwise the head sees every token."""
@@ -283,7 +284,7 @@ class SavedActivations:
     """Under sequence parallelism, gathered inputs of column-parallel products are saved instead of being gathered again
     in the backward pass: 2 s b h more bytes per product, but one collective less."""
     recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
-    """The modules that `Layout.recompute=selective` recomputes."""
+    """Modules that `recompute=selective` recomputes."""
     stops_recompute: bool = False
     """Recomputation of blocks and dense feed-forwards stops before the last product, whose result the backward pass
     does not need (XLA; torch's non-reentrant checkpoint)."""
@@ -310,8 +311,8 @@ class FineTuning:
     """Storage of frozen layer weights; every product first converts its weight to 16 bits. Empty: the type of the
     products."""
     adapter_all_to_all: bool = False
-    """Adapters of row-parallel products bring their result from parts of its columns to parts of the sequence by an
-    all-to-all, instead of gathering it whole (NeMo `LoRA`, `a2a_experimental`)."""
+    """Adapters of row-parallel products redistribute their result from columns to the sequence by an all-to-all,
+    instead of an all-gather (NeMo `LoRA`, `a2a_experimental`)."""
 
     def __post_init__(self) -> None:
         whole("job", {"adapter_rank": self.adapter_rank}, least=0)

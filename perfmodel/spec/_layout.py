@@ -62,8 +62,8 @@ class Layout:
     expert, ep hold different experts, and the rest (`edp`) are replicas (parallel folding of Megatron-Core, arXiv
     2504.14960)."""
     etp: int | None = None
-    """Tensor-parallel degree inside experts; None: `tp`, as in Megatron-Core. If it is below `tp`, expert parallelism
-    also spans tensor-parallel ranks."""
+    """Tensor-parallel degree inside experts; default: `tp`, as in Megatron-Core. If it is below `tp`, expert
+    parallelism also spans tensor-parallel ranks."""
     vpp: int = 1
     """Virtual stages (model chunks) per pipeline rank; 1: the schedule's default."""
     micro_batch: int = 1
@@ -75,7 +75,7 @@ class Layout:
     """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights, over dp * cp ranks (experts:
     `edp` ranks)."""
     recompute: Recompute = "none"
-    """`selective` recomputes `Job.recompute_modules`, usually core attention; `full` recomputes every layer
+    """`selective` recomputes the job's `recompute_modules`, usually core attention; `full` recomputes every layer
     (Korthikanti section 5)."""
     sequence_parallel: bool = False
     """Shard norms and dropout over tp along the sequence (Korthikanti section 4.2.2)."""
@@ -92,8 +92,8 @@ class Layout:
     offload: bool = False
     """Offload activations to host memory until their backward pass."""
     offload_layers: int = 0
-    """Number of first layers whose activations are offloaded to host memory, with copies overlapped with other layers
-    (Megatron-Core's `cpu_offloading_num_layers`)."""
+    """Number of layers, from the first on, whose activations are offloaded to host memory, with copies overlapped with
+    other layers (Megatron-Core's `cpu_offloading_num_layers`)."""
     replicate: int = 1
     """Number of groups for hybrid sharding: each group of neighbouring ranks shards model states as `zero` says, groups
     are replicas, and gradients are also reduced over the groups."""
@@ -105,13 +105,13 @@ class Layout:
     order: str = "-".join(ORDER_KEYS)
     """Order of rank numbering, from the innermost dimension to the outermost (Megatron-LM's notation)."""
     partition: PerStage = None
-    """Layers of every pipeline stage; None: as even as possible."""
+    """Layers of every pipeline stage; default: as even as possible."""
     recompute_full_layers: PerStage = None
-    """Number of first layers of every stage that are recomputed in full (Megatron-LM's recompute method `block`); the
-    others follow `recompute`. One number applies to all stages."""
+    """Number of layers of every stage, from its first on, that are recomputed in full (Megatron-LM's recompute method
+    `block`); the others follow `recompute`. One number applies to all stages."""
     kinds: PerRank = None
-    """Kind of nodes (`Cluster.kinds`) of every pipeline rank, for clusters with several kinds; None: filled in the
-    cluster's order (`Cluster.hosting`)."""
+    """Kind of nodes of every pipeline rank, for clusters with several kinds; default: filled in the cluster's order
+    (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
         self._check_numbers()

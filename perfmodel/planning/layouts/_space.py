@@ -28,7 +28,8 @@ OPTIONS = {
     "order": ("order",),
     "folding": ("etp",),
 }
-"""Names under which fields that a search holds at their defaults can be let free, see `with_options`."""
+"""Options by name, with the layout fields that a search varies for each; otherwise these keep their defaults
+(`with_options`)."""
 _ORDERS = tuple("-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp")))
 _FULL_LAYERS = (None, *((n,) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
 _OFFLOADED_LAYERS = (0, 4, 8, 12, 16, 24, 32, 48, 64)

@@ -97,23 +97,25 @@ class SearchOptions:
     layouts whose bound promises a gain), or `relax` (also by gradients, which move stages, recompute and
     micro-batch together). The result says what was done and why."""
     objective: str | None = None
-    """One of `OBJECTIVES`, or a formula over `QUANTITIES` to minimise; by default `step_time`, or `tokens_per_s` for
-    several batches."""
+    """Objective by name (step_time, tokens_per_s, tokens_per_s_per_device, mfu, cost, energy, train_time, memory,
+    devices), or a formula over `QUANTITIES` to minimise; default: `step_time`, or `tokens_per_s` for several
+    batches."""
     constraints: Sequence[str] = ()
     """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
     tariff: Tariff | None = None
     """Prices, powers and tokens to train on, instead of the catalog's."""
     robust: str = ""
-    """Order the best layouts by one of `ORDERS`, which take prediction errors into account; see `Robustness`."""
+    """Order the best layouts so that prediction errors count: by expected `regret`, by the `upper` end of the 90 %
+    interval, or by the probability to be the `best`. See `Robustness`."""
     batches: Sequence[int] = ()
     """Global batches to try and rank together, instead of the problem's."""
     top: int = 10
     """Number of layouts to rank."""
     distinct: bool = True
-    """Rank only the best of layouts that differ only in recompute, offload or options without effect
-    (`Candidates.distinct`)."""
+    """Rank only the best of layouts that differ only in recompute, offload or options without effect. See
+    `Candidates.distinct`."""
     every: bool = False
-    """Evaluate every layout that fits, even if its bound rules it out (`SearchResult.ranking`)."""
+    """Evaluate every layout that fits, even if its bound rules it out. See `SearchResult.ranking`."""
     min_fit: float = MIN_FIT
     """Least probability of fitting into memory for a recommended layout."""
     strict: bool = False
@@ -145,7 +147,7 @@ class SpaceWords:
     schedules: str | Sequence[str] = ""
     """Names of pipeline schedules, or `all` synchronous ones."""
     vary: str | Sequence[str] = ""
-    """Further options to vary: names of `OPTIONS`, or `all`."""
+    """Further options to vary: overlap, tp_overlap, recompute, offload, order, folding, or all."""
     fewer_devices: bool = False
     """Layouts may use fewer devices."""
 
