@@ -288,7 +288,9 @@ def _cost(
 def why_not_measured(op: Op, nodes: int = NODES) -> str:
     """Why an op cannot be measured; empty if it can."""
     if isinstance(op, Collective):
-        return f"{op.collective} between nodes, but only one node is available" if op.num_nodes > nodes == 1 else ""
+        if op.num_nodes > nodes == 1:
+            return f"{op.collective} between nodes, but only one node is available"
+        return ""
     try:
         check_kernel(op)
     except PerfModelError as error:

@@ -360,12 +360,14 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
 
     # A network card is no faster than its slot.
     between = min(inside, known.host_bandwidth_bytes_per_s or inside)
-    return [
-        point.op.bytes / (inside if point.op.num_nodes == 1 else between)
-        if isinstance(point.op, Collective)
-        else next(times)
-        for point in points
-    ]
+    seconds = []
+    for point in points:
+        if not isinstance(point.op, Collective):
+            seconds.append(next(times))
+            continue
+        bytes_per_s = inside if point.op.num_nodes == 1 else between
+        seconds.append(point.op.bytes / bytes_per_s)
+    return seconds
 
 
 def show(report: dict[str, Any]) -> None:

@@ -296,4 +296,6 @@ def _say(launch: "Launch") -> None:
 def job_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of the job that the launch file states and that have no flag."""
     launch: Launch | None = arguments.launch
-    return {} if launch is None else {name: said for name, said in launch.job_fields.items() if name != "dtype"}
+    if launch is None:
+        return {}
+    return {name: value for name, value in launch.job_fields.items() if name != "dtype"}

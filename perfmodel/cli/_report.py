@@ -187,8 +187,9 @@ def _show(data: dict[str, Any], files: list[str]) -> None:
     """The recommended layout, and where the page is."""
     best = data["rows"][data["recommended"]]
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
-    print(f"{'recommended' if data['kind'] == 'search' else 'layout'}: {best['layout']}")
+    is_search = data["kind"] == "search"
+    print(f"{'recommended' if is_search else 'layout'}: {best['layout']}")
     print(f"  {duration(best['step_s'])} per step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s")
     print(f"  memory: {best['fit_words']}")
-    print(f"{len(data['rows']):,} layouts on the page" if data["kind"] == "search" else "one layout on the page")
+    print(f"{len(data['rows']):,} layouts on the page" if is_search else "one layout on the page")
     written(files)

@@ -157,7 +157,9 @@ def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterat
 
 
 def _default(value: Any) -> str:
-    return "needed" if value is MISSING else "-" if value in (None, "", ()) else written(value)
+    if value is MISSING:
+        return "needed"
+    return "-" if value in (None, "", ()) else written(value)
 
 
 def _schedules() -> list[dict[str, Any]]:

@@ -89,7 +89,10 @@ def _value(name: str, tensor: Tensor | None, known_value: bool) -> str:
 
 
 def _attributes(attributes: Attributes) -> str:
-    return f" {{{', '.join(f'{name}={_literal(value)}' for name, value in attributes)}}}" if attributes else ""
+    if not attributes:
+        return ""
+    stated = [f"{name}={_literal(value)}" for name, value in attributes]
+    return f" {{{', '.join(stated)}}}"
 
 
 def _literal(value: Any) -> str:

@@ -198,9 +198,12 @@ def _least_bytes(program: Program, schedule: str) -> float:
         return float(sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in tensors))
 
     # Programs return gradients beside new weights; a schedule that updates on the way has none left to return.
-    lasting = ("parameter", "state") if get_schedule(schedule).asynchronous else ("parameter", "state", "gradient")
-    ends = (w for w in program.outputs if w.role in lasting)
-    return max(n_bytes(program.inputs_of("parameter", "state")), n_bytes(ends))
+    lasting = {"parameter", "state"}
+    if not get_schedule(schedule).asynchronous:
+        lasting.add("gradient")
+    at_start = program.inputs_of("parameter", "state")
+    at_end = [tensor for tensor in program.outputs if tensor.role in lasting]
+    return max(n_bytes(at_start), n_bytes(at_end))
 
 
 @contextmanager

@@ -161,10 +161,14 @@ class Server:
         requests = self.requests
         # Decoding is bound by reading weights and cache, so their stored width decides, whatever type computes.
         cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
-        stored = [
-            cache if isinstance(op, Attention) else requests.weight_bytes if layer else dtype_bytes(op.dtype)
-            for op, layer in zip(ops, in_layers.tolist(), strict=True)
-        ]
+        stored = []
+        for op, is_in_layer in zip(ops, in_layers.tolist(), strict=True):
+            if isinstance(op, Attention):
+                stored.append(cache)
+            elif is_in_layer:
+                stored.append(requests.weight_bytes)
+            else:
+                stored.append(dtype_bytes(op.dtype))
         return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
 
     def _sends(self, rows: int) -> Cost:

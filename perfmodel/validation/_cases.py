@@ -281,8 +281,10 @@ def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
         return np.full(len(runs), np.nan)
 
     # Tables mix GB and GiB; a figure above the device's memory is of another device.
-    gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)
-    measured_bytes = _positive(runs["measured_peak_memory_gb"]) * np.where(gib, GIB, GB)
+    unit_bytes = np.full(len(runs), GB)
+    if "memory_unit" in runs:
+        unit_bytes = np.where(runs["memory_unit"] == "GiB", GIB, GB)
+    measured_bytes = _positive(runs["measured_peak_memory_gb"]) * unit_bytes
     measured_bytes = np.where(measured_bytes > _capacities(runs), np.nan, measured_bytes)
     if "status" not in runs:
         return measured_bytes

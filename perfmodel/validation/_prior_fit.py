@@ -246,7 +246,9 @@ def _default(choice: str, case: Case) -> str | None:
     # Defaults may depend on the degrees (ZeRO beside a pipeline, sequence parallelism beside tp).
     degrees = {"tp": case.layout.tp, "pp": case.layout.pp, "dp": case.layout.dp}
     value = case.framework.layout_defaults(degrees)[choice]
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def _of_defaults(seen: Sequence[tuple[Observation, str | None]]) -> Iterator[Observation]:

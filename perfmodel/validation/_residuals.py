@@ -190,11 +190,9 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
         # Compare with the same device, family, operator and pass only.
         candidates: Any = table[_of_device(table["device"], device)]
         if isinstance(op, Collective):
-            candidates = (
-                candidates[candidates["collective"] == op.collective]
-                if "collective" in candidates
-                else candidates.iloc[:0]
-            )
+            if "collective" not in candidates:
+                continue
+            candidates = candidates[candidates["collective"] == op.collective]
         elif "op_family" in candidates:
             candidates = candidates[(candidates["op_family"] == op.family) & (candidates["op"] == op.op)]
             candidates = candidates[candidates["pass"] == op.pass_]

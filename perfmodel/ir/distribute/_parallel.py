@@ -219,11 +219,16 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
             )
         changed = attributes(**dict(i.attributes) | {"shape": padded(shape)}) if shape else i.attributes
         instructions.append(replace(i, attributes=changed))
-    parameters = tuple(
-        Parameter(p.name, types[p.name].with_shape(padded(types[p.name].shape))) if p.name in weights else p
-        for p in function.parameters
-    )
-    new = Function(function.name, parameters, tuple(instructions), function.outputs)
-    inputs = tuple(replace(w, shape=padded(w.shape)) if w.role in ("parameter", "state") else w for w in program.inputs)
-    outputs = tuple(replace(w, shape=padded(w.shape)) for w in program.outputs)
-    return Program(new, inputs, outputs)
+    parameters = []
+    for parameter in function.parameters:
+        if parameter.name in weights:
+            tensor = types[parameter.name]
+            parameter = Parameter(parameter.name, tensor.with_shape(padded(tensor.shape)))
+        parameters.append(parameter)
+    new = Function(function.name, tuple(parameters), tuple(instructions), function.outputs)
+    inputs = []
+    for tensor in program.inputs:
+        is_weight = tensor.role in ("parameter", "state")
+        inputs.append(replace(tensor, shape=padded(tensor.shape)) if is_weight else tensor)
+    outputs = [replace(tensor, shape=padded(tensor.shape)) for tensor in program.outputs]
+    return Program(new, tuple(inputs), tuple(outputs))

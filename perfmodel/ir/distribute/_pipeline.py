@@ -268,12 +268,19 @@ class _Pipeline:
         return holders[device]
 
     def _transfer(self, name: str, k: int, device: int, value: str) -> Instruction:
+        # A transfer belongs to the phase and layer of what it carries, which is how timelines account for it. Inputs
+        # are made by no pass.
+        tag = Tag("forward", -1, k, self._stream)
         maker = self._passes.maker.get(name)
-        # A transfer belongs to the phase and layer of what it carries, which is how timelines account for it.
-        forward = maker is None or maker[0] == Phase.FORWARD
-        layer = next((i.tag.layer for i in self._passes.body(*maker) if name in i.outputs), -1) if maker else -1
-        m = k * self._schedule.slices + maker[2] if maker else k
-        tag = Tag("forward" if forward else "backward", layer, m, self._stream)
+        if maker is not None:
+            phase, _, part = maker
+            makers = [i for i in self._passes.body(*maker) if name in i.outputs]
+            tag = Tag(
+                phase="forward" if phase == Phase.FORWARD else "backward",
+                layer=makers[0].tag.layer if makers else -1,
+                micro_batch=k * self._schedule.slices + part,
+                stream=self._stream,
+            )
         return Instruction("send", (value,), (f"{value}.p{device}",), attributes(to=device), tag)
 
     def _total(self, name: str) -> dict[int, str]:

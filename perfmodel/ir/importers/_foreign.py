@@ -66,11 +66,12 @@ class Graph:
 
     def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """Declare an input; the first axis indexes samples if it has the batch size."""
-        # NumPy has no bfloat16; integers of every width become token numbers.
-        kind = "int32" if np.dtype(dtype if dtype != "bfloat16" else "float32").kind in "iub" else ""
+        # Integers of every width become token numbers. NumPy has no bfloat16.
+        is_integer = dtype != "bfloat16" and np.dtype(dtype).kind in "iub"
+        kind = "int32" if is_integer else Array.of(dtype, ()).dtype
         self._batch = self._batch or (shape[0] if shape else 0)
         axis = 0 if shape and shape[0] == self._batch else None
-        label = self.builder.data(label_of(name), tuple(shape), kind or Array.of(dtype, ()).dtype, batch_axis=axis)
+        label = self.builder.data(label_of(name), tuple(shape), kind, batch_axis=axis)
         self.values[name] = Ref(label)
 
     def input(self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]) -> None:

@@ -206,8 +206,8 @@ class _Reader:
     def _call(self, node: Any) -> Any:
         # Results of several outputs are lists; ops with one are not.
         if node.target is operator.getitem:
-            source = self.graph.values[node.args[0].name]
-            return source[node.args[1]] if isinstance(source, list) and len(source) > 1 else _listed(source)[0]
+            results = _listed(self.graph.values[node.args[0].name])
+            return results[node.args[1]] if len(results) > 1 else results[0]
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             raise PerfModelError(f"{self.graph.name}: {node.target} is not an ATen op; rewrite the model without it")
@@ -215,11 +215,13 @@ class _Reader:
         if not schema.returns:
             return None
         # Arguments by position, defaults filled in, so that rules need not know how a call was written.
-        operands = [
-            node.args[k] if k < len(node.args) else node.kwargs.get(a.name, getattr(a, "default_value", None))
-            for k, a in enumerate(schema.arguments)
-        ]
-        args = [self._item(value) for value in operands]
+        args = []
+        for k, argument in enumerate(schema.arguments):
+            if k < len(node.args):
+                value = node.args[k]
+            else:
+                value = node.kwargs.get(argument.name, getattr(argument, "default_value", None))
+            args.append(self._item(value))
         op = node.target.name().removeprefix("aten::")
         result = node.meta.get("val")
         attributes: dict[str, Any] = {"ranks": self.ranks} if op.startswith(_COLLECTIVES) else {}
@@ -229,7 +231,8 @@ class _Reader:
             outputs = self._computed(node)
         else:
             outputs = self.graph.node(op, node.name, args, attributes, lambda: self._computed(node))
-        return outputs if len(schema.returns) > 1 or str(schema.returns[0].type).startswith("List") else outputs[0]
+        returns_list = str(schema.returns[0].type).startswith("List")
+        return outputs if len(schema.returns) > 1 or returns_list else outputs[0]
 
     def _item(self, value: Any) -> Any:
         if isinstance(value, self.torch.fx.Node):

@@ -230,7 +230,9 @@ def _lends_shape(query: ShardingQuery) -> ShardingDecision | None:
     """`like` only lends its shape, so that a partial one serves as it is."""
     # Only its shape matters, so its values need not be completed.
     template = query.shardings[1]
-    return ShardingDecision((REPLICATED, template), (REPLICATED,)) if isinstance(template, Partial) else None
+    if not isinstance(template, Partial):
+        return None
+    return ShardingDecision((REPLICATED, template), (REPLICATED,))
 
 
 def _pointwise(

@@ -118,7 +118,9 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
     timer = observed.timers.get("compute")
     if timer is None or timer.least_s <= 0 or timer.least_s == timer.most_s:
         return 1.0
-    slower = severity.step_s / observed.expected_s if fault and severity and fault.name == SLOW_RANK else 1.0
+    slower = 1.0
+    if fault and severity and fault.name == SLOW_RANK:
+        slower = severity.step_s / observed.expected_s
     deviation = _SPREAD_DEVIATION_IN_PIPELINES if observed.pipeline else _SPREAD_DEVIATION
     return _normal(log(timer.most_s / timer.least_s) - log(slower), deviation)
 

@@ -463,10 +463,13 @@ def _beyond(question: Question, goal: Goal, best_value: float, executor: Executo
     best = fastest(question.beyond_framework, goal, executor)
     if best is None or not best.value < best_value:
         return None
+    # What the framework can run is its own best, in other rounding.
     refused = question.problem.framework.cannot_run(best.layout)
-    if not refused:  # the framework's own best, in other rounding
+    if not refused:
         return None
-    gain = (best_value - best.value) / abs(best_value) if np.isfinite(best_value) and best_value else np.inf
+    gain = np.inf
+    if np.isfinite(best_value) and best_value:
+        gain = (best_value - best.value) / abs(best_value)
     return Beyond(
         layout=best.layout,
         notation=question.problem.framework.notation(best.layout, question.problem.model),

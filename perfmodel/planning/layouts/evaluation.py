@@ -150,7 +150,10 @@ def evaluate(
 
             # Value and step time of the last wanted layout, which all others are measured
             # against.
-            worst = evaluated[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
+            worst = _NEVER
+            if len(ranked.distinct) >= top:
+                last_wanted = ranked.distinct[top - 1]
+                worst = evaluated[int(ranked.number[last_wanted])]
             # A bound is never above the value: what is bounded worse than the worst wanted layout cannot displace it.
             rest = score.below(*min(worst, (cutoff, np.inf)))
             rest = rest[~np.isin(rest, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))]

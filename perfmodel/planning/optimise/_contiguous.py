@@ -195,10 +195,11 @@ def _least_sums(
         values = longer
         came_from.append(origin)
     sums = values[supply][:, -1]
-    return [
-        _traced(came_from, lane, supply, float(sums[lane]), largest) if np.isfinite(sums[lane]) else None
-        for lane in range(len(thresholds))
-    ]
+    cuts = []
+    for lane in range(len(thresholds)):
+        is_possible = np.isfinite(sums[lane])
+        cuts.append(_traced(came_from, lane, supply, float(sums[lane]), largest) if is_possible else None)
+    return cuts
 
 
 def _traced(

@@ -45,9 +45,10 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
         else:
             tables.append(table)
     if not tables:
-        raise TableError(
-            f"{files[0]}: {next(iter(ignored.values()))}" if files else ("no file is given; give at least one")
-        )
+        reason = "no file is given; give at least one"
+        if files:
+            reason = f"{files[0]}: {next(iter(ignored.values()))}"
+        raise TableError(reason)
     return pd.concat(tables, ignore_index=True), ignored
 
 

@@ -190,7 +190,8 @@ _ASSUMED_ADAPTER_RANK: Final = 16
 
 def adapter_rank_of(row: Row) -> int | None:
     """Rank of LoRA adapters implied by a model's name (`llama2-70b-lora`); None if all weights are trained."""
-    return _ASSUMED_ADAPTER_RANK if re.search(r"(?<![a-z])lora(?![a-z])", text(row, "model").lower()) else None
+    has_adapters = re.search(r"(?<![a-z])lora(?![a-z])", text(row, "model").lower()) is not None
+    return _ASSUMED_ADAPTER_RANK if has_adapters else None
 
 
 def launch_switches(row: Row) -> Mapping[str, bool]:

@@ -113,7 +113,9 @@ class Fabric:
 
     def latency_shift_s(self, level: int, between: bool) -> float:
         """Stated latency of the slowest crossed level, beyond the usual latency."""
-        crossed = self.levels[0 if self.flat else 1 : level + 1] if between else self.levels[:1]
+        # The first level joins the devices of a node, where nodes have several.
+        first_between = 0 if self.flat else 1
+        crossed = self.levels[first_between : level + 1] if between else self.levels[:1]
         return max(x.latency_s - x.link_class.latency_s for x in crossed or self.levels[-1:])
 
 

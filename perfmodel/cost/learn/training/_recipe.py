@@ -88,8 +88,12 @@ def read_recipe(path: Path | str) -> Recipe:
 
 def small_recipe(family: str, rows: int) -> Recipe:
     """A recipe for a user's table: width and steps grow with the number of rows."""
-    width = 16 if rows < 500 else 64 if rows < 20_000 else 128
-    steps = 600 if rows < 500 else 3_000 if rows < 20_000 else 10_000
+    if rows < 500:
+        width, steps = 16, 600
+    elif rows < 20_000:
+        width, steps = 64, 3_000
+    else:
+        width, steps = 128, 10_000
     return Recipe(
         name=family,
         family=family,
