@@ -104,7 +104,7 @@ def test_the_first_generation_of_attention_is_slower_on_amd_too(name: str) -> No
     assert attention_slowdown("flash-1", catalog.device("Gaudi2"), HEADS) == 1.0
 
 
-@pytest.mark.parametrize("name", ["MI300X", "MI325X", "MI350X", "MI355X"])
+@pytest.mark.parametrize("name", ["MI210", "MI250", "MI300X", "MI325X", "MI350X", "MI355X"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
 def test_torch_attends_more_slowly_than_libraries_of_amd(name: str, head_dim: int, pass_: Pass) -> None:
