@@ -11,7 +11,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
-from perfmodel.validation.unstated import case_features, real_tokens
+from perfmodel.validation.unstated import OPEN_CHOICES, case_features, real_tokens
 
 ROW = {
     "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
@@ -63,6 +63,15 @@ def test_a_switch_that_a_run_does_not_state_is_open_where_its_framework_has_it()
     assert "tp_overlap" not in open_choices_of()
     assert "tp_overlap" in open_choices_of(launch_and_overlap=silent)
     assert "tp_overlap" not in open_choices_of(launch_and_overlap=silent, framework="torchtitan@2025")
+
+
+def test_every_open_choice_tells_its_value():
+    """Also those that a run states by a switch of its own: they are counted."""
+    case = read_case(ROW)
+    for choice in OPEN_CHOICES:
+        # Switches tell what they are of every run; the others where they are relevant.
+        if choice.matters(case) or choice.name in ("chunked_loss", "fp8_activation_inputs", "operation_fuser"):
+            assert choice.value(case)
 
 
 def test_a_run_of_experts_may_hide_their_exchanges_behind_another_micro_batch():

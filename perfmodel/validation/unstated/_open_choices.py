@@ -265,7 +265,7 @@ class UnsaidSwitch(OpenChoice):
         return self.name in case.stated
 
     def value(self, case: Case) -> str:
-        return on_or_off(getattr(case.job, self.name))
+        return on_or_off(case.job.value(self.name))
 
     def variants(self, case: Case) -> Sequence[Variant]:
         return [Variant(value=on_or_off(is_on), job={self.name: is_on}) for is_on in (False, True)]
