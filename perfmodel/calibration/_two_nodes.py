@@ -39,8 +39,12 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     # As many ranks to a node as fit, and half of them: two sizes tell how time grows with ranks.
     span = min(op.num_nodes, nodes)
     per_node = min(op.ranks_per_node, max(1, most // span), cluster.devices_per_node)
-    sizes = dict.fromkeys(size for size in (per_node, per_node // 2) if size)
-    return Reachable(tuple(_alone(op, span * size, size) for size in sizes if span * size > 1), False)
+    ops = []
+    for size in dict.fromkeys((per_node, per_node // 2)):
+        # A group of one rank sends nothing.
+        if size and span * size > 1:
+            ops.append(_alone(op, span * size, size))
+    return Reachable(tuple(ops), False)
 
 
 def _alone(op: Collective, ranks: int, per_node: int) -> Collective:

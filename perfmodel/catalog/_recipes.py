@@ -135,7 +135,8 @@ class ExchangeRates:
         for rates in (self.dispatch_gb_per_s, self.combine_gb_per_s):
             # More parties share the same links, so that a rate that rises with them is a slip of the pen.
             falls = all(after <= before for before, after in pairwise(rates))
-            if len(rates) != len(self.parties) or not falls or list(self.parties) != sorted(set(self.parties)):
+            parties_rise = all(after > before for before, after in pairwise(self.parties))
+            if len(rates) != len(self.parties) or not falls or not parties_rise:
                 raise PerfModelError(
                     f"exchange rates over {self.link}: give one rate per number of parties, with rising "
                     "parties and rates that do not rise"

@@ -424,7 +424,12 @@ MOST_DIGITS: Final = 18
 
 def whole_numbers(text: str) -> list[int]:
     """Whole numbers above 0 separated by commas."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) <= MOST_DIGITS and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, like 1,2,4,8")
-    return [int(part) for part in parts]
+    numbers = []
+    for part in text.split(","):
+        digits = part.strip()
+        # Python reads digits of every script, and any number of them.
+        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS
+        if not is_number or int(digits) == 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, like 1,2,4,8")
+        numbers.append(int(digits))
+    return numbers

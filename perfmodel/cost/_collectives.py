@@ -99,7 +99,8 @@ class CollectiveModel:
         empty = columns[index[known]] * (0, 1, 1, 1, 1, 1)
         empty_groups = Groups.on(fabric, *empty.T)
         latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty_groups).time_s
-        priced.time_s[index[known]] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[index[known]])
+        at = index[known]
+        priced.time_s[at] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[at])
 
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).

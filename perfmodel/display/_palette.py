@@ -93,7 +93,10 @@ def text_colour(background: str) -> str:
     linear = []
     for value in _rgb(background):
         # The curve of sRGB is straight for the darkest values.
-        linear.append(value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4)
+        if value <= 10:
+            linear.append(value / 255 / 12.92)
+        else:
+            linear.append(((value / 255 + 0.055) / 1.055) ** 2.4)
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return BLACK if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#FFFFFF"
 

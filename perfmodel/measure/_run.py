@@ -365,7 +365,11 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
     # Sizes are whole numbers also where a family lacks the column, which makes pandas take them for floats.
     frame = pd.DataFrame(rows)
     numbers = frame.select_dtypes("float").columns.difference(MEASURED)
-    whole_numbers = [name for name in numbers if np.all(np.mod(frame[name].dropna().to_numpy(), 1) == 0)]
+    whole_numbers = []
+    for name in numbers:
+        values = frame[name].dropna().to_numpy()
+        if np.all(np.mod(values, 1) == 0):
+            whole_numbers.append(name)
     method = {"outliers": OUTLIERS, **table.method()}
     write_table(table.path, frame.astype(dict.fromkeys(whole_numbers, "Int64")))
     card = write_card(

@@ -119,7 +119,8 @@ def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
         if records is not None:
             rows |= {record.key: record.row for record in records}
         elif (folder / name).is_file():
-            rows |= {row_key(row): dict(row) for row in read_table(folder / name).to_dict("records")}
+            for row in read_table(folder / name).to_dict("records"):
+                rows[row_key(row)] = dict(row)
     return rows
 
 
@@ -192,8 +193,10 @@ class RemainingTime:
     def _ratio(self, family: str) -> float:
         """Measured over expected time of a family, shrunk towards that of all, which is shrunk towards 1."""
         # `TRUST_S` is the weight of the prior in both: with few measured seconds it decides.
-        overall = (sum(self._took_s.values()) + TRUST_S) / (sum(self._expected_s.values()) + TRUST_S)
-        return (self._took_s.get(family, 0.0) + TRUST_S * overall) / (self._expected_s.get(family, 0.0) + TRUST_S)
+        took_s, expected_s = sum(self._took_s.values()), sum(self._expected_s.values())
+        overall = (took_s + TRUST_S) / (expected_s + TRUST_S)
+        family_took_s, family_expected_s = self._took_s.get(family, 0.0), self._expected_s.get(family, 0.0)
+        return (family_took_s + TRUST_S * overall) / (family_expected_s + TRUST_S)
 
 
 def summary(estimates: Iterable[PointEstimate]) -> dict[str, Any]:

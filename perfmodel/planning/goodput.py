@@ -233,7 +233,8 @@ def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart
     """
     period_s = interval_s + stall_s
     # exponents of one sign: a run that never gets on has goodput 0, not an overflow
-    return interval_s / mtbf_s * exp(-(restart_s + hidden_s + period_s) / mtbf_s) / -expm1(-period_s / mtbf_s)
+    lost_s = restart_s + hidden_s + period_s
+    return interval_s / mtbf_s * exp(-lost_s / mtbf_s) / -expm1(-period_s / mtbf_s)
 
 
 def best_interval_s(stall_s: float, mtbf_s: float) -> float:

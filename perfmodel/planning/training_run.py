@@ -107,10 +107,13 @@ def training_run(
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 
-    nothing: list[float | None] = [None] * 3
+    days: list[float | None] = [None] * 3
+    usd: list[float | None] = [None] * 3
     millions = None if known.tokens is None else known.tokens / MILLION
-    days = nothing if millions is None else [millions * s / DAY_S for s in of_a_million("train_time_s")]
-    usd = nothing if known.price_per_device_hour is None else of_a_million("cost")
+    if millions is not None:
+        days = [millions * seconds / DAY_S for seconds in of_a_million("train_time_s")]
+    if known.price_per_device_hour is not None:
+        usd = [*of_a_million("cost")]
     energy_j = None if known.power_w is None else pue * of_a_million("energy_j")[0]
     return TrainingRun(
         tokens=known.tokens,

@@ -297,7 +297,9 @@ class ConvLayer(Stated):
     @property
     def size_out(self) -> int:
         """Output height and width; 1 for a dense layer."""
-        return 1 if self.op == "linear" else (self.size_in + 2 * self.pad - self.kernel) // self.stride + 1
+        if self.op == "linear":
+            return 1
+        return (self.size_in + 2 * self.pad - self.kernel) // self.stride + 1
 
     @property
     def weights(self) -> int:

@@ -184,8 +184,9 @@ def unstated_share(row: Mapping[str, Any]) -> float:
     """Share of the relevant settings that a run's row leaves empty."""
     # Of tp, pp and dp one follows from the others and the number of devices.
     open_degrees = sum(row.get(name) in (None, "") for name in ("tp", "pp", "dp"))
-    settings = sum(row.get(name) in (None, "") for name in _SETTINGS) + max(0, open_degrees - 1)
-    return min(1.0, settings / len(_SETTINGS))
+    open_settings = sum(row.get(name) in (None, "") for name in _SETTINGS)
+    open_settings += max(0, open_degrees - 1)
+    return min(1.0, open_settings / len(_SETTINGS))
 
 
 def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
@@ -204,8 +205,11 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
 
     # A run is skipped because it cannot be predicted, or because nothing was measured to compare with.
     skipped = Counter(_group(reason) for reason in reasons if reason is not None)
-    status = np.asarray(runs["status"].fillna(""), str) if "status" in runs else np.full(len(runs), "ok")
-    skipped += Counter(_not_compared(state) for state in status[usable & np.isnan(measured_s)].tolist())
+    status = np.full(len(runs), "ok")
+    if "status" in runs:
+        status = np.asarray(runs["status"].fillna(""), str)
+    not_measured = status[usable & np.isnan(measured_s)]
+    skipped += Counter(_not_compared(state) for state in not_measured.tolist())
 
     time_s = np.asarray(predicted["predicted_iter_time_s"], float)
     lo_s = np.asarray(predicted["lo_s"], float)

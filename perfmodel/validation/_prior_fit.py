@@ -230,8 +230,10 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
 
 
 def _names_framework(row: Row, case: Case) -> bool:
+    if case.framework.name == GENERIC:
+        return False
     plain = framework_name(row).partition("@")[0]
-    return case.framework.name != GENERIC and (plain in frameworks() or framework_of(plain)[0].name == plain)
+    return plain in frameworks() or framework_of(plain)[0].name == plain
 
 
 def _default(choice: str, case: Case) -> str | None:

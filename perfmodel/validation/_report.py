@@ -96,7 +96,10 @@ class ValidationReport(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         skipped = pd.DataFrame({"why": list(self["skipped"]), "rows": list(self["skipped"].values())})
-        return frame_html(self.to_frame()) + (folded("skipped", frame_html(skipped)) if len(skipped) else "")
+        page = frame_html(self.to_frame())
+        if len(skipped):
+            page += folded("skipped", frame_html(skipped))
+        return page
 
 
 LIKELY: Final = 0.5

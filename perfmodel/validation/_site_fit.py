@@ -73,7 +73,8 @@ def fit_sites(
     """
     runs, ignored = read_tables(files)
     runs = with_submitters(runs)
-    timed = pd.DataFrame(runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()]).reset_index(drop=True)
+    is_timed = (runs["status"] == "ok") & runs["measured_iter_time_s"].notna()
+    timed = pd.DataFrame(runs[is_timed]).reset_index(drop=True)
     if timed.empty:
         raise TableError(f"{files[0]}: no row has status ok and measured_iter_time_s; give tables of measured runs")
 

@@ -218,9 +218,10 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
     # Without names in common: phases, and as many of the other tags as all sides have.
     if all((step.phase[ops] > 0).any() for step, ops in theirs):
         known = ["phase"]
+        sides = [(predicted, ours), *theirs]
         for tag in ("stage", "micro_batch"):
-            sides = [(predicted, ours), *theirs]
-            known += [tag] if all((getattr(trace, tag)[ops] >= 0).any() for trace, ops in sides) else []
+            if all((getattr(trace, tag)[ops] >= 0).any() for trace, ops in sides):
+                known.append(tag)
         return ", ".join(known)
 
     # Without tags: in order, where all sides compute equally often on every device.

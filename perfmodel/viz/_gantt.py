@@ -72,7 +72,8 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     heights = [ranks * row_in for row_in in rows_in]
 
     # Heights in inches: rows, axes and titles, then legend and the memory panel.
-    figure = new_figure(width, sum(heights) + 0.42 * len(views) + (2.1 if width == "page" else 2.4))
+    legend_and_memory_in = 2.1 if width == "page" else 2.4
+    figure = new_figure(width, sum(heights) + 0.42 * len(views) + legend_and_memory_in)
     axes = figure.subplots(len(views) + 1, 1, squeeze=False, height_ratios=[*heights, 0.75])[:, 0]
 
     # The first view shows all, without numbers. Shades of chunks are kept for the view in which

@@ -149,7 +149,8 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     """
     import matplotlib.patheffects as effects
 
-    kernels = kernels.loc[(kernels["flops"] > 0) & (kernels["bytes"] > 0) & (kernels["time_s"] > 0)]
+    has_work = (kernels["flops"] > 0) & (kernels["bytes"] > 0)
+    kernels = kernels.loc[has_work & (kernels["time_s"] > 0)]
     if kernels.empty:
         raise PerfModelError(
             f"roofline: the tables have no measured kernel of {device.name}; give tables of this device"
@@ -306,7 +307,8 @@ def _joined(trace: MeasuredTrace) -> MeasuredTrace:
 
 def _first_computation_s(trace: MeasuredTrace) -> float:
     computes = trace.kind == ActivityKind.COMPUTE
-    return float(trace.start_s[computes].min()) if computes.any() else float(trace.start_s.min())
+    starts_s = trace.start_s[computes] if computes.any() else trace.start_s
+    return float(starts_s.min())
 
 
 def _event(trace: MeasuredTrace, i: int) -> str:

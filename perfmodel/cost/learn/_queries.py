@@ -104,8 +104,12 @@ class PriceQuery:
         """The distinct pairs of query and kind, and the index of each row's [n]."""
         kinds = self.rows.kinds
         # a pair as one number, as sorting these is much faster than comparing records
-        pairs, pair_of = np.unique(self.query * len(kinds) + self.rows.kind, return_inverse=True)
-        return [(self.queries[p // len(kinds)], kinds[p % len(kinds)]) for p in pairs.tolist()], pair_of
+        numbers, pair_of = np.unique(self.query * len(kinds) + self.rows.kind, return_inverse=True)
+        pairs = []
+        for number in numbers.tolist():
+            query, kind = divmod(number, len(kinds))
+            pairs.append((self.queries[query], kinds[kind]))
+        return pairs, pair_of
 
 
 def with_half_batches(

@@ -212,7 +212,8 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
     for i in function.instructions:
         shape = i.attribute("shape")
         # Its contents for the added entries would have to be invented.
-        if i.op == "constant" and padded(types[i.outputs[0]].shape) != types[i.outputs[0]].shape:
+        output_shape = types[i.outputs[0]].shape
+        if i.op == "constant" and padded(output_shape) != output_shape:
             raise LayoutError(
                 f"the constant %{i.outputs[0]} has the size of the vocabulary and cannot be padded; leave "
                 "--pad-vocab out"

@@ -321,9 +321,10 @@ def _chain(
             cut[w] = 0 if step.attribute("transpose_b") else 1
             return _Chain(tuple(steps[::-1]), cut, len(split.outputs))
         if step.op == "add":
-            bias = next((n for n in step.inputs if n in weights and types[n].shape == (width,) and uses[n] == 1), None)
-            if bias is None:
+            biases = [n for n in step.inputs if n in weights and types[n].shape == (width,) and uses[n] == 1]
+            if not biases:
                 return None
+            bias = biases[0]
             cut[bias] = 0
             value = next(n for n in step.inputs if n != bias)
         elif step.op == "reshape" and types[step.inputs[0]].shape[-1] == width and step.attribute("shape"):

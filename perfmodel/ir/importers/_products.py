@@ -86,7 +86,8 @@ def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_di
         if in_dilation == 1:
             total += max(0, last - first + 1)
         else:
-            total += sum((o * stride + offset) % in_dilation == 0 for o in range(first, last + 1))
+            positions = range(first, last + 1)
+            total += sum((position * stride + offset) % in_dilation == 0 for position in positions)
     return total
 
 

@@ -54,7 +54,9 @@ def land_or_sea(seed: int) -> Places:
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
     at = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
     rng = np.random.default_rng(0)
-    features = np.sqrt(2) * np.sin(at @ rng.normal(scale=6, size=(2, WIDTH)) + rng.uniform(0, 2 * np.pi, WIDTH))
+    frequencies = rng.normal(scale=6, size=(2, WIDTH))
+    phases = rng.uniform(0, 2 * np.pi, WIDTH)
+    features = np.sqrt(2) * np.sin(at @ frequencies + phases)
     labels = np.where(height.ravel() > 0, 1.0, -1.0)
     # A test set drawn at random from the same map.
     order = np.random.default_rng(seed).permutation(len(at))
@@ -126,8 +128,11 @@ class AccuracyCurve:
 
     def reaches(self, target: float) -> tuple[float, float]:
         """Epochs and time to a target accuracy; infinite if not reached."""
-        there = np.flatnonzero(self.accuracy >= target)
-        return (float(there[0] + 1), float(self.time_s[there[0]])) if len(there) else (np.inf, np.inf)
+        reached = np.flatnonzero(self.accuracy >= target)
+        if not len(reached):
+            return np.inf, np.inf
+        first = reached[0]
+        return float(first + 1), float(self.time_s[first])
 
 
 def accuracy_curve(
@@ -210,11 +215,14 @@ class TimeToAccuracy:
     def of(cls, curves: Sequence[AccuracyCurve], target: float) -> "TimeToAccuracy":
         """The summary of one curve per seed."""
         # Seeds that never reach the target are counted, not averaged.
-        there = [curve.reaches(target) for curve in curves]
-        there = [(epochs, time_s) for epochs, time_s in there if np.isfinite(epochs)]
+        epochs, times_s = [], []
+        for curve in curves:
+            reached_after, time_s = curve.reaches(target)
+            if np.isfinite(reached_after):
+                epochs.append(reached_after)
+                times_s.append(time_s)
         last = [float(curve.accuracy[-1]) for curve in curves]
-        epochs, time_s = zip(*there, strict=True) if there else ((), ())
-        return cls(curves[0].schedule, len(there), _span(epochs), _span(time_s), (min(last), max(last)))
+        return cls(curves[0].schedule, len(epochs), _span(epochs), _span(times_s), (min(last), max(last)))
 
 
 def _span(values: Sequence[float]) -> tuple[float, float] | None:

@@ -204,8 +204,11 @@ def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Arra
     values = jnp.concatenate([*earlier_values, own_values], axis=-2)
     scores = (x @ params["q"]) @ jnp.swapaxes(keys, -1, -2) / x.shape[-1] ** 0.5
     # Queries are the last positions of the keys, so query i sees all keys of earlier slices and its own up to i.
-    seen = jnp.arange(keys.shape[-2])[None, :] <= keys.shape[-2] - x.shape[-2] + jnp.arange(x.shape[-2])[:, None]
-    return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, (own_keys, own_values)
+    n_keys, n_queries = keys.shape[-2], x.shape[-2]
+    last_seen = n_keys - n_queries + jnp.arange(n_queries)
+    is_seen = jnp.arange(n_keys)[None, :] <= last_seen[:, None]
+    weights = jax.nn.softmax(jnp.where(is_seen, scores, -1e30), axis=-1)
+    return x + weights @ values, (own_keys, own_values)
 
 
 def _columns(context: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:

@@ -190,7 +190,8 @@ def _sum(inputs: Tensors, attributes: Values) -> Tensors:
     (x,) = inputs
     axes = required(attributes, "axes", tuple)
     # Negative axes are resolved by importers, so that rules may compare axes as they are.
-    if any(not isinstance(a, int) or not 0 <= a < x.rank for a in axes) or len(set(axes)) < len(axes):
+    are_axes = all(isinstance(axis, int) and 0 <= axis < x.rank for axis in axes)
+    if not are_axes or len(set(axes)) < len(axes):
         raise RuleError(f"axes={axes} are not distinct axes of a tensor of {x.rank} dimensions")
     shape = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
     return (x.with_shape(shape),)

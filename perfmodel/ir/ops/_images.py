@@ -33,7 +33,8 @@ POOLS = ("max", "mean")
 
 def _pair(attributes: Values, name: str, least: int) -> Pair:
     pair = required(attributes, name, tuple)
-    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
+    are_whole = all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if len(pair) != 2 or not are_whole or min(pair) < least:
         raise RuleError(f"{name} must be two whole numbers of at least {least}, got {pair}")
     return pair
 
@@ -42,10 +43,13 @@ def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Values) -
     """Height and width of what a window gives that slides over an image."""
     stride, padding = _pair(attributes, "stride", 1), _pair(attributes, "padding", 0)
     # Positions at which the window lies inside the padded image; the rest of a stride is cut off.
-    out = [(n + 2 * pad - k) // step + 1 for n, k, step, pad in zip(image, window, stride, padding, strict=True)]
-    if min(out) < 1:
+    positions = []
+    for size, extent, step, pad in zip(image, window, stride, padding, strict=True):
+        positions.append((size + 2 * pad - extent) // step + 1)
+    height, width = positions
+    if min(height, width) < 1:
         raise RuleError(f"a window of {window} is larger than an image of {image} padded by {padding}")
-    return out[0], out[1]
+    return height, width
 
 
 def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
@@ -53,7 +57,8 @@ def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
     same_dtype(inputs)
     x, w = inputs
     groups = required(attributes, "groups", int)
-    if x.rank != 4 or w.rank != 4 or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+    are_images = x.rank == w.rank == 4
+    if not are_images or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise RuleError(f"image {x.shape} and kernel {w.shape} do not match with {groups} groups")
     return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
 

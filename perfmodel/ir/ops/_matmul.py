@@ -101,7 +101,9 @@ def shard_labels(query: ShardingQuery, labels: tuple[Labels, Labels, Labels]) ->
     def along(names: Labels) -> Sharding:
         return Sharded(names.index(label)) if label in names else REPLICATED
 
-    return ShardingDecision((along(labels_a), along(labels_b)), (along(out) if label in out else Partial("sum"),))
+    # What is summed over leaves partial sums.
+    result = along(out) if label in out else Partial("sum")
+    return ShardingDecision((along(labels_a), along(labels_b)), (result,))
 
 
 def _shard_matmul(query: ShardingQuery) -> ShardingDecision:

@@ -173,7 +173,10 @@ def groups_at_once(op: Collective) -> list[list[int]]:
     groups = []
     for group in range(op.concurrent):
         first = group * op.ranks_per_node
-        ranks = [i // op.ranks_per_node * on_node + first + i % op.ranks_per_node for i in range(op.num_ranks)]
+        ranks = []
+        for member in range(op.num_ranks):
+            node, place = divmod(member, op.ranks_per_node)
+            ranks.append(node * on_node + first + place)
         groups.append(ranks)
     return groups
 

@@ -155,7 +155,7 @@ def step_series(
     lost_s = np.where(is_stall, residual_s * covered_after, 0.0) + pauses_after_s
 
     usual = ~is_stall
-    usual_s = float(np.median(seconds_after[usual])) if usual.any() else float(np.median(seconds_after))
+    usual_s = float(np.median(seconds_after[usual] if usual.any() else seconds_after))
     total = float(covered_after.sum())
     return StepSeries(
         steps=tuple(steps_after.tolist()),
@@ -206,7 +206,11 @@ def _pauses(
 def _running_median(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Median of the values around each."""
     half = _WINDOW // 2
-    return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+    medians = []
+    for i in range(len(values)):
+        around = values[max(0, i - half) : i + half + 1]
+        medians.append(np.median(around))
+    return np.array(medians)
 
 
 # ---- stalls ----
@@ -230,7 +234,9 @@ def _stalls(
 
     # A script that saves every N steps explains stalls at multiples of N in logs that do not report checkpoints.
     if save_every and stalled.any():
-        after_save = (steps // save_every > (steps - covered) // save_every) | ((steps - 1) % save_every == 0)
+        saved_within = steps // save_every > (steps - covered) // save_every
+        saved_just_before = (steps - 1) % save_every == 0
+        after_save = saved_within | saved_just_before
         if after_save[stalled].mean() > 0.8:
             stalls_by_kind += _kind_of_stalls("checkpoint", steps, lost_s, stalled, total_steps)
             stalled = np.zeros_like(stalled)
@@ -340,7 +346,9 @@ def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drif
         before, after = seconds[:cut], seconds[cut:]
 
         # Pooled variance of two levels, and the standard error of their difference.
-        squares = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
+        squares_before = ((before - before.mean()) ** 2).sum()
+        squares_after = ((after - after.mean()) ** 2).sum()
+        squares = float(squares_before + squares_after)
         error = sqrt(squares / max(n - 2, 1) * (1 / len(before) + 1 / len(after)))
         # The cut was chosen among many: what is certain for one is not for the best of them.
         if abs(after.mean() - before.mean()) < 2 * _CERTAIN_Z * error:

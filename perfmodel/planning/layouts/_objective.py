@@ -222,7 +222,8 @@ class Score:
         # An objective without time, such as memory, ties often. Among ties only those that may be
         # as fast matter.
         as_fast = self.candidates.bound_s <= worst_s * (1 + ROUNDING)
-        return np.flatnonzero(np.isfinite(self.bound) & ((self.bound < worst) | ((self.bound == worst) & as_fast)))
+        may_be_better = (self.bound < worst) | ((self.bound == worst) & as_fast)
+        return np.flatnonzero(np.isfinite(self.bound) & may_be_better)
 
     def count_impossible(self, rejected: Counter[Rejection]) -> None:
         """Count the layouts that fit but cannot satisfy the constraints, by the first one that they violate."""

@@ -57,7 +57,8 @@ class Robustness:
             # Compare with the first of the rank, not with the neighbour: a chain of near ties
             # would otherwise join layouts that clearly differ.
             first = ranks[-1] - 1 if ranks else place
-            ranks.append(first + 1 if abs(float(self.better[first, place]) - 0.5) <= TIE else place + 1)
+            is_tied = abs(float(self.better[first, place]) - 0.5) <= TIE
+            ranks.append(first + 1 if is_tied else place + 1)
         return ranks
 
     def kept(self, places: Sequence[int]) -> "Robustness":

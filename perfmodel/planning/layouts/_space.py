@@ -191,7 +191,8 @@ def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace
     Raises:
         UnknownNameError: for an unknown name.
     """
-    names = list(OPTIONS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    stated_names = [name.strip() for name in text.split(",") if name.strip()]
+    names = list(OPTIONS) if text == "all" else stated_names
     changes: dict[str, tuple[object, ...]] = {}
     for name in names:
         if name not in OPTIONS:

@@ -229,8 +229,11 @@ def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray,
         return np.zeros(0, np.int64)
     # Sort only the layouts that can be among the `count` lowest. Each part's least bound belongs to one layout, so that
     # the `count`-th lowest of the parts' minima is at or above the `count`-th lowest bound of all.
-    parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART)) if len(bound) > PART * count else bound
-    low_enough = np.flatnonzero(bound <= np.partition(parts, count - 1)[count - 1])
+    least_of_parts = bound
+    if len(bound) > PART * count:
+        least_of_parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART))
+    highest = np.partition(least_of_parts, count - 1)[count - 1]
+    low_enough = np.flatnonzero(bound <= highest)
     return low_enough[np.argsort(bound[low_enough], kind="stable")][:count]
 
 

@@ -186,7 +186,8 @@ def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> O
         row[:, site] = share[name] * site_prior.root[i]
         for source, at in place.items():
             kind, _, family = source.partition(": ")
-            if kind == "events" and name == (class_of(family) if family in KERNEL_FACTORS else tier):
+            event_class = class_of(family) if family in KERNEL_FACTORS else tier
+            if kind == "events" and name == event_class:
                 row[:, at] = slopes[:, at]
         rows.append(row)
         noise.append(np.full(len(slopes), NAMED_SD * share[name]))
@@ -271,7 +272,9 @@ def expected_given(
 def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observations"]:
     """Return the covariance of what a measurement shows, at every node."""
     slopes, noise = seen.slopes, seen.noise
-    return slopes @ slopes.transpose(0, 2, 1) + (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
+    of_parameters = slopes @ slopes.transpose(0, 2, 1)
+    of_noise = (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
+    return of_parameters + of_noise
 
 
 def least(
@@ -283,7 +286,9 @@ def least(
     `mean`.
     """
     both = mean + np.concatenate([drawn, -drawn])
-    return float(both.min(axis=1).mean()), np.bincount(both.argmin(axis=1), minlength=len(mean)) / len(both)
+    least = float(both.min(axis=1).mean())
+    times_least = np.bincount(both.argmin(axis=1), minlength=len(mean))
+    return least, times_least / len(both)
 
 
 shorten_reprs(__name__)

@@ -51,7 +51,8 @@ def assign(
     from scipy.sparse import coo_array
 
     devices, items = seconds.shape
-    if (n_bytes is None) != (capacity_bytes is None) or (n_bytes is not None and n_bytes.shape != (items,)):
+    states_one_only = (n_bytes is None) != (capacity_bytes is None)
+    if states_one_only or (n_bytes is not None and n_bytes.shape != (items,)):
         raise PerfModelError(
             f"assign: give both the bytes of {items} items and the capacities of {devices} devices, or neither"
         )

@@ -112,7 +112,10 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     if len(links) < 2:
         raise LayoutError(f"layout {layout.label} has fewer than two links, so bandwidth cannot be split")
     of_class = np.array([links.index(name) if name in links else 0 for name in names])
-    volume_s = np.where([name in links for name in names], (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
+
+    # What faster links shorten is volume over bandwidth; the rest is latency.
+    has_link = np.array([name in links for name in names])
+    volume_s = np.where(has_link, (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
     volume_s = np.clip(volume_s, 0.0, now_s)
     constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
     variables = {"links": Shares(len(links), float(len(links)), _LEAST)}

@@ -157,7 +157,8 @@ def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: 
     full_layers = None
     if "recompute" in values:
         shares = np.asarray(values["recompute"], float)
-        of_stage = np.ceil(shares * (partition if choices.by_stage else max(partition)) - 1e-3).astype(int)
+        layers = partition if choices.by_stage else max(partition)
+        of_stage = np.ceil(shares * layers - 1e-3).astype(int)
         full_layers = tuple(of_stage.tolist()) if of_stage.any() else None
     return base.replace(partition=partition, micro_batch=micro_batch, recompute_full_layers=full_layers)
 

@@ -187,8 +187,9 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
     # Central differences of log step time by log parameter.
     sensitivity = {}
     for name in HARDWARE:
-        ends = [step_s(problem, layout, scenario.scaled(name, factor)) for factor in (1 - _STEP, 1 + _STEP)]
-        sensitivity[name] = float(np.log(ends[1] / ends[0]) / np.log((1 + _STEP) / (1 - _STEP)))
+        below_s = step_s(problem, layout, scenario.scaled(name, 1 - _STEP))
+        above_s = step_s(problem, layout, scenario.scaled(name, 1 + _STEP))
+        sensitivity[name] = float(np.log(above_s / below_s) / np.log((1 + _STEP) / (1 - _STEP)))
     after_s = step_s(problem, layout, scenario)
     return WhatIf(
         settings=tuple(map(str, scenario.settings)),

@@ -133,7 +133,9 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
             # Known runs may not widen an interval beyond what it was without them.
             half_before = before[draw.unknown]
             half = widened(draw.half, held_given, half_before) if k else half_before
-            inside_and_width.append(((np.abs(draw.residual) <= half).mean(), np.median(np.exp(2 * half))))
-        inside, width = np.mean(inside_and_width, axis=0).tolist()
-        figures[k] = FewRuns(error=mean_error(draws_of_k), inside=inside, width=width)
+            inside = (np.abs(draw.residual) <= half).mean()
+            width = np.median(np.exp(2 * half))
+            inside_and_width.append((inside, width))
+        mean_inside, mean_width = np.mean(inside_and_width, axis=0).tolist()
+        figures[k] = FewRuns(error=mean_error(draws_of_k), inside=mean_inside, width=mean_width)
     return figures

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Framework, Layout, Model, Transformer, schedule_name, written
+from perfmodel.units import divisors
 from perfmodel.validation.rows._cells import Row, Spread, Unusable, count, number, text
 from perfmodel.validation.rows._keys import layout_values
 from perfmodel.validation.rows._recipe import RowRecipe
@@ -112,7 +113,7 @@ def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
     # Experts take ep * etp of a stage's tp * cp * dp ranks. The largest part of tp that comes out
     # even is what launchers derive.
     ranks = spread.tp * spread.cp * spread.dp
-    fitting = [n for n in range(1, spread.tp + 1) if spread.tp % n == 0 and ranks % (ep * n) == 0]
+    fitting = [n for n in divisors(spread.tp) if ranks % (ep * n) == 0]
     return count(row, "etp", max(fitting, default=spread.tp))
 
 

@@ -204,7 +204,8 @@ class CollectivePrices:
         # Measured: a size and a count that were, at these ranks per node, half an octave more or less.
         measured = np.zeros(len(at), bool)
         for known_count, curve in table.curves.items():
-            measured |= (count == known_count) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
+            in_range = (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
+            measured |= (count == known_count) & in_range
 
         # curves of links alone are those of other devices
         measured &= not isinstance(table.source, LinksKey)
@@ -400,9 +401,11 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     below_count = np.minimum(place_of_count.astype(np.int64), len(log_counts) - 2)
     across, up = place_of_size - below_size, place_of_count - below_count
 
-    log_s = table.log_s
-    below = log_s[below_count, below_size] * (1 - across) + log_s[below_count, below_size + 1] * across
-    above = log_s[below_count + 1, below_size] * (1 - across) + log_s[below_count + 1, below_size + 1] * across
+    def at_count(number: np.ndarray) -> np.ndarray:
+        """Log times of a count of the table, between its two nearest sizes."""
+        return table.log_s[number, below_size] * (1 - across) + table.log_s[number, below_size + 1] * across
+
+    below, above = at_count(below_count), at_count(below_count + 1)
     beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
     return below * (1 - up) + above * up + beyond_grid
 

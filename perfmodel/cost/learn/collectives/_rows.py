@@ -167,11 +167,13 @@ def _in_racks(table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray) ->
     """The table and ranks per node, with the trays of a rack that NVLink joins as one node where no node is stated."""
     # tables count the four devices of a tray as a node, but its links go through the rack's switches
     names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
-    stated = number(table, "devices_per_node") > TRAY
-    trays = np.array([is_rack(*name) for name in names], bool) & (per_node <= TRAY) & (ranks > per_node) & ~stated
+    in_racks = np.array([is_rack(*name) for name in names], bool)
+    states_nodes = number(table, "devices_per_node") > TRAY
+    trays = in_racks & (per_node <= TRAY) & (ranks > per_node) & ~states_nodes
     racks = np.ceil(ranks / NVL72_DEVICES)
     nics = number(table, "nics_per_node") * np.where(trays, NVL72_DEVICES / TRAY, 1.0)
-    return table.assign(nics_per_node=nics), np.where(trays, np.ceil(ranks / np.maximum(racks, 1)), per_node)
+    per_rack = np.ceil(ranks / np.maximum(racks, 1))
+    return table.assign(nics_per_node=nics), np.where(trays, per_rack, per_node)
 
 
 def _series(table: "pd.DataFrame") -> tuple[np.ndarray, tuple[SeriesKey, ...]]:

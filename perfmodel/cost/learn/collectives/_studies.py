@@ -111,7 +111,9 @@ def quantiles(rows: CollectiveRows, error: np.ndarray, what: str) -> dict[Scope,
     widths = {}
     for scope, index, fewest in scopes:
         known = at_most(rows, index[np.isfinite(error[index])])
-        too_few_series = fewest > 1 and what != "measured" and len(set(rows.series[known])) < FEWEST_SERIES
+        # A width that is to hold for other series must come from several.
+        tells_of_others = fewest > 1 and what != "measured"
+        too_few_series = tells_of_others and len(set(rows.series[known])) < FEWEST_SERIES
         if len(known) >= fewest and not too_few_series:
             widths[scope] = round(conformal_quantile(error[known], level), 4)
     return widths

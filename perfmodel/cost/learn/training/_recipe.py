@@ -47,7 +47,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise UnknownNameError("op family", self.family, FAMILIES)
-        if self.steps < 1 or self.batch < 1 or self.members < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
+        if min(self.steps, self.batch, self.members) < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
             raise CalibrationError(
                 f"recipe {self.name}: steps, batch and members must be positive, holdout between 0 and 1, "
                 "hidden three layer widths"

@@ -96,7 +96,8 @@ def _part(table: "pd.DataFrame", family: str, dtypes: tuple[str, ...]) -> "pd.Da
 
 def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
     """Rows of a clean table that may be used for fitting."""
-    return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
+    is_clean = (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy()
+    return is_clean & (number(table, "time_us") > 0)
 
 
 def _merge(family: str, frame: "pd.DataFrame") -> Samples:
@@ -147,5 +148,7 @@ def table_hashes(tables: "Iterable[Path | str | pd.DataFrame]") -> dict[str, str
         if isinstance(table, pd.DataFrame):
             hashes[f"frame {index}"] = hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
         else:
-            hashes["/".join(Path(table).parts[-2:])] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
+            # The folder tells tables of one name apart, wherever the data lie.
+            path = Path(table)
+            hashes["/".join(path.parts[-2:])] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashes
