@@ -63,7 +63,8 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
             output_gradients = tuple(gradients.get(name) for name in instruction.outputs)
             # Nothing flows through constants, through branches that reach no wanted value, or from results that the
             # loss ignores.
-            if rule is None or not needed.intersection(instruction.inputs) or all(g is None for g in output_gradients):
+            is_ignored = all(gradient is None for gradient in output_gradients)
+            if rule is None or is_ignored or not needed.intersection(instruction.inputs):
                 continue
             # Gradients inherit the layer of what they differentiate, so that a pipeline puts both on the same stage.
             with builder.tagged(layer=instruction.tag.layer):
@@ -180,7 +181,8 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
             hints = [f"{name}.new" for name in (value, *moment_values)]
             # The update is tagged with the weight's layer: a pipeline runs it on the stage that has the weight.
             with b.tagged(phase="update", layer=layer_of[value]):
-                b.emit(op, (value, gradients[value], *moment_values), hints, tuple(sorted(asdict(optimizer).items())))
+                operands = (value, gradients[value], *moment_values)
+                b.emit(op, operands, hints, tuple(sorted(asdict(optimizer).items())))
         gradient_pieces = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
         outputs.append(replace(weight, name=f"d_{weight.name}", role="gradient", pieces=gradient_pieces))
         outputs.append(_at(weight, weight.name, ".new", "parameter"))

@@ -172,7 +172,8 @@ def _share(
     # flat between. The share of a window is its rise over the window.
     chosen = chosen[np.argsort(boxes.start[chosen], kind="stable")]
     knots = np.stack([boxes.start[chosen], boxes.end[chosen]], axis=1).ravel()
-    covered = np.repeat(np.r_[0.0, np.cumsum(boxes.end[chosen] - boxes.start[chosen])], 2)[1:-1]
+    lengths = boxes.end[chosen] - boxes.start[chosen]
+    covered = np.repeat(np.r_[0.0, np.cumsum(lengths)], 2)[1:-1]
 
     # Overlapping boxes of measured traces would make the knots fall, which `np.interp` does not
     # allow.

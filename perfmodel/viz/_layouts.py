@@ -179,7 +179,8 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
 
     # Letters at equal distances along the first panel's front, its ends included.
     named = min(len(_LETTERS), len(fronts[0]))
-    chosen = fronts[0][np.unique(np.linspace(0, len(fronts[0]) - 1, named).round().astype(int))]
+    places = np.linspace(0, len(fronts[0]) - 1, named).round().astype(int)
+    chosen = fronts[0][np.unique(places)]
     handles, labels = axes[0].get_legend_handles_labels()
     most = int(figure.get_figwidth() * 72 / 4.2)
     for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):

@@ -117,7 +117,8 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
     s = timeline.structure
     # The first pass of every class on every rank stands for the others, which are alike.
     order = np.argsort(timeline.start_s, kind="stable")
-    order = order[(s.stream[order] >= 0) & np.isin(s.duration[order], list(prediction.pass_parts))]
+    is_pass = np.isin(s.duration[order], list(prediction.pass_parts))
+    order = order[is_pass & (s.stream[order] >= 0)]
     _, first = np.unique(np.stack([s.duration[order], s.device[order]]), axis=1, return_index=True)
     for op in (order if every_pass else order[first]).tolist():
         common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}

@@ -167,7 +167,8 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     except KeyError as error:
         raise CalibrationError(f"{path}: array {error} is missing; fit the weights again") from None
     # arrays that do not fit the description would give wrong times instead of an error
-    if len(params.log_fixed_s) != len(groups) or params.stack_embedding.shape[-2] != len(stacks):
+    n_groups, n_stacks = len(params.log_fixed_s), params.stack_embedding.shape[-2]
+    if n_groups != len(groups) or n_stacks != len(stacks):
         raise CalibrationError(f"{path}: arrays and description disagree in size; fit the weights again")
     if not all(np.isfinite(a).all() for name, a in arrays.items() if name != "cells"):
         raise CalibrationError(f"{path}: weights hold values that are not finite; fit them again")

@@ -34,7 +34,8 @@ def summary(samples: Samples, index: np.ndarray, error: np.ndarray) -> dict[str,
     dtypes = samples.dtypes[index]
 
     def by(labels: np.ndarray) -> dict[str, dict[str, float]]:
-        return {str(v): figures_of_errors(error[labels == v]) for v in sorted(set(labels.tolist()))}
+        distinct_labels = sorted(set(labels.tolist()))
+        return {str(label): figures_of_errors(error[labels == label]) for label in distinct_labels}
 
     return {**figures_of_errors(error), "by_dtype": by(dtypes), "by_device": by(devices), "by_source": by(sources)}
 

@@ -121,7 +121,8 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
         node = xp.floor(place).astype(np.int32)
         weight = (place - node).astype(z.dtype)[:, None]
         table = params.tables[number]
-        parts.append(table[..., stack, node, :] * (1 - weight) + table[..., stack, node + 1, :] * weight)
+        below, above = table[..., stack, node, :], table[..., stack, node + 1, :]
+        parts.append(below * (1 - weight) + above * weight)
 
     hidden = xp.concatenate(parts, axis=-1)
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
@@ -138,7 +139,9 @@ def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
     A product of many rows takes other kernels, which add in another order, for other numbers of them: a time would
     depend on what else was asked in the same call, and so on what was remembered from earlier ones.
     """
-    return (rows[..., None, :] @ matrix[..., None, :, :])[..., 0, :] if xp is np else rows @ matrix
+    if xp is not np:
+        return rows @ matrix
+    return (rows[..., None, :] @ matrix[..., None, :, :])[..., 0, :]
 
 
 class Elsewhere(NamedTuple):

@@ -261,7 +261,8 @@ class Stack:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
-        return asdict(replace(self, kinds={})) | {"kinds": {str(kind): n for kind, n in self.kinds.items()}}
+        kinds = {str(kind): n for kind, n in self.kinds.items()}
+        return asdict(replace(self, kinds={})) | {"kinds": kinds}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":

@@ -47,7 +47,9 @@ class _Recomputation:
         stored = set(function.outputs)
         for instruction in function.instructions:
             if instruction.tag.phase == "forward":
-                stored.update(n for n in instruction.inputs if n in self._maker and self._group(n) != _key(instruction))
+                for name in instruction.inputs:
+                    if name in self._maker and self._group(name) != _key(instruction):
+                        stored.add(name)
         for name in stored & set(self._maker):
             # An op of several results (a split) is recomputed as a whole, even where one of them is stored.
             if len(self._maker[name].outputs) == 1:

@@ -302,7 +302,9 @@ class _Pipeline:
         parameters = {p.name for p in self._function.parameters}
         holders = {name: self._total(name) for name in instruction.inputs}
         # Gradients of a replicated stage are all-reduced above, so every copy of the weight gets the same update.
-        anchors = [h for name, h in holders.items() if name in parameters] or list(holders.values())[:1]
+        anchors = [of_name for name, of_name in holders.items() if name in parameters]
+        if not anchors:
+            anchors = list(holders.values())[:1]
         devices = list(dict.fromkeys(chain.from_iterable(anchors)))
         for device in devices:
             inputs = tuple(self._value_on(name, -1, holders[name], device) for name in instruction.inputs)

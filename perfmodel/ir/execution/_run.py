@@ -45,7 +45,8 @@ class Run:
     @property
     def timeline(self) -> Timeline:
         """The timeline of the run with the median makespan."""
-        return self.timelines[int(np.argsort(self.makespans_s)[(len(self.timelines) - 1) // 2])]
+        middle = (len(self.timelines) - 1) // 2
+        return self.timelines[int(np.argsort(self.makespans_s)[middle])]
 
 
 Backend = Literal["jax", "torch"]

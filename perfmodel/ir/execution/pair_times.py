@@ -234,7 +234,8 @@ def _transfer_s(group: RankGroup, kind: str, dtype: str, operand_bytes: float) -
     """
     group.ask("load_transfer", Transfer(kind, operand_bytes, dtype, PAIR, False), _ROW)
     calls = np.array([group.ask("time_round") for _ in range(_TRANSFER_ROUNDS)])
-    return np.median(calls.min(axis=1) if kind == "send" else calls.max(axis=1), axis=0).tolist()
+    of_pair = calls.min(axis=1) if kind == "send" else calls.max(axis=1)
+    return np.median(of_pair, axis=0).tolist()
 
 
 def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: Sequence[int]) -> Timeline:

@@ -163,7 +163,8 @@ def _embedding_grad(torch: Any, table: Any, ids: Any, dy: Any, call: KernelCall)
     if "padding" in call.attributes:
         here &= ids != call["padding"]
     hidden = table.shape[1]
-    return torch.zeros_like(table).index_add_(0, local.reshape(-1), (dy * here[..., None]).reshape(-1, hidden))
+    rows = (dy * here[..., None]).reshape(-1, hidden)
+    return torch.zeros_like(table).index_add_(0, local.reshape(-1), rows)
 
 
 def _pick(torch: Any, x: Any, labels: Any, call: KernelCall) -> Any:

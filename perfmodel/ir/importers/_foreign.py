@@ -134,12 +134,10 @@ class Graph:
         new_instructions = self.builder.instructions[before:]
         self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in new_instructions)
         layer = self._products - 1
-        if layer >= 0:
-            tags = [replace(i.tag, layer=layer) for i in new_instructions]
-            self.builder.instructions[before:] = [
-                replace(i, tag=t) for i, t in zip(new_instructions, tags, strict=True)
-            ]
-        return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
+        if layer < 0:
+            return items
+        self.builder.instructions[before:] = [replace(i, tag=replace(i.tag, layer=layer)) for i in new_instructions]
+        return [Ref(item.name, layer) if isinstance(item, Ref) else item for item in items]
 
     def program(self, outputs: Sequence[Any]) -> Program:
         """Build the program that returns the loss if one item is a scalar, else all items.
@@ -161,7 +159,8 @@ class Graph:
             raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer input values")
         # Models of Hugging Face return the loss beside what it was computed from, which training has no use for.
         scalars = {ref.name for ref in refs if self.emitter.shape(ref) == ()}
-        names = list(dict.fromkeys(ref.name for ref in refs if len(scalars) != 1 or ref.name in scalars))
+        has_loss = len(scalars) == 1
+        names = list(dict.fromkeys(ref.name for ref in refs if ref.name in scalars or not has_loss))
         self.emitter.settle_layers()
         program = self.builder.program([(name, "loss" if len(scalars) == 1 else "output") for name in names])
         return megatron_axes(separate_projections(_without_dead(program)))
@@ -177,7 +176,9 @@ def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -
     array = np.asarray(text, np.dtype(dtype))
     if array.ndim == 0 and None not in shape:
         array = np.full(tuple(n for n in shape if n is not None), array)
-    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    fits = array.ndim == len(shape)
+    if fits:
+        fits = all(stated in (None, size) for stated, size in zip(shape, array.shape, strict=True))
     if not fits:
         raise PerfModelError(f"input {name}: the given value has shape {array.shape}, but the graph has {tuple(shape)}")
     return Known(array)

@@ -228,11 +228,15 @@ def _parameters(computation: Computation, operands: Sequence[Operand] | None = N
 
 
 def _values_of_type(kind: Type) -> Operand:
-    return Value(kind) if isinstance(kind, Array) else tuple(_values_of_type(part) for part in kind)
+    if isinstance(kind, Array):
+        return Value(kind)
+    return tuple(_values_of_type(part) for part in kind)
 
 
 def _fresh(operand: Operand) -> Operand:
-    return Value(operand.array) if isinstance(operand, Value) else tuple(_fresh(part) for part in operand)
+    if isinstance(operand, Value):
+        return Value(operand.array)
+    return tuple(_fresh(part) for part in operand)
 
 
 def _values(operand: Operand) -> list[Value]:

@@ -255,7 +255,8 @@ def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm |
     # The dimension numbers are those of `dot`; where they are missing the last axis is summed over.
     numbers = config.get("gemm_backend_config", config).get("dot_dimension_numbers", {})
     contracted = [int(i) for i in numbers.get("lhs_contracting_dimensions", (len(lhs.shape) - 1,))]
-    batched = [int(i) for i in numbers.get("lhs_batch_dimensions", range(max(0, len(lhs.shape) - 2)))]
+    outer_axes = range(max(0, len(lhs.shape) - 2))
+    batched = [int(i) for i in numbers.get("lhs_batch_dimensions", outer_axes)]
     k = prod(lhs.shape[i] for i in contracted)
     batch = prod(lhs.shape[i] for i in batched)
     m = lhs.n_elements // max(1, k * batch)

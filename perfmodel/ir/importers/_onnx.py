@@ -232,7 +232,9 @@ class _Reader:
             flops = per_element * out.n_elements
             # A window of n elements is joined by n - 1 operations; a global pooling's window is the image.
             if op.endswith("Pool"):
-                window = prod(a["kernel_shape"]) if "kernel_shape" in a else arrays[0].n_elements // out.n_elements
+                window = arrays[0].n_elements // out.n_elements
+                if "kernel_shape" in a:
+                    window = prod(a["kernel_shape"])
                 flops = float(out.n_elements * (window - 1))
             traffic = arrays[0].n_bytes + out.n_bytes
             return Node(op, "kernel", inputs, outputs, flops, streamed(timed_as, arrays[0], traffic), traffic)
@@ -242,7 +244,8 @@ class _Reader:
 def _product(lhs: Array, rhs: Array, transpose_a: bool, transpose_b: bool) -> Any:
     """A matrix product; batch axes that only the left operand has count as rows."""
     # Like NumPy's `matmul`: the last axis of the left operand meets the last but one of the right.
-    contracted_lhs, contracted_rhs = len(lhs.shape) - 1 - transpose_a, max(0, len(rhs.shape) - 2 + transpose_b)
+    contracted_lhs = len(lhs.shape) - 1 - transpose_a
+    contracted_rhs = max(0, len(rhs.shape) - 2 + transpose_b)
     batch = range(len(rhs.shape) - 2) if len(rhs.shape) == len(lhs.shape) > 2 else range(0)
     shared = tuple(i for i in batch if rhs.shape[i] == lhs.shape[i])
     return product(lhs, rhs, ((contracted_lhs,), (contracted_rhs,)), (shared, shared))

@@ -120,7 +120,8 @@ def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
     names = list(sizes)
     ranks = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))
     # With the axes wanted last, ranks that differ along them only stand side by side.
-    order = [i for i, name in enumerate(names) if name not in wanted] + [names.index(name) for name in wanted]
+    others_first = [i for i, name in enumerate(names) if name not in wanted]
+    order = others_first + [names.index(name) for name in wanted]
     width = int(np.prod([sizes[name] for name in wanted]))
     return _rows(ranks.transpose(order).reshape(-1, width))
 

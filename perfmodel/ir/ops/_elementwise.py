@@ -193,7 +193,12 @@ def _sum(inputs: Tensors, attributes: Values) -> Tensors:
     are_axes = all(isinstance(axis, int) and 0 <= axis < x.rank for axis in axes)
     if not are_axes or len(set(axes)) < len(axes):
         raise RuleError(f"axes={axes} are not distinct axes of a tensor of {x.rank} dimensions")
-    shape = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
+    shape = []
+    for axis, size in enumerate(x.shape):
+        if axis not in axes:
+            shape.append(size)
+        elif attributes.get("keep"):
+            shape.append(1)
     return (x.with_shape(shape),)
 
 

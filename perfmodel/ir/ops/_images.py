@@ -60,7 +60,8 @@ def _conv2d(inputs: Tensors, attributes: Values) -> Tensors:
     are_images = x.rank == w.rank == 4
     if not are_images or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise RuleError(f"image {x.shape} and kernel {w.shape} do not match with {groups} groups")
-    return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
+    size = _slid(x.shape[2:], w.shape[2:], attributes)
+    return (x.with_shape((x.shape[0], w.shape[0], *size)),)
 
 
 def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
@@ -156,7 +157,8 @@ def _pool2d(inputs: Tensors, attributes: Values) -> Tensors:
     (x,) = inputs
     if required(attributes, "kind", str) not in POOLS or x.rank != 4:
         raise RuleError(f"kind must be max or mean, of an image of 4 axes; got {attributes['kind']!r} of {x.shape}")
-    return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)
+    size = _slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes)
+    return (x.with_shape((*x.shape[:2], *size)),)
 
 
 def _shard_pool2d(query: ShardingQuery) -> ShardingDecision:

@@ -145,7 +145,8 @@ def _shard_pick(query: ShardingQuery) -> ShardingDecision:
     x = query.operands[0]
     # Serves `pick` (labels) and `pick_grad` (labels and gradient).
     further = len(query.operands) - 1
-    axis = next((a for a in map(query.sharded_axis, range(further + 1)) if a is not None), None)
+    sharded_axes = [query.sharded_axis(operand) for operand in range(further + 1)]
+    axis = next((sharded for sharded in sharded_axes if sharded is not None), None)
     if axis is None:
         return query.replicated()
     if axis < x.rank - 1:
@@ -226,7 +227,8 @@ def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
 def _shard_dispatch(query: ShardingQuery) -> ShardingDecision:
     # Parts fill a share of every expert's buffer with their own tokens, so sharded tokens become a sharded capacity;
     # an all-to-all then brings whole buffers to the experts' devices.
-    tokens = [a for a in map(query.sharded_axis, (0, 1)) if a is not None and a < query.operands[1].rank]
+    sharded_axes = [query.sharded_axis(operand) for operand in (0, 1)]
+    tokens = [axis for axis in sharded_axes if axis is not None and axis < query.operands[1].rank]
     capacity = query.attributes["capacity"]
     if not tokens:
         return query.replicated()

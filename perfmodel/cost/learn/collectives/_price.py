@@ -269,7 +269,8 @@ class CollectivePrices:
         if sharing > 1:
             # of the largest messages, which take as long as bandwidth says
             slower = correction(parts, RANKS * sharing)[:, -1:] - correction(parts, RANKS)[:, -1:]
-            loss = (peers_of(ranks * sharing) / peers_of(ranks)) ** min(0.0, float(link.peer_exponent))
+            more_peers = peers_of(ranks * sharing) / peers_of(ranks)
+            loss = more_peers ** min(0.0, float(link.peer_exponent))
             link = replace(link, bandwidth_inside=link.bandwidth_inside * loss * np.exp(-slower))
 
         # Physics, times what measurements add to it, made monotone in bytes and then in ranks.

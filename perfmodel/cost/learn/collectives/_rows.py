@@ -180,7 +180,9 @@ def _series(table: "pd.DataFrame") -> tuple[np.ndarray, tuple[SeriesKey, ...]]:
     """Index of every row's series, and all series."""
     columns = [text(table, name) for name in ("source", "device", "interconnect", "collective", "algorithm", "way")]
     place: dict[SeriesKey, int] = {}
-    places = [place.setdefault(SeriesKey(*parts), len(place)) for parts in zip(*columns, strict=True)]
+    places = []
+    for parts in zip(*columns, strict=True):
+        places.append(place.setdefault(SeriesKey(*parts), len(place)))
 
     # sorted, so that the order of rows in a table changes nothing
     keys = sorted(place, key=str)

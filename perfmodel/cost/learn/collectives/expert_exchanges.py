@@ -80,7 +80,9 @@ def moe_rows(table: "pd.DataFrame") -> MoeRows:
     ranks = np.where(np.isfinite(ranks), ranks, nodes * DEVICES_PER_NODE)
     columns = [text(table, name) for name in ("software", "device", "interconnect", "collective", "mode", "dtype")]
     place: dict[ExchangeKey, int] = {}
-    series = [place.setdefault(ExchangeKey(*parts), len(place)) for parts in zip(*columns, strict=True)]
+    series = []
+    for parts in zip(*columns, strict=True):
+        series.append(place.setdefault(ExchangeKey(*parts), len(place)))
     needed = {name: number(table, name) for name in ("tokens", "hidden", "topk", "experts")}
     skipped = np.full(len(table), "", dtype=object)
     for name, values in needed.items():

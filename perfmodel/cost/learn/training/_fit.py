@@ -248,7 +248,8 @@ def assemble(
     positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
     cells = np.unique(cell_hash(samples.stacks, *groups_of_samples(samples), positions))
     sources = np.array([s.source for s in samples.stacks])[samples.stack]
-    rows = {str(k): int(v) for k, v in zip(*np.unique(sources, return_counts=True), strict=True)}
+    names, counts = np.unique(sources, return_counts=True)
+    rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
     record = {"recipe": recipe.to_dict(), "seed": seed, "tables": hashes, "rows_by_source": rows, **evaluation.record}
     return Regressor(
         name=recipe.name,

@@ -67,7 +67,9 @@ class Residual(nnx.Module):
 
 def stack_members(members: Sequence[Parameters]) -> Parameters:
     """Stack the networks of several parameter sets that are otherwise equal."""
-    return members[0]._replace(**jax.tree.map(lambda *arrays: np.stack(arrays), *map(_network, members)))
+    networks = [_network(member) for member in members]
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *networks)
+    return members[0]._replace(**stacked)
 
 
 def member(params: Parameters, index: int) -> Parameters:
@@ -122,7 +124,8 @@ def load_run(path: Path, identity: int, template: Any) -> tuple[Run, Any] | None
             leaves = [file[f"leaf_{i}"] for i in range(len(expected))]
     except (OSError, ValueError, KeyError, EOFError):
         return None
-    if int(meta[0]) != identity or [a.shape for a in leaves] != [np.shape(a) for a in expected]:
+    have_shapes_of_run = [leaf.shape for leaf in leaves] == [np.shape(leaf) for leaf in expected]
+    if int(meta[0]) != identity or not have_shapes_of_run:
         return None
     run = Run(int(meta[0]), int(meta[1]), float(meta[2]), int(meta[3]))
     return run, jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(a) for a in leaves])

@@ -104,7 +104,8 @@ def _merge(family: str, frame: "pd.DataFrame") -> Samples:
     """Samples of a frame with a row per measurement."""
     # Repeats of a kernel on a stack count once, by their median.
     names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
-    merged: Any = frame.groupby([*_STACK, *KindColumns._fields, *names], sort=True, as_index=False)["time_s"].median()
+    same_kernel = [*_STACK, *KindColumns._fields, *names]
+    merged: Any = frame.groupby(same_kernel, sort=True, as_index=False)["time_s"].median()
 
     # both sorted, as the merged rows are: the code of a row is the place of its stack
     facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
