@@ -230,7 +230,8 @@ def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**
         if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
             wrong.append(f"{name}={value!r}"[:60])
     if wrong:
-        raise PerfModelError(f"{owner}: {', '.join(wrong)} must be whole numbers from {least} to {most:,}")
+        numbers = "whole numbers" if len(wrong) > 1 else "a whole number"
+        raise PerfModelError(f"{owner}: {', '.join(wrong)} must be {numbers} from {least} to {most:,}")
 
 
 def divisors(n: int, most: int | None = None) -> tuple[int, ...]:

@@ -137,6 +137,10 @@ def _say(kind: str, message: str) -> str:
         "missing": "missing",
         "unexpected_keyword_argument": "unknown key",
         "extra_forbidden": "unknown key",
+        "bool_type": "must be true or false",
+        "int_type": "must be a whole number",
+        "float_type": "must be a number",
+        "string_type": "must be text",
     }
     return known.get(kind, message.removeprefix("Value error, "))
 

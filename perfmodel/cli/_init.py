@@ -68,7 +68,7 @@ def add_samples(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "samples", help="write small files of every kind, with a command to try each on"
     )
-    command.add_argument("folder", type=Path, metavar="DIR", help="folder for the files")
+    command.add_argument("folder", type=Path, metavar="DIR", help="folder to write the files to")
     command.add_argument("--force", action="store_true", help="replace existing files")
     add_json(command)
     command.set_defaults(run=_samples)

@@ -121,7 +121,7 @@ def _add_breakdown(command: argparse.ArgumentParser) -> None:
         type=int,
         default=12,
         metavar="K",
-        help="most bars to draw without --layouts (default 12)",
+        help="number of layouts to draw if --layouts is not given (default 12)",
     )
 
 

@@ -88,7 +88,7 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="the PyTorch module is one of N tensor-parallel ranks and calls their collectives: read all of them",
+        help="read the PyTorch module as one of N tensor-parallel ranks that call collectives, and write all N",
     )
     command.add_argument(
         "--sharded",

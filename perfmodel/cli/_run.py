@@ -80,7 +80,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         text = read_text(arguments.program, data_limit_bytes())
     except ValueError as error:
         raise PerfModelError(f"{arguments.program}: this is not a program in text form ({error})") from None
-    program = parse_program(text)
+    try:
+        program = parse_program(text)
+    except PerfModelError as error:
+        raise PerfModelError(f"{arguments.program}: {error}") from None
     arguments.ranks = arguments.ranks or program.n_devices
     if program.n_devices != arguments.ranks:
         raise PerfModelError(

@@ -95,7 +95,8 @@ def add_space(command: argparse._ActionsContainer) -> None:
         dest="vary",
         default="",
         metavar="NAMES",
-        help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
+        help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks), folding (experts "
+        "over tp); or all",
     )
     command.add_argument(
         "--fewer-devices",
@@ -125,7 +126,7 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         dest="price_per_device_hour",
         type=float,
         metavar="MONEY",
-        help="price per device and hour (default: the cluster's)",
+        help="US dollars per device and hour (default: the list price)",
     )
     command.add_argument(
         "--power",

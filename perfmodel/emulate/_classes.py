@@ -36,7 +36,7 @@ class Classes:
             PerfModelError: none can.
         """
         if at_once < 1:
-            raise PerfModelError(f"emulation: at least 1 rank must be real at a time, got {at_once}")
+            raise PerfModelError(f"emulate: at least 1 rank must be real at a time, got {at_once}")
         first = self.representatives
         return [first[start : start + at_once] for start in range(0, len(first), at_once)]
 

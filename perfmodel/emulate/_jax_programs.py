@@ -54,9 +54,9 @@ def emulate_program(
         PerfModelError: no such rank, no repeats, or an input of another shape.
     """
     if not 0 <= rank < program.n_devices:
-        raise PerfModelError(f"emulation: rank {rank} does not exist; the program has {program.n_devices} devices")
+        raise PerfModelError(f"emulate: rank {rank} does not exist; the program has {program.n_devices} devices")
     if repeats < 1:
-        raise PerfModelError(f"emulation: repeats must be at least 1, got {repeats}")
+        raise PerfModelError(f"emulate: repeats must be at least 1, got {repeats}")
     code = rank_codes(program, inputs)[rank]
     session = _Session(rank, prices)
     session.load(code)

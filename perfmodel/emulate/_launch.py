@@ -57,29 +57,27 @@ class Emulation:
 
     def __post_init__(self) -> None:
         if self.world_size < 2:
-            raise PerfModelError(f"emulation: --world-size must be at least 2, got {self.world_size}")
+            raise PerfModelError(f"emulate: --world-size must be at least 2, got {self.world_size}")
         wrong = [rank for rank in self.real_ranks if not 0 <= rank < self.world_size]
         if wrong or not self.real_ranks or len(set(self.real_ranks)) < len(self.real_ranks):
             raise PerfModelError(
-                f"emulation: real ranks must be distinct and within 0 to {self.world_size - 1}, got {self.real_ranks}"
+                f"emulate: real ranks must be distinct and within 0 to {self.world_size - 1}, got {self.real_ranks}"
             )
         if self.wire is not None and self.prices is not None:
-            raise PerfModelError("emulation: collective times come either from prices or from the wire; give only one")
+            raise PerfModelError("emulate: collective times come either from prices or from the wire; give only one")
         if self.wire is not None and self.hosts and len(set(self.hosts)) > 1:
-            raise PerfModelError(
-                "emulation: real ranks on the wire must share a host; give them the same emulated host"
-            )
+            raise PerfModelError("emulate: real ranks on the wire must share a host; give them the same emulated host")
         conditions = self.conditions
         if self.wire is not None and (conditions.get("swept") or conditions.get("apart")):
-            raise PerfModelError("emulation: --wire cannot be combined with --sweep or --apart; leave these out")
+            raise PerfModelError("emulate: --wire cannot be combined with --sweep or --apart; leave these out")
         if self.prices is not None:
             self.prices.cluster.require(self.world_size, "the emulated world")
         if not self.command:
-            raise PerfModelError("emulation: no command; give it after --, as in: -- python train.py")
+            raise PerfModelError("emulate: no command; give it after --, as in: -- python train.py")
         if shutil.which(self.command[0]) is None:
-            raise PerfModelError(f"emulation: command {self.command[0]!r} not found")
+            raise PerfModelError(f"emulate: command {self.command[0]!r} not found")
         if not self.timeout_s > 0:
-            raise PerfModelError(f"emulation: the timeout must be positive, got {self.timeout_s}")
+            raise PerfModelError(f"emulate: the timeout must be positive, got {self.timeout_s}")
 
 
 def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:

@@ -146,7 +146,9 @@ def read_plan(path: Path | str) -> Plan:
     path = Path(path)
     try:
         data = parse_toml(read_text(path))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CalibrationError(f"{path}: not a readable plan ({error.strerror})") from None
+    except ValueError as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
 
     # What most often is wrong is told before types are checked.

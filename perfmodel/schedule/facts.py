@@ -128,7 +128,7 @@ class ChunkTimes:
         passes = (self.forward, self.backward_input, self.backward_weight)
         if min(*passes, self.transfer) < 0 or not any(passes):
             shown = ",".join(f"{float(time):g}" for time in passes)
-            raise PerfModelError(f"times of a chunk must not be negative and not all be 0, got {shown}")
+            raise PerfModelError(f"times of a chunk must be at least 0, and one of them above 0, got {shown}")
 
     def pass_times(self, schedule: Schedule, unit: int = 1) -> PassTimes:
         """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""

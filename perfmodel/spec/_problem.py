@@ -28,7 +28,7 @@ class Problem:
             raise PerfModelError("job: cached_tokens apply only to inference; set mode=inference, or cached_tokens=0")
         if self.devices is not None:
             if self.devices < 1:
-                raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")
+                raise PerfModelError(f"devices must be at least 1, got {self.devices}")
             whole("problem", {"devices": self.devices})
 
     def require_devices(self) -> int:

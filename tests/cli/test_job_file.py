@@ -140,7 +140,7 @@ def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path)
         ("layout", "not KEY=VALUE"),
         ("search.tops=3", "did you mean .*'top'"),
         ("search.top=x", "top.*valid integer"),
-        ("search.strict=1", "strict.*valid boolean"),
+        ("search.strict=1", "strict.*must be true or false"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(capsys, job, change, said):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError, PerfModelError
-from perfmodel.ingest.launch import parse_launch, read_launch
+from perfmodel.ingest.launch import format_of_path, parse_launch, read_launch
 
 FILES = Path(__file__).parent / "launch_files"
 NAMES = sorted(path.name for path in FILES.iterdir())
@@ -87,7 +87,7 @@ def test_files_that_are_none() -> None:
     with pytest.raises(LaunchFileError, match=r"nothing.yaml: cannot be read \(No such file"):
         read_launch("nothing.yaml")
     with pytest.raises(
-        LaunchFileError, match=r"notes.yaml: not a launch file that perfmodel can read: nemo by .*--model"
+        LaunchFileError, match=r"notes.yaml: not a launch file that perfmodel can read .one of nemo has .*--model"
     ):
         parse_launch("a: 1\n", "notes.yaml")
     with pytest.raises(LaunchFileError, match="must hold keys and values"):
@@ -134,3 +134,15 @@ def test_damaged_files_say_something_or_are_refused(data: st.DataObject) -> None
     except PerfModelError as error:
         said = str(error)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["best.xyz", "best.txt", "best.py"])
+def test_no_launch_file_is_written_under_an_ending_that_none_has(name: str) -> None:
+    with pytest.raises(LaunchFileError, match=r"no launch file can be written with this ending; use \.sh"):
+        format_of_path(Path(name))
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("\n")
+    with pytest.raises(LaunchFileError, match=r"train.sh: the file is empty; give a launch file"):
+        read_launch(tmp_path / "train.sh")

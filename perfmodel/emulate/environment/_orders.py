@@ -78,13 +78,13 @@ class Orders:
             check_delay(kind, delay_s)
         if self.swept and (not self.sweep_s or self.sweep_every < 1):
             raise PerfModelError(
-                f"emulation: a sweep of {self.swept} needs at least one delay, each for at least 1 iteration; got "
+                f"emulate: a sweep of {self.swept} needs at least one delay, each for at least 1 iteration; got "
                 f"{len(self.sweep_s)}, each for {self.sweep_every}"
             )
         if not (math.isfinite(self.straggler) and self.straggler > 0):
-            raise PerfModelError(f"emulation: the straggler's factor must be positive and finite, got {self.straggler}")
+            raise PerfModelError(f"emulate: the straggler's factor must be positive and finite, got {self.straggler}")
         if not 0 <= self.jitter < 2:
-            raise PerfModelError(f"emulation: the jitter must be at least 0 and below 2, got {self.jitter}")
+            raise PerfModelError(f"emulate: the jitter must be at least 0 and below 2, got {self.jitter}")
 
     def without_what_if(self) -> Self:
         """The orders without delays, slow ranks or failures."""
@@ -141,7 +141,7 @@ def check_delay(kind: str, delay_s: float) -> None:
     if kind not in DELAYED:
         raise UnknownNameError("collective", kind, DELAYED)
     if not 0 <= delay_s < float("inf"):
-        raise PerfModelError(f"emulation: the delay of {kind} must be finite and at least 0 s, got {delay_s!r}")
+        raise PerfModelError(f"emulate: the delay of {kind} must be finite and at least 0 s, got {delay_s!r}")
 
 
 class EmulationError(PerfModelError, RuntimeError):

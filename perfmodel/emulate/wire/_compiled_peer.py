@@ -124,7 +124,7 @@ class CompiledPeer(Peer):
             come_first([0])
         for descriptor in self._control_descriptors():
             if self._library.peer_watch(self._loop, descriptor):
-                raise EmulationError(f"emulation: the emulated ranks cannot watch descriptor {descriptor}")
+                raise EmulationError(f"emulate: the emulated ranks cannot watch descriptor {descriptor}")
         while not self._ended:
             # The loop comes back when a rank announces a group, connects, or when all is over.
             if self._library.peer_serve(self._loop):

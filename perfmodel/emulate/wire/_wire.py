@@ -167,7 +167,7 @@ class PeerPlace:
             addresses = socket.getaddrinfo(host.rpartition("@")[2], None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:
             raise PerfModelError(
-                f"emulation: --peer {host}: {error.strerror or error}; name a host or an address"
+                f"emulate: --peer {host}: {error.strerror or error}; name a host or an address"
             ) from None
         address = str(addresses[0][4][0])
         # Another host is reached by ssh without a terminal; its clock is not this one's.
@@ -244,7 +244,7 @@ def clock_ahead_s(orders: Orders) -> float:
                 back_s = time.perf_counter()
         except (OSError, ValueError) as error:
             raise EmulationError(
-                f"emulation: the emulated ranks started, but {orders.wire} cannot be reached ({error}); check for "
+                f"emulate: the emulated ranks started, but {orders.wire} cannot be reached ({error}); check for "
                 "a firewall between the hosts"
             ) from None
         # The clock was read somewhere between sending and the answer: in the middle, with an error of at most half
@@ -266,7 +266,7 @@ def _started(place: PeerPlace) -> "subprocess.Popen[str]":
         )
     except OSError as error:
         raise EmulationError(
-            f"emulation: the process of the emulated ranks cannot be started ({error}); {place.command[0]} must be "
+            f"emulate: the process of the emulated ranks cannot be started ({error}); {place.command[0]} must be "
             "installed here"
         ) from None
 
@@ -274,7 +274,7 @@ def _started(place: PeerPlace) -> "subprocess.Popen[str]":
 def _reply(process: "subprocess.Popen[str]", line: str) -> str:
     """Send the process a line; return the one that it answers, empty if it has ended."""
     if process.stdin is None or process.stdout is None:
-        raise EmulationError("emulation: the process of the emulated ranks has no pipes; start it with `peers`")
+        raise EmulationError("emulate: the process of the emulated ranks has no pipes; start it with `peers`")
     # A process that has ended already shows by its empty answer.
     with suppress(BrokenPipeError):
         process.stdin.write(line + "\n")
@@ -302,7 +302,7 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerPr
         if ready != "ready":
             at_host = f" on {place.name}" if place.name else ""
             raise EmulationError(
-                f"emulation: the process of the emulated ranks did not start{at_host}; see its messages on "
+                f"emulate: the process of the emulated ranks did not start{at_host}; see its messages on "
                 "standard error. Another host needs ssh without a password and perfmodel installed for its "
                 "python3"
             )

@@ -158,6 +158,6 @@ def hook_lines(name: str) -> str:
         UnknownNameError: no lines for this framework are known.
     """
     if name not in HOOKS:
-        raise UnknownNameError("framework with a hook", name, HOOKS)
+        raise UnknownNameError("hook", name, HOOKS)
     place, lines = HOOKS[name]
     return _HEAD.format(name=name, place=place) + lines

@@ -54,6 +54,8 @@ _SYNTAXES: Final[dict[str, Syntax]] = {
     ".yml": "yaml",
     ".py": "python",
 }
+_SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
+"""Endings that a script is written under; read is whatever holds a command."""
 _COMMENT: Final = re.compile(r"^# perfmodel: (\S+)$", re.MULTILINE)
 """Pattern of the comment in which `export_launch` keeps settings of the training script, in the notation of layouts."""
 
@@ -237,7 +239,8 @@ def format_of_path(path: Path) -> LaunchFormat:
                 return form
     syntax = _SYNTAXES.get(path.suffix.lower(), "arguments")
     fitting = [form for form in FORMATS if form.syntax == syntax]
-    if not fitting:
+    known_ending = path.suffix.lower() in ("", *_SYNTAXES, *_SCRIPTS)
+    if not fitting or not known_ending:
         raise LaunchFileError(f"{path}: no launch file can be written with this ending; use .sh, .yaml, .json or .toml")
     if len(fitting) > 1:
         names = ", ".join(form.name for form in fitting)
@@ -276,9 +279,11 @@ def recognised(
         )
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
     of_syntax = [form for form in (*FORMATS, LEVANTER, *FINETUNING) if form.syntax == syntax]
-    needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in of_syntax)
+    if not text.strip():
+        raise LaunchFileError(f"{place}: the file is empty; give a launch file")
+    needed = "; ".join(f"one of {form.name} has {' or '.join(form.marks[:2])}" for form in of_syntax)
     raise LaunchFileError(
-        f"{place}: not a launch file that perfmodel can read: {needed}; give --model, --layout and so on instead"
+        f"{place}: not a launch file that perfmodel can read ({needed}); give --model, --layout and so on instead"
     )
 
 

@@ -244,8 +244,8 @@ def table_kind(table: "pd.DataFrame", path: Path | str = "table") -> TableKind:
     if "op_family" in table:
         return "compute"
     raise TableError(
-        f"{path}: neither an op_family column (kernels) nor a collective column; "
-        f"found {', '.join(map(str, table.columns[:8]))}"
+        f"{path}: neither an op_family column (kernels) nor a collective column; it has "
+        f"{', '.join(map(str, table.columns[:8]))}; 'perfmodel catalog columns' lists the columns of each table"
     )
 
 

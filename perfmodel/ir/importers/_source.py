@@ -67,11 +67,13 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
     suffix = Path(path).suffix
     if suffix == ".ir":
         try:
-            program = parse_program(read_text(Path(path), data_limit_bytes()))
-        except PerfModelError:
-            raise
+            text = read_text(Path(path), data_limit_bytes())
         except ValueError as error:
             raise PerfModelError(f"{path}: not a program in text form ({error})") from None
+        try:
+            program = parse_program(text)
+        except PerfModelError as error:
+            raise PerfModelError(f"{path}: {error}") from None
     elif suffix == ".onnx":
         program = onnx_program(path, dims=settings.dims, values=settings.values)
     elif suffix == ".pt2":

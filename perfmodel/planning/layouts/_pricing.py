@@ -122,7 +122,7 @@ def _best_of_bases(problem: StepProblem, layouts: Sequence[Layout]) -> list[floa
 
 
 def _none_possible(question: Question, rejected: Counter[Rejection], of_kinds: str = "") -> LayoutError:
-    reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
+    reasons = "; ".join(f"{reason} ({count:,} tried)" for reason, count in rejected.most_common())
     name = question.problem.model.name
     return LayoutError(f"no layout of {name} is possible on {question.devices} devices{of_kinds}: {reasons}")
 

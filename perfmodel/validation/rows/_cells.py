@@ -41,7 +41,9 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
         # Files of other kinds are named, not refused: people pass whole folders.
         missing = missing_column(table)
         if missing:
-            ignored[str(file)] = f"not a table of runs (no column {missing})"
+            ignored[str(file)] = (
+                f"not a table of runs (no column {missing}); 'perfmodel catalog columns' lists its columns"
+            )
         else:
             tables.append(table)
     if not tables:

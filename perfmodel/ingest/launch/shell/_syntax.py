@@ -258,7 +258,7 @@ class _Parser(WordParser):
             return CountingFor(expressions, self.body(kind, line), line)
         match = NAME.match(self.text, self.at)
         if match is None:
-            raise broken(self.place, line, f"{kind!r} has no variable; fix the script")
+            raise broken(self.place, line, f"{kind!r} names no variable; fix the script")
         self.at = match.end()
         self.newlines()
         raw_words = None
