@@ -24,7 +24,7 @@ _SWEPT_EVERY: Final = 4
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
-    """All but the script."""
+    """Add all flags but the script."""
     command.add_argument(
         "--world-size",
         type=int,

@@ -53,7 +53,7 @@ class LayoutTerms(NamedTuple):
     times: BlockTimes
     """Times of its blocks in plain passes."""
     placed: PlacedBlocks
-    """Its blocks on its ranks, from which the events between blocks follow."""
+    """The layout's blocks on its ranks, which determine the events between blocks."""
     mode: int
     """Recompute of its blocks (`modes_of`)."""
     factor: float

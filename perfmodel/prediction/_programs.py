@@ -267,7 +267,7 @@ class PartitionedProgram:
         return divided(self.setting, self.spec, self.division._replace(full_layers=None))
 
     def with_spec(self, spec: ProgramSpec) -> "PartitionedProgram":
-        """Another program with the same division."""
+        """Return a program with another spec and the same division."""
         return divided(self.setting, spec, self.division)
 
     def with_segments(self, layers: tuple[tuple[int, ...], ...]) -> "PartitionedProgram":

@@ -179,7 +179,7 @@ def _chunk_of_step(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
 
 
 def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
-    """Which instructions become one op per segment, because communication goes by segment there."""
+    """Return the instructions that become one op per segment, because their communication goes by segment."""
     n = schedule.n_instructions
     if spec.segments == 1:
         return np.zeros(n, bool)

@@ -93,7 +93,7 @@ class Framework(Stated, Sectioned):
     since: int = 0
     """Year of the version."""
     sources: tuple[str, ...] = ()
-    """Where the facts are from: files with their version, or pages of documentation."""
+    """Sources of the facts: files with their version, or pages of documentation."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel; `flash-2-then-cudnn`: torch's, which is FlashAttention-2, cuDNN's on
     Blackwell, and AOTriton on AMD's devices."""

@@ -163,7 +163,7 @@ class MemoryCosts:
     """Gradients accumulate inside the products, and autograd is handed a dummy of the weight's shape instead, kept for
     each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
     keeps_outputs: bool = False
-    """What a stage sends is kept until its backward (Megatron-LM frees it once it is sent)."""
+    """A stage keeps the tensor that it sends until its backward (Megatron-LM frees it once it is sent)."""
     planned_memory: bool = False
     """Tensors are placed before the run, so that nothing is lost between them (OneFlow, XLA)."""
     memory_margin: float = 0.04

@@ -98,7 +98,7 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
 @flat_keywords
 @dataclass(frozen=True, kw_only=True)
 class Job(Implementation):
-    """What one training or inference step computes, independent of the layout."""
+    """The work of one training or inference step, independent of the layout."""
 
     global_batch: int
     """Sequences (or images) per optimizer step."""

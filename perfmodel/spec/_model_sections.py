@@ -25,7 +25,7 @@ MIXERS: Final = {
     "E": "experts",
     "-": "a dense feed-forward",
 }
-"""What a letter of `HybridStack.mixers` stands for."""
+"""Kinds of layers by letter of `HybridStack.mixers`."""
 
 
 @dataclass(frozen=True, kw_only=True)

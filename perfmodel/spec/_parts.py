@@ -88,7 +88,7 @@ class Mamba(Stated):
     chunk: int = 128
     """Tokens that are computed as one block of matrix products (section 6)."""
     gated_norm: bool = True
-    """What is gated is normalised before the output projection (not in Falcon-H1)."""
+    """The gated result is normalised before the output projection (not in Falcon-H1)."""
 
     def __post_init__(self) -> None:
         sizes = dict(vars(self))

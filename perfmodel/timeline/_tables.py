@@ -27,9 +27,9 @@ ZERO_SLOT: Final = 0
 NEVER_SLOT: Final = 1
 """Holds `NEVER_S`, the end of a predecessor that does not exist."""
 RESULT_SLOT: Final = 2
-"""Where the last op, the end of the step, puts its end time."""
+"""Slot in which the last op, the end of the step, puts its end time."""
 SPARE_SLOT: Final = 3
-"""Where padding writes."""
+"""Slot to which padding writes."""
 NEVER_S: Final = -1e15
 """Earlier than any event, yet finite, so that smooth maxima have finite gradients."""
 
@@ -349,8 +349,8 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
 def level_order(level: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     """Order the ops by level, and inside a level by the level of their last reader.
 
-    Ops that are last read at about the same time then share a bundle, and its block of slots, which is
-    free only when all of its values were read, is free early.
+    A bundle's block of slots is free once all of its values were read. With ops in one bundle that are last read at
+    about the same time, the block is free early.
     """
     # The extra entry at the end collects what missing predecessors (index -1) write.
     last_read = np.zeros(len(level) + 1, np.int64)

@@ -382,12 +382,12 @@ def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int
 
 
 def _without_softmax(between: Piece) -> Piece:
-    """What is done to scores after their softmax, such as dropout."""
+    """Operations on scores after their softmax, such as dropout."""
     return replace(between, forward=between.forward[1:], backward_input=between.backward_input[:-1])
 
 
 def _scaled_and_masked(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
-    """What unfused attention does to scores before their softmax: a scale, and its mask.
+    """Operations of unfused attention on scores before their softmax: a scale and a mask.
 
     Decoders fill what lies ahead, and their backward fills the gradient at the same places (Megatron-LM
     `attention_mask_func`; Hugging Face GPT-2, `torch.where`). Encoders of text add a mask of one row per sequence,

@@ -59,7 +59,7 @@ class ShardSizes:
     """Sizes of one stack on one rank (encoder or decoder). Lengths in tokens, sizes in elements."""
 
     job: Job
-    """What a step computes."""
+    """Job whose step is computed."""
     shard: Shard
     """Degrees that the sizes are divided by."""
     sequences: int

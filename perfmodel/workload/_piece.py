@@ -36,13 +36,13 @@ class Piece:
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
     recomputed_work: tuple[RecomputedWork, ...] = ()
-    """What selective recompute repeats of the piece, by module."""
+    """Work of the piece that selective recompute repeats, by module."""
     params: int = 0
     """Parameters that this device holds of the piece."""
     expert_params: int = 0
     """The part of `params` in routed experts."""
     saved_bytes: float = 0.0
-    """What the piece leaves behind for its backward."""
+    """Bytes that the piece saves for its backward."""
     input_bytes: float = 0.0
     """The part of `saved_bytes` that the piece before made."""
 
@@ -174,7 +174,8 @@ def assemble(
 
 
 def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[RecomputedWork]:
-    """What backward repeats of a layer that keeps its input, every second product and the result of attention.
+    """Work that the backward pass repeats if a layer keeps only its input, every second product and the result of
+    attention.
 
     torch's selective checkpoint of operators counts products in their order, of which our pieces join some (queries,
     keys and values; gate and value). So half of each product is kept and the other half repeated (torchtitan

@@ -33,7 +33,7 @@ class Network:
     """Adapters of a node, device or rack, see `scope`. None: not told; the rate is then the whole node's, or that of
     the one adapter of a device."""
     gbit_per_s: float | None = None
-    """One way, of one adapter (of a whole node where `adapters` is None and `scope` is `node`); None: not told."""
+    """Rate one way, of one adapter (of a whole node where `adapters` is None and `scope` is `node`); None: not told."""
     scope: Scope = "node"
     """Whether a node, a rack or a single device has these adapters and this rate."""
     is_adapter_rate: bool = False

@@ -125,7 +125,7 @@ class Intervals:
     groups: Mapping[tuple[int, KernelKind], Quantiles]
     """Intervals in the measured range, by index of the stack and kind."""
     family: Quantiles
-    """In range, groups with few kept-out samples."""
+    """Intervals in the measured range for groups with few held-out samples."""
     near: Quantiles
     """A device that was not measured but a near relative was; also kinds taken by ratio."""
     far: Quantiles

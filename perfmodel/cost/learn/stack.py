@@ -207,7 +207,7 @@ class Preference(NamedTuple):
     order: int
     """How well the stack stands in for a training job (`Stack.order`)."""
     name: str
-    """Of its software: equal ones are told apart the same way every time."""
+    """Name of its software, which breaks ties reproducibly."""
 
 
 @dataclass(frozen=True)

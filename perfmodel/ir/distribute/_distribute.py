@@ -108,7 +108,7 @@ class Degrees:
 
     @classmethod
     def parse(cls, text: str) -> "Degrees":
-        """From `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or DistIR's D/T/P/K as `2/2/2/4`.
+        """Parse degrees from `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or from DistIR's D/T/P/K as `2/2/2/4`.
 
         Raises:
             LayoutError: an unknown name, or an invalid value.

@@ -27,7 +27,7 @@ from perfmodel.timeline import double_precision
 
 _AXIS: Final = "rank"
 Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]
-"""From a rank's operand (None where it has none) to what the collective leaves on it: its result comes first."""
+"""A collective on one rank: takes the rank's operand (None if it has none) and returns its values, the result first."""
 
 
 def _reduced(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:

@@ -216,7 +216,7 @@ class _Origins:
         return value
 
     def maker(self, value: Value) -> Node | None:
-        """The node that computed `value`, or what it is a view of."""
+        """Return the node that computed `value`, or the tensor that it is a view of."""
         node = self._maker.get(value)
         while node is not None and node.role == "view":
             node = self._maker.get(node.inputs[0]) if node.inputs else None

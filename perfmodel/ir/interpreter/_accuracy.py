@@ -74,7 +74,7 @@ class Task:
     """Targets in the form that the model's loss takes."""
     test_inputs: Float[np.ndarray, "tests ..."]
     is_right: Callable[[Float[np.ndarray, "tests ..."]], Bool[np.ndarray, " tests"]]
-    """Which of the model's outputs for the tests say the right class."""
+    """Whether each output for the test set gives the right class."""
 
 
 def map_task(seed: int, stages: int) -> Task:

@@ -26,7 +26,7 @@ from perfmodel.ir.op_definition import operands as expect
 from perfmodel.ops import Collective, CollectiveKind, Op
 
 Rule = Callable[[Tensor, int, Values], Tensor]
-"""From an operand, the size of the group and the attributes to a result."""
+"""Computes a result from an operand, the size of the group and the attributes."""
 
 
 def _group(inputs: Tensors, attributes: Values) -> int:

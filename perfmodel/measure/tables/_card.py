@@ -81,7 +81,7 @@ class Card:
     machine: dict[str, str | int]
     """Machine on which it was measured: CPU, cores, accelerator."""
     software: dict[str, str]
-    """Versions of what measured it."""
+    """Versions of the measuring software."""
     collector: str
     """Package that measured it."""
     collector_sha256: str

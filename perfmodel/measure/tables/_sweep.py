@@ -41,7 +41,7 @@ class PartialFile:
 
     path: Path
     header: Mapping[str, str]
-    """What must agree for two runs to belong together: device, collector, software."""
+    """Facts that must agree for two runs to share a table: device, collector, software."""
 
     def open(self, earlier: Callable[[], Sequence[Record]] = tuple) -> list[Record]:
         """Records of an interrupted run; where there is none, starts the file with `earlier()`.

@@ -53,7 +53,7 @@ class StepParameters(NamedTuple):
     kernel_gap_s: Float[Any, ""]
     """Idle time after a kernel (`Framework.kernel_gap_s`) [s]."""
     kernel_factor: dict[str, Float[Any, ""]]
-    """By op family, the time of its kernels relative to what the cost models say."""
+    """Time of kernels relative to the cost models, by op family."""
     layers: Float[Any, " stages"]
     """Layers of every pipeline stage, in model order; should add up to the model's."""
     micro_batch: Float[Any, ""]

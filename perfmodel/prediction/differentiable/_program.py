@@ -158,7 +158,7 @@ class Programs:
 
     prepared: tuple[Prepared, ...]
     steps: tuple[int, ...]
-    """Which of the micro-batch sizes each is of."""
+    """Index of each program's micro-batch size."""
     weights: tuple[float, ...]
     """Weight of each makespan in the step time."""
     lanes: tuple[tuple[int, bool], ...]

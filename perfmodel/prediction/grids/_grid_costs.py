@@ -151,7 +151,7 @@ class GridCosts:
         return of_memory[:, self.of_shard][..., self.of_state]
 
     def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]:
-        """Which choices that differ in memory are layouts that fit."""
+        """Return which of the choices that differ in memory fit."""
         return self.grid.valid & (self.peak_bytes <= usable_bytes)
 
     @cached_property

@@ -73,7 +73,7 @@ class Adjustment:
     informed: frozenset[str] = frozenset()
     """Parameters that the runs narrowed: times that rest on them are `end-to-end`."""
     half_width: tuple[tuple[str, float], ...] = ()
-    """By parameter the log half-width of the 90 % intervals of the events in the runs that it moved."""
+    """Log half-width, by parameter, of the 90 % intervals of the events that the parameter moved in the runs."""
     runs: FittedRuns | None = None
     """Runs that the parameters were fitted to; None before any run."""
 

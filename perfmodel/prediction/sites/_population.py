@@ -218,7 +218,7 @@ def population(without: str = "") -> SitePopulation:
 
 
 def fit_without(source: str, fits: Collection[str]) -> str:
-    """Which fit no run of a source's teams took part in: "" where none of its teams measured any run of the record.
+    """Return the fit that uses no run of a source's teams: "" where none of its teams measured any run of the record.
 
     Args:
         source: a source's name; empty for nobody's.

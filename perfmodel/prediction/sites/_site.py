@@ -130,7 +130,7 @@ _AOTRITON: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
     "gfx942": {("fwd", 64): 2.71, ("fwd", 128): 2.78, ("bwd", 128): 6.2},
     "gfx950": {("fwd", 128): 2.27, ("bwd", 128): 6.2},
 }
-"""The same of AOTriton, which torch's `scaled_dot_product_attention` runs on AMD's devices (PyTorch
+"""Relative times of AOTriton, which torch's `scaled_dot_product_attention` runs on AMD's devices (PyTorch
 aten/src/ATen/native/transformers/hip): of the same tables (MI300X forward 211 to 307 TFLOP/s, MI355X backward 143 to
 259); MI355X's forward is of the Triton kernel that it follows closely on MI300X, MI300X's backward assumed alike."""
 FORWARD_SHARE: Final = 2 / 5

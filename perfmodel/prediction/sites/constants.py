@@ -22,7 +22,7 @@ from perfmodel.prediction.sites.teams import share_a_team, team_key
 Sustained = tuple[tuple[str, float], ...]
 """(architecture, log of the time in training over the time alone)."""
 Figures = Mapping[str, tuple[float, float]]
-"""By source, median and median absolute deviation of log(measured / predicted) of its peaks."""
+"""Median and median absolute deviation of log(measured / predicted) peak memory, by source."""
 SUSTAINED_FILE: Final = "sustained.json"
 """File of clocks under load."""
 MEMORY_FILE: Final = "memory.json"
@@ -52,7 +52,7 @@ def _median_over_teams(by_source: Mapping[str, float], without: str) -> float:
 
 @lru_cache
 def source_medians() -> Mapping[str, Mapping[str, float]]:
-    """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
+    """Median, by architecture and source, of log(measured / predicted) over the share of products in the step."""
     return MappingProxyType(_fitted(SUSTAINED_FILE))
 
 

@@ -150,7 +150,7 @@ def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " n
 
 
 def scales(scatter: tuple[float, float]) -> Scales:
-    """Nodes of an unknown site.
+    """Return quadrature nodes over the two scales of an unknown site.
 
     Args:
         scatter: standard deviations over sites of the logs of the two scales.
@@ -197,11 +197,11 @@ class CovarianceTerms:
     """Covariances of runs with runs, by what scales them."""
 
     fixed: Float[np.ndarray, "rows columns"]
-    """From factors: of all sites, of frameworks, of devices and of the site."""
+    """Covariance from factors: of all sites, of frameworks, of devices and of the site."""
     within: Float[np.ndarray, "rows columns"]
-    """From settings, events and layouts near one another."""
+    """Covariance from similar settings, events and layouts."""
     repeats: Float[np.ndarray, "rows columns"]
-    """From what is a single layout's."""
+    """Variance that only repeats of one layout share."""
     overall: float = field(default=0.0, kw_only=True)
     """1 where rows and columns are times of steps of one site, which its overall factor moves alike."""
 

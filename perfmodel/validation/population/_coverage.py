@@ -57,7 +57,7 @@ class LeftOutRuns:
     error: Float[np.ndarray, " runs"]
     """log(measured / predicted)."""
     half_width: Float[np.ndarray, " runs"]
-    """That the model of sites gives."""
+    """Half-width that the model of sites gives."""
     unknown: Float[np.ndarray, "runs drivers"]
     """How much of each of `UNKNOWNS` the run has, given what was left out."""
     open_deviation: Float[np.ndarray, " runs"]

@@ -1,4 +1,4 @@
-"""What a published row states of its layout and job, in the words of a launch or in columns of their own."""
+"""Reads the layout and job that a published row states, in the words of a launch or in columns of their own."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -220,7 +220,7 @@ SHARDING: Final = (
 """Column `sharding`."""
 
 INTERLEAVED_NAMES: Final = ("interleaved", "interleaved-1f1b", "1f1b-i")
-"""What the column `schedule` calls 1F1B with several model chunks per stage."""
+"""Names in the column `schedule` for 1F1B with several model chunks per stage."""
 
 LAUNCH_SWITCHES: Final = {
     "tp_comm_overlap": "tp_overlap",

@@ -24,7 +24,7 @@ class Effect(NamedTuple):
     """One term of a constant's sum."""
 
     part: str
-    """What it is a part of, such as the efficiency `inside` a node."""
+    """Part that the effect belongs to, such as the efficiency `inside` a node."""
     link: str = ""
     """Link class that it holds for; empty for all."""
     kind: str = ""
@@ -108,7 +108,8 @@ def expected(effect: Effect) -> tuple[float, float]:
 
 
 def _peers(link: LinkClass | None) -> tuple[float, float]:
-    """In a mesh bandwidth grows with the peers, on a host bridge it is shared, behind a switch it stays."""
+    """Return how bandwidth depends on the peers: in a mesh it grows, on a host bridge it is shared, behind a switch it
+    stays."""
     if link and link.mesh:
         return 0.8, 0.2
     if link and link.bridged:

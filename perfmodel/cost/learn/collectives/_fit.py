@@ -144,7 +144,7 @@ class _Candidate(NamedTuple):
     """A measured curve that may be the usual one."""
 
     rank: int
-    """Of its source among the reference sources, the lowest first."""
+    """Rank of its source among the reference sources, the lowest first."""
     curve: Curve
 
 

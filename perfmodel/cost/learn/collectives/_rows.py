@@ -65,7 +65,7 @@ class CollectiveRows:
     keys: tuple[SeriesKey, ...]
     """All series, sorted."""
     software: np.ndarray
-    """With its version, str[n]."""
+    """Library with its version, str[n]."""
     dtype: np.ndarray
     """Element type as the table has it, str[n]."""
     fabric: np.ndarray

@@ -52,7 +52,7 @@ class Command:
     certain: bool = True
     """Not behind a condition that cannot be judged, and not only printed."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Those of `LAUNCH_VARIABLES` that are set when it runs."""
+    """Variables of `LAUNCH_VARIABLES` that are set when the command runs."""
 
 
 Value = dict[str, Word]

@@ -15,7 +15,7 @@ from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref
 from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, Rule, foreign_ops, primitive
 
 _EPSILON: Final = 1e-5
-"""What norms add to the variance where nothing is stated (torch.nn.functional, ONNX's operators)."""
+"""Default constant that norms add to the variance (torch.nn.functional, ONNX's operators)."""
 
 
 def _pair(values: Any) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from perfmodel.ir.models import surprise
 _HIDDEN: Final = -1e9
 """Bound below which an additive mask takes all weight from a score."""
 _EPSILON: Final = 1e-5
-"""What norms add to the variance where nothing is stated (torch.nn.functional, ONNX's operators)."""
+"""Default constant that norms add to the variance (torch.nn.functional, ONNX's operators)."""
 _TORCH_RMS_EPSILON: Final = float(np.finfo(np.float32).eps)
-"""The same of torch's `rms_norm`: the spacing of the floats around 1."""
+"""Default constant of torch's `rms_norm`: the spacing of floats around 1."""
 
 
 def _matmul(call: Call) -> Ref:
