@@ -224,7 +224,8 @@ class KernelModel:
         if FAMILIES[asked.rows.family].op is not Gemm:
             return
         at = np.flatnonzero(rows.unnamed & ~rows.backward)
-        log_gain = self._log_reach(asked.take(at))
+        pairs, pair_of = asked.take(at).combinations()
+        log_gain = np.array([self._log_reach_of(query, kind.dtype) for query, kind in pairs])[pair_of]
         answers.move(at, log_gain)
 
         # Each type reaches its own best, but few bits still take no less than half of the time of many.
@@ -334,11 +335,6 @@ class KernelModel:
             measured.update(stack.source for stack in regressor.stacks)
         return asked.of_query(lambda query: query.source not in measured).astype(bool)
 
-    def _log_reach(self, asked: PriceQuery) -> Float64[np.ndarray, "n"]:
-        """Log of the factor by which every row's product is faster than its regressor says; 0 or less."""
-        pairs, pair_of = asked.combinations()
-        return np.array([self._log_reach_of(query, kind.dtype) for query, kind in pairs])[pair_of]
-
     def _log_reach_of(self, query: Query, dtype: str) -> float:
         """Log of the best predicted rate over the one that the device's best product is known to reach; at most 0."""
         figures = query.figures
@@ -443,8 +439,9 @@ def _log_by_query(
 ) -> Float64[np.ndarray, "n"]:
     """Log of a time that follows from a device's figures and rows."""
     log_time = np.zeros(len(asked))
-    for query, at in asked.by_query():
-        log_time[at] = np.log(seconds(query.figures, asked.rows.take(at)))
+    for number in np.unique(asked.query).tolist():
+        at = np.flatnonzero(asked.query == number)
+        log_time[at] = np.log(seconds(asked.queries[number].figures, asked.rows.take(at)))
     return log_time
 
 

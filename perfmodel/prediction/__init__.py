@@ -24,8 +24,8 @@ from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart,
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem, step_problem, step_problem_of
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._terms import STEP_TERMS, without
+from perfmodel.prediction.blocks import shard_events
 from perfmodel.prediction.comparison import compare_schedules
 from perfmodel.prediction.sites import COMPILED, EAGER, Site
 

@@ -7,7 +7,7 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.catalog import job_files
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.prediction._shard import sliced_job
+from perfmodel.prediction.blocks import sliced_job
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Problem, Transformer
 from perfmodel.workload import BlockOps, Shard, blocks, layer_count

@@ -23,10 +23,9 @@ from perfmodel.prediction._memory_inputs import BlockBytes
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached, session_cached_each
 from perfmodel.prediction._programs import Division, PartitionedProgram, divided, program_spec
-from perfmodel.prediction._shard import ranks_of, shard_events
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
-from perfmodel.prediction.blocks import BlockTimes, ShardBlocks
+from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, ranks_of, shard_events
 from perfmodel.prediction.phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank

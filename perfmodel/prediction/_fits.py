@@ -14,8 +14,8 @@ from perfmodel.prediction._memory_inputs import RankBlocks, Sharding, communicat
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_live
-from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._zero import checkpoint_bytes
+from perfmodel.prediction.blocks import shard_events
 from perfmodel.schedule import weight_versions
 from perfmodel.spec import Device, Layout, MemoryCounter, Transformer
 from perfmodel.units import GIB

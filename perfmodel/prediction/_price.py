@@ -11,8 +11,16 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, sustained_share, under_load
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._problem import StepProblem, session_cached, session_cached_each
-from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard, shard_events
-from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, block_events
+from perfmodel.prediction.blocks import (
+    BlockTimes,
+    PlacedShard,
+    ShardBlocks,
+    block_events,
+    of_span,
+    placed_events,
+    placed_shard,
+    shard_events,
+)
 from perfmodel.prediction.overlap import BlockEvents, time_phases
 from perfmodel.prediction.phases import PASSED, PLAIN, Phase, Variant
 from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation, training_forward

@@ -107,12 +107,3 @@ def scaled(related: Prediction, log_ratio: np.ndarray) -> Prediction:
         log_high=related.log_high + log_ratio,
         provenance=np.maximum(related.provenance, learned),
     )
-
-
-def share_of(backward: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:
-    """Return the share of one part of a backward pass; never counted as measured.
-
-    Args:
-        part, a, b: the part, and the two parts of the backward, each by itself.
-    """
-    return scaled(backward, part.log_time - np.logaddexp(a.log_time, b.log_time))

@@ -91,11 +91,6 @@ class PriceQuery:
         """Replace the rows, keeping their queries."""
         return replace(self, rows=rows)
 
-    def by_query(self) -> Iterator[tuple[Query, np.ndarray]]:
-        """Each query with the positions of its rows."""
-        for q in np.unique(self.query).tolist():
-            yield self.queries[q], np.flatnonzero(self.query == q)
-
     def of_query(self, fact: Callable[[Query], Any]) -> np.ndarray:
         """A fact of every row's query [n]."""
         return np.array([fact(query) for query in self.queries])[self.query]

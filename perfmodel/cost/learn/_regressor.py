@@ -18,15 +18,15 @@ from perfmodel.cost.learn._dies import (
     norm_times,
     without_copies,
 )
-from perfmodel.cost.learn._gradients import Way, added, gradient_products, scaled, share_of, way, whole_backward
+from perfmodel.cost.learn._gradients import Way, added, gradient_products, scaled, way, whole_backward
 from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn.intervals import Intervals
-from perfmodel.cost.learn.parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
+from perfmodel.cost.learn.parameters import Elsewhere, Inputs, Parameters, log_time_and_positions, term_constants
 from perfmodel.cost.learn.plans import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
 from perfmodel.cost.learn.rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn.stack import Figures, Stack, similarity
-from perfmodel.cost.learn.training import term_constants
 from perfmodel.errors import CalibrationError
+from perfmodel.ingest import fills_caches, quantises_operands
 from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Cache
 
@@ -111,8 +111,10 @@ class Regressor:
                 backward = whole_backward(asked.rows)
                 # shares as on the most measured part of the die: one may grow where all times fall
                 home = self._at_home(asked)
-                parts = (self._by_plans(home.instead(rows)) for rows in (asked.rows, *gradient_products(backward)))
-                return share_of(self._by_plans(asked.instead(backward)), *parts)
+                of_inputs, of_weights = (self._by_plans(home.instead(rows)) for rows in gradient_products(backward))
+                both = added(of_inputs, of_weights)
+                part = self._by_plans(home)
+                return scaled(self._by_plans(asked.instead(backward)), part.log_time - both.log_time)
 
     def _at_home(self, asked: PriceQuery) -> PriceQuery:
         """The rows, asked of the most measured part of every device's die (`home_of`).
@@ -151,13 +153,13 @@ class Regressor:
 
         # Servers' kernels copy keys and values into a cache after causal prompts: their times hold that copy, too.
         served = ~as_asked & self._where(
-            asked, direct, lambda query, kind, plan: self.stacks[plan.terms[0].stack].fills_caches
+            asked, direct, lambda query, kind, plan: fills_caches(self.stacks[plan.terms[0].stack].source)
         )
         copies = served & self._where(asked, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
         rows = without_copies(asked.rows, copies)
 
         # Rows are priced with heads of equal length and in 16 bits, then scaled to what they are.
-        rows, log_over = as_equal_heads(rows, asked.of_query(_die), as_asked)
+        rows, log_over = as_equal_heads(rows, asked.of_query(lambda query: query.figures.die), as_asked)
         log_over += log_over_served(self._at_home(asked), served)
         answers = self._as_timed(asked.instead(rows), direct)
         log_time, log_low, log_high, _ = scaled(answers, log_over)
@@ -206,7 +208,7 @@ class Regressor:
         """Whether a product is answered by one that was timed with the quantising of its operand, and is not asked as
         its source timed it."""
         stack = self.stacks[plan.terms[0].stack]
-        return stack.quantises and query.source != stack.source
+        return quantises_operands(stack.source, stack.software) and query.source != stack.source
 
     def _as_timed(self, asked: PriceQuery, direct: bool) -> Prediction:
         """Times of rows, each by its plan, with all that the sources timed beside the kernel."""
@@ -317,10 +319,6 @@ class Regressor:
             if mask.any():
                 low[mask], high[mask] = quantiles.at(log_time[mask])
         return Prediction(log_time, log_time + low, log_time + high, provenance)
-
-
-def _die(query: Query) -> str:
-    return query.figures.die
 
 
 def _as_measured(rows: Rows, measured: KindColumns, work: Sequence[KernelKind], index: np.ndarray) -> Rows:

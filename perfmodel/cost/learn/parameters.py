@@ -1,11 +1,14 @@
 """The regressor as a pure function of arrays: base time times the exponential of a residual."""
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.ops import FAMILIES, Physics
+from perfmodel.cost.learn.plans import Term
+from perfmodel.cost.learn.stack import Figures, Stack
+from perfmodel.ops import FAMILIES, KernelKind, Physics
 from perfmodel.ops.physics import Machine, common_features, compute_seconds, memory_seconds
 
 JOINT_POWER: Final = 3.0
@@ -202,3 +205,58 @@ def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
 def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
     """Log time of a kernel behind its launch floor: a power norm in log space."""
     return xp.logaddexp(FLOOR_POWER * log_kernel, FLOOR_POWER * log_floor) / FLOOR_POWER
+
+
+_BOUND: Final = 0.40
+"""Share of the bandwidth from which a kernel is taken to be limited by it."""
+_UNBOUND: Final = 0.15
+"""Share at which it is taken to be limited by what multiprocessors issue."""
+_FOLLOWS_ISSUE: Final = 0.75
+"""How far the slowest kernels follow the issue rate; the rest is bandwidth (log scale)."""
+
+
+def term_constants(
+    params: Parameters, stacks: Sequence[Stack], groups: Sequence[tuple[int, KernelKind]], terms: Sequence[Term]
+) -> Parameters:
+    """Replace the base constants of groups [G] by those of each term [T].
+
+    A term on its donor's own device keeps the donor's constants.
+    """
+    index = {group: i for i, group in enumerate(groups)}
+    groups_of_source: dict[tuple[str, KernelKind], list[int]] = {}
+    for (stack, kind), i in index.items():
+        groups_of_source.setdefault((stacks[stack].source, kind), []).append(i)
+    at = np.array([index[(term.stack, term.kind)] for term in terms])
+    log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
+    for i, term in enumerate(terms):
+        donor = stacks[term.stack]
+        if donor.figures == term.figures:
+            continue
+
+        # An op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it. A smaller share
+        # scales so that the time follows clock and multiprocessors instead, which can be compared between devices of
+        # one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
+        if "unfused" in term.kind.op and donor.figures.vendor == term.figures.vendor:
+            log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
+
+        # hosts set the launch floor, not devices: the mean of the source's floors for the kind
+        if donor.host_launch:
+            log_floor[i] = params.log_floor_s[groups_of_source[donor.source, term.kind]].mean()
+    return params._replace(
+        log_fixed_s=params.log_fixed_s[at],
+        log_compute=params.log_compute[at],
+        log_memory=log_memory,
+        log_floor_s=log_floor,
+    )
+
+
+def _unbound(log_share: float) -> float:
+    """How far a kernel that reaches this share of the bandwidth follows the issue rate instead; linear in between."""
+    place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
+    return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
+
+
+def _issue_over_bandwidth(donor: Figures, asked: Figures) -> float:
+    """Log growth of the issue rate over that of the bandwidth from one device to another."""
+    issue = asked.units * asked.clock / (donor.units * donor.clock)
+    return float(np.log(issue / (asked.bandwidth / donor.bandwidth)))

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from perfmodel.catalog import device, devices
 from perfmodel.display import shorten_reprs
 from perfmodel.errors import TableError, UnknownNameError
-from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
+from perfmodel.ingest import OWN_ORDER
 from perfmodel.ops import KernelKind
 from perfmodel.spec import Device
 
@@ -223,21 +223,6 @@ class Stack:
     """Whether its times include the host's launch."""
     order: int = OWN_ORDER
     """How closely it stands for a training job, the lowest first."""
-
-    @property
-    def under_load(self) -> bool:
-        """Whether its times were measured with clocks lowered by the power limit."""
-        return held_under_load(self.source)
-
-    @property
-    def quantises(self) -> bool:
-        """Whether its products of 8 bits were timed with the quantising of their first operand."""
-        return quantises_operands(self.source, self.software)
-
-    @property
-    def fills_caches(self) -> bool:
-        """Whether its attention over causal prompts was timed with the copying of keys and values into a cache."""
-        return fills_caches(self.source)
 
     @property
     def key(self) -> str:

@@ -20,9 +20,8 @@ from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._price import block_times, event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
-from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
-from perfmodel.prediction.blocks import BlockTimes, ShardBlocks
+from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
 from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction.grids._grid_states import StageShape, StateEvents, StateSeconds

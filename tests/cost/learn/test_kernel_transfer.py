@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel.catalog import device
-from perfmodel.cost.learn.parameters import Parameters
+from perfmodel.cost.learn.parameters import Parameters, term_constants
 from perfmodel.cost.learn.plans import Term, make_plan
 from perfmodel.cost.learn.stack import Figures, Stack, product
-from perfmodel.cost.learn.training import term_constants
 from perfmodel.ops import KernelKind
 
 KIND = KernelKind("fp32", "add", "fwd")

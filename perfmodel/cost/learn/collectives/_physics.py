@@ -199,7 +199,13 @@ def collective_time(
         if algorithm in algorithms and algorithm != name:
             continue
         is_tree = name in ("tree", "nvls_tree")
-        asks = _asks(buffer_bytes if is_tree else buffer_bytes / n, c.eager_bytes) if name else 1.0
+
+        # Latencies of a message between nodes: 1 of one sent at once, 2 of one that asks first. On the wire half of
+        # what LL sends is flags. No steeper than that more ranks, and smaller messages, still take longer.
+        asks = 1.0
+        if name:
+            wire_bytes = 2 * (buffer_bytes if is_tree else buffer_bytes / n)
+            asks = 1 + 1 / (1 + (c.eager_bytes / wire_bytes) ** ASKS)
         sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
         for number, protocol in enumerate(_protocols(kind, name, xp, local, several, c)):
             hops_near, hops_far = work.hops_inside, work.hops_between
@@ -323,12 +329,6 @@ def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Arr
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
     """Volume in buffers of a reduction in switches of this efficiency, and what keeps those without from it [s]."""
     return 1 / xp.where(share > 0, share, 1.0), _absent_s(xp, share)
-
-
-def _asks(message_bytes: Array, eager_bytes: Array) -> Array:
-    """Latencies of a message: 1 of one sent at once, 2 of one that asks first. On the wire half of what LL sends is
-    flags. No steeper than that more ranks, and smaller messages, still take longer."""
-    return 1 + 1 / (1 + (eager_bytes / (2 * message_bytes)) ** ASKS)
 
 
 def _absent_s(xp: ModuleType, share: Array) -> Array:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.cost.learn.training._base import fit_base, term_constants
+    from perfmodel.cost.learn.training._base import fit_base
     from perfmodel.cost.learn.training._fit import (
         fit,
         fit_calibration,
