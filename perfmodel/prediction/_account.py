@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._durations import NodeKindShare
-from perfmodel.prediction._price import under_training_load
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared, rank_busy_s
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
@@ -282,7 +281,7 @@ def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
     is_kernel = np.array([group == "" for group in table.groups], bool)
     # The lower end of the interval, at the clock at which the kernel was timed.
-    fastest_s = np.where(is_kernel, table.times.lo_s / under_training_load(problem, table.ops), 0.0)
+    fastest_s = np.where(is_kernel, table.times.lo_s / table.load, 0.0)
     return (table.counts @ fastest_s)[:, :, None]
 
 
@@ -296,7 +295,7 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     collective = np.array([group != "" for group in table.groups], bool)
 
     # Kernels: the share that a lower clock adds to each, casts to 8 or 4 bits, and the rest by phase.
-    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / under_training_load(problem, table.ops)))
+    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / table.load))
     quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
     out[:, :, Part.CLOCK] = table.event_s @ slower
     out[:, :, Part.QUANTISING] = table.event_s[:, :, quantising] @ (1 - slower[quantising])

@@ -83,16 +83,6 @@ class LayoutBatch:
         return self.program.spec
 
     @property
-    def counts(self) -> Float[np.ndarray, "stages segments blocks"]:
-        """As in `PartitionedProgram`."""
-        return self.program.counts
-
-    @property
-    def full(self) -> Float[np.ndarray, "stages segments blocks"]:
-        """As in `PartitionedProgram`."""
-        return self.program.full
-
-    @property
     def tables(self) -> list[BlockTimes]:
         """Times of every layout's blocks."""
         return [terms.times for terms in self.composed]
@@ -111,7 +101,7 @@ class LayoutBatch:
     @property
     def saved_bytes(self) -> Float[np.ndarray, "lanes stages"]:
         """Activation bytes that a micro-batch saves in each stage."""
-        return self.bytes.saved(self.counts.sum(axis=1), self.full.sum(axis=1))
+        return self.bytes.saved(self.program.counts.sum(axis=1), self.program.full.sum(axis=1))
 
 
 def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutBatch]:

@@ -296,7 +296,7 @@ def _host_state_s(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray,
                 structure.class_stage,
                 structure.class_segment,
                 batch.spec.stage_map,
-                batch.counts,
+                batch.program.counts,
             )
     return seconds
 
@@ -316,11 +316,11 @@ def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
     # A schedule that splits backward has all three kinds of passes.
     (batch,) = layout_batches(problem, [layout.replace(schedule="zb-h1", vpp=1)])
     structure, durations_s = prepared(batch.spec).structure, durations(problem, batch)[0]
-    counts, block_s = batch.counts.sum(axis=1), pass_s(problem, batch)
+    counts, block_s = batch.program.counts.sum(axis=1), pass_s(problem, batch)
     forward_s = (block_s[Kind.FORWARD] @ counts.T)[0]
     backward_input_s = (block_s[Kind.BACKWARD_INPUT] @ counts.T)[0]
     backward_weight_s = (block_s[Kind.BACKWARD_WEIGHT] @ counts.T)[0]
     recomputed_s = full_recompute_s(phase_s(problem, batch), batch.modes)
-    backward_input_s = backward_input_s + (recomputed_s @ batch.full.sum(axis=1).T)[0]
+    backward_input_s = backward_input_s + (recomputed_s @ batch.program.full.sum(axis=1).T)[0]
     sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
     return PassTimes(forward_s, backward_input_s, backward_weight_s, float(durations_s[sends].max(initial=0.0)))

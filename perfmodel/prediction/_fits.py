@@ -39,7 +39,7 @@ def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
         return _on_ranks(memory_on_kind, kind_of_rank)
     setting = problem.setting
     live = program_live(setting, batch.spec)
-    ranks = RankBlocks.of(batch.counts.sum(axis=1), batch.full.sum(axis=1), live)
+    ranks = RankBlocks.of(batch.program.counts.sum(axis=1), batch.program.full.sum(axis=1), live)
     return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts, setting.job), setting)
 
 
@@ -101,7 +101,7 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
         params = unsharded.dense_params(layout.pp > 1) + unsharded.expert_params
 
     # Of a stage that several ranks hold, each writes its part.
-    stage_params = batch.counts.sum(axis=1) @ params
+    stage_params = batch.program.counts.sum(axis=1) @ params
     ranks_of_stage = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
     rank_params = (stage_params / ranks_of_stage)[spec.stage_map].sum(axis=1)
     return rank_params / rank_params.sum() * checkpoint_bytes(problem.model, problem.job)

@@ -220,7 +220,7 @@ def _times_of(
     blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
     phases = time_phases(events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
     counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
-    return BlockTimes(**vars(phases), **counted, times=times)
+    return BlockTimes(**vars(phases), **counted, times=times, load=under_training_load(problem, blocks.ops))
 
 
 def _casts_that_pay(

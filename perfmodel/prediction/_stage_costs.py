@@ -188,7 +188,7 @@ def _sends_s(
         return out
     sent = transfers(layout, table.blocks, 1.0, problem.job, problem.cluster)
     seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
-    tier = hops(spec, layout_batch.counts, layout, problem.cluster).tier
+    tier = hops(spec, layout_batch.program.counts, layout, problem.cluster).tier
     ends = []
     for blocks in (before, *np.diff(upto, axis=0)):
         ends.append(int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0)

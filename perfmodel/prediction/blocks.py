@@ -126,6 +126,8 @@ class BlockTimes(ShardBlocks, PhaseTimes):
 
     times: EventTimes
     """Seconds of each event, with interval and provenance."""
+    load: Float[np.ndarray, " ops"]
+    """Time of each event in a training step relative to that timed alone (`under_training_load`)."""
 
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:

@@ -147,7 +147,7 @@ def copy_waits_s(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.nd
         if not layout.offload_layers:
             continue
         copies = LayerCopies.of(terms.events, layout.offload_layers)
-        per_segment = (layout_batch.counts[0] @ terms.events.layers).astype(int).tolist()
+        per_segment = (layout_batch.program.counts[0] @ terms.events.layers).astype(int).tolist()
         waits_s[lane] = CopyClasses.of(copies, structure, per_segment).seconds(
             copies,
             bytes_of_block=kept_bytes[lane],

@@ -168,14 +168,14 @@ def makespan_lanes_and_grad(compiled, durations):
     """
     padded, n_rows = _prepared(compiled, durations, LANES)
     spans, counts = _run(_counts, padded, n_rows, compiled.op_tables)
-    return spans[: len(durations)], counts[: len(durations), : compiled.n_classes]
+    return spans[: len(durations)], counts[: len(durations), : compiled.structure.n_classes]
 
 
 def _prepared(
     compiled: CompiledStructure, durations: Durations, tile: int
 ) -> tuple[Float[Durations, "padded_lanes padded_classes"], np.int32]:
     """Checked durations, padded to shapes that share a trace, and how many tiles of lanes are not padding."""
-    durations = checked(durations, compiled.n_classes, ndim=2)
+    durations = checked(durations, compiled.structure.n_classes, ndim=2)
     if isinstance(durations, np.ndarray):
         durations = durations.astype(np.float32)
     n_tiles = np.int32(-(-durations.shape[0] // tile))

@@ -33,7 +33,7 @@ def makespan(compiled, durations):
     Raises:
         PerfModelError: durations of another shape, or not finite.
     """
-    durations = checked(durations, compiled.n_classes, ndim=1)
+    durations = checked(durations, compiled.structure.n_classes, ndim=1)
     padded = padded_classes(durations)
     if isinstance(durations, np.ndarray):
         return in_numpy(_span, durations.dtype, compiled.op_tables, padded)[()]
@@ -54,13 +54,13 @@ def makespan_and_grad(compiled, durations):
     The gradient comes from a walk back along the critical path and costs less than the makespan
     itself. Arguments and errors are those of `makespan`.
     """
-    durations = checked(durations, compiled.n_classes, ndim=1)
+    durations = checked(durations, compiled.structure.n_classes, ndim=1)
     padded = padded_classes(durations)
     if isinstance(durations, np.ndarray):
         span, counts = in_numpy(_span_and_counts, durations.dtype, compiled.op_tables, padded)
-        return span[()], counts[: compiled.n_classes]
+        return span[()], counts[: compiled.structure.n_classes]
     span, counts = _span_and_counts(compiled.op_tables, padded)
-    return span, counts[: compiled.n_classes]
+    return span, counts[: compiled.structure.n_classes]
 
 
 # One vector runs in the loop over single ops. A `vmap` over either function below becomes a run of lanes,

@@ -74,7 +74,7 @@ def makespan_many(
         return []
     values = []
     for compiled, program_durations in zip(batch.programs, durations, strict=True):
-        values.append(checked(program_durations, compiled.n_classes, ndim=2))
+        values.append(checked(program_durations, compiled.structure.n_classes, ndim=2))
     lanes = [value.shape[0] for value in values]
 
     # JAX's arrays may be tracers of a caller that differentiates: one call over the whole batch.
@@ -133,7 +133,7 @@ def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items
     # Items of a program share its ops, but every item has durations of its own.
     n_ops = np.array([compiled.n_ops for compiled in programs])
     first_op = np.cumsum(n_ops) - n_ops
-    n_classes = np.repeat([compiled.n_classes for compiled in programs], rows_of_program)
+    n_classes = np.repeat([compiled.structure.n_classes for compiled in programs], rows_of_program)
     first_class = np.cumsum(n_classes) - n_classes
 
     # Padding items begin after all durations, so that `first_class` rises and can be searched (`_jvp`).

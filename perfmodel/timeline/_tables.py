@@ -131,10 +131,6 @@ class CompiledStructure:
         return len(self.order)
 
     @property
-    def n_classes(self) -> int:
-        return self.structure.n_classes
-
-    @property
     def n_bundles(self) -> int:
         return int(self.bundle[-1]) + 1
 

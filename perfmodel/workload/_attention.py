@@ -54,12 +54,15 @@ def self_attention(
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     projections = _projections(model, local)
     _, width = projections[0]
+
+    # Of 8-bit attention only the narrow copies of queries, keys and values are kept.
+    kept_share = 1 / local.act_bytes if local.job.narrow.fp8_attention else 1.0
     projection = column_linear(
         local,
         width,
         local.hidden,
         bias=model.block.bias or model.attention.qkv_bias,
-        kept_output=_kept_share(local),
+        kept_output=kept_share,
         shares_input=local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
     )
     return [
@@ -99,11 +102,6 @@ def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterMod
         ("k_proj", keys),
         ("v_proj", keys),
     ]
-
-
-def _kept_share(local: ShardSizes) -> float:
-    """Share of queries, keys and values that is kept: in 8-bit attention their narrow copies alone."""
-    return 1 / local.act_bytes if local.job.narrow.fp8_attention else 1.0
 
 
 def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> list[Piece]:

@@ -175,17 +175,13 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
         ops = [("add", 1), (name, 1)] if model.block.bias else [(name, 1)]
     tensor = float(rows) * width * local.act_bytes
     nonlinearity = pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
-    if _clamps(model, local):
+
+    # Inputs are cut by kernels of their own, unless what joins experts' products has an activation that cuts them
+    # (Transformer Engine pytorch/ops/basic/swiglu.py, `ScaledClampedQGeGLU`).
+    is_cut = model.block.gated_ffn and model.block.clamped_glu
+    if is_cut and not local.job.kernels.fuses("clamp") and not local.job.experts.fused_experts:
         return joined(_clamp(local, rows, width), nonlinearity)
     return nonlinearity
-
-
-def _clamps(model: Transformer, local: ShardSizes) -> bool:
-    """Whether an activation's inputs are cut by kernels of their own."""
-    # What joins experts' products has an activation that cuts them (Transformer Engine pytorch/ops/basic/swiglu.py,
-    # `ScaledClampedQGeGLU`).
-    separate = not local.job.kernels.fuses("clamp") and not local.job.experts.fused_experts
-    return model.block.gated_ffn and model.block.clamped_glu and separate
 
 
 def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:

@@ -28,7 +28,7 @@ def step_s(layout, micro_batches):
 def times_of_passes(layout):
     """Seconds of a forward and a backward of the whole model, by what runs beside them."""
     (layout_batch,) = layout_batches(step_problem_of(problem(4)), [layout])
-    counts = layout_batch.counts.sum(axis=(0, 1))
+    counts = layout_batch.program.counts.sum(axis=(0, 1))
     alone = pass_s(step_problem_of(problem(4)), layout_batch)
     phases = phase_s(step_problem_of(problem(4)), layout_batch, (1, 0, COMBINED))[0]
     combined_s = counts @ phases[:, 0], counts @ (phases[:, 1] + phases[:, 2])

@@ -154,7 +154,7 @@ def test_loops_over_single_ops_compile_to_one_function():
 
     for structure in (PIPELINE, structure_of([(-1, -1), (0, -1)], [1, 1], [(0, 0), (1, 0)])):
         compiled = compile_structure(structure)
-        durations = padded_classes(np.ones(compiled.n_classes, np.float32))
+        durations = padded_classes(np.ones(compiled.structure.n_classes, np.float32))
         text = _span_and_counts.lower(compiled.op_tables, durations).compile().as_text() or ""
         assert text.count("xla_cpu_small_call") == 2
 

@@ -329,7 +329,7 @@ def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[s
 def layers_per_stage(batch: LayoutBatch) -> tuple[int, ...]:
     """Layers per stage of a bundle's layouts, explicit or default."""
     layers = [block.is_layer for block in batch.tables[0].blocks]
-    return tuple(batch.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
+    return tuple(batch.program.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
 
 
 def exact_steps_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:

@@ -167,7 +167,7 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
         return 0.0
 
     # Seconds of one pass of every block on each kind of nodes, and on the fastest kind for it.
-    counts = layout_batch.counts.sum(axis=(0, 1))
+    counts = layout_batch.program.counts.sum(axis=(0, 1))
     passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
     ranks = Counter(layout_batch.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
     of_block = {}

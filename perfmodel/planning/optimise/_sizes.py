@@ -373,7 +373,7 @@ class Grouping:
 
         # Blocks per stage without the embedding before the first layer and the head after the
         # last.
-        layer_counts = layout_batch.counts.sum(axis=1)
+        layer_counts = layout_batch.program.counts.sum(axis=1)
         layer_counts[0] -= before
         layer_counts[-1] -= after
         # Stages are cut where the prefix sums of blocks agree.

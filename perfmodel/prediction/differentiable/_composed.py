@@ -181,7 +181,7 @@ def composed(
     copies_to_host = programs.offloads or programs.offloads_layers
     blocks = layout_batch.composed[0].events
     copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
-    per_segment = (layout_batch.counts[0] @ blocks.layers).astype(int).tolist()
+    per_segment = (layout_batch.program.counts[0] @ blocks.layers).astype(int).tolist()
     copy_classes = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
     saved_bytes, host_state_s = [], []
     for type_problem, batches in zip(problems, batches_of_types, strict=True):
@@ -240,9 +240,11 @@ def _stacked(
         values = [np.asarray(getattr(shard, name)) for shard in events]
         if name in _PER_OP:
             for i, value in enumerate(values):
-                values[i] = np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, missing[i])])
+                padding = np.zeros((value.ndim, 2), int)
+                padding[-1, 1] = missing[i]
+                values[i] = np.pad(value, padding)
         fields[name] = np.stack(values).reshape(*shape, *values[0].shape)
-    places = [np.where(np.arange(n) < n - padding, np.arange(n), 0) for padding in missing]
+    places = [np.where(np.arange(n) < n - n_missing, np.arange(n), 0) for n_missing in missing]
     return BlockEvents(**fields), np.reshape(places, (*shape, n))
 
 

@@ -266,7 +266,10 @@ def step_time_function_of(
     full = layout.recompute == "full"
     base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
     layout_batch = layout_batches(problem, [layout])[0]
-    layers, recomputed = _layers(layout_batch, layout_batch.counts), _layers(layout_batch, layout_batch.full)
+    layers, recomputed = (
+        _layers(layout_batch, layout_batch.program.counts),
+        _layers(layout_batch, layout_batch.program.full),
+    )
 
     # The layout with every micro-batch size, under every element type.
     sizes = possible_micro_batches(problem, layout) if micro_batches is None else list(micro_batches)

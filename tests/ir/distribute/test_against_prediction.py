@@ -178,7 +178,7 @@ def gathered_once_in_programs(layout_batch: LayoutBatch, rank: int) -> Counter[O
     more for its weight gradient; a program uses one for both."""
     events, found = layout_batch.composed[0].events, Counter()
     _, layer, head = events.counts
-    counts = layout_batch.counts[rank].sum(axis=0)[1] * layer[Phase.RECOMPUTE_FULL]
+    counts = layout_batch.program.counts[rank].sum(axis=0)[1] * layer[Phase.RECOMPUTE_FULL]
     counts = counts + (head[Phase.FORWARD] if rank == layout_batch.spec.stages - 1 else 0.0)
     for op, n in zip(events.ops, counts, strict=True):
         if isinstance(op, Collective) and op.collective == "all_gather":
@@ -400,7 +400,7 @@ def test_a_micro_batch_leaves_the_same_behind(tp: int, sequence_parallel: bool, 
             kept.update({name: types[name].n_bytes for name in instruction.inputs if name in forward})
     want = layout_batch.saved_bytes[0, 1]
     if recompute == "none":  # fused attention keeps a statistic per query and head, of which programs know nothing
-        want -= 4 * SEQ_LEN * HEADS // tp * layout_batch.counts[1].sum()
+        want -= 4 * SEQ_LEN * HEADS // tp * layout_batch.program.counts[1].sum()
     assert sum(kept.values()) == want
 
 
@@ -422,7 +422,7 @@ def test_experts_exchange_tokens_alike(dp: int, ep: int, pp: int) -> None:
     layout_batch = composed(layout, model=replace(MODEL, layers=2, experts=routed))[1]
     events, want = layout_batch.composed[0].events, dict[str, Counter[Op]]()
     for name, phase in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD_INPUT)):
-        counts = layout_batch.counts[0].sum(axis=0) @ events.counts[:, phase]
+        counts = layout_batch.program.counts[0].sum(axis=0) @ events.counts[:, phase]
         want[name] = Counter({op: round(n) for op, n in zip(events.ops, counts, strict=True)
                               if isinstance(op, Collective) and op.collective == "all_to_all"})  # fmt: skip
     assert found == want
