@@ -47,7 +47,7 @@ def add_simulate(commands: Any) -> None:
         "simulate", help="predict time, memory and timeline of a program on a cluster"
     )
     add_source(command, "PROGRAM")
-    command.add_argument("--layout", default="", help=f"distribute it first, {_LAYOUT}")
+    command.add_argument("--layout", default="", help=f"first distribute the program, {_LAYOUT}")
     command.add_argument("--cluster", required=True, help="catalog name or TOML")
     command.add_argument(
         "--trace",
@@ -63,7 +63,7 @@ def add_simulate(commands: Any) -> None:
 def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
     """Add the flags for the program and for settings that its source leaves open."""
     command.add_argument("program", metavar=metavar, help=PROGRAM_HELP)
-    command.add_argument("--global-batch", type=int, metavar="B", help="samples (catalog models)")
+    command.add_argument("--global-batch", type=int, metavar="B", help="samples per step (for catalog models)")
     command.add_argument(
         "--seq-len",
         type=sequence_length,
@@ -95,7 +95,7 @@ def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
         action="append",
         default=[],
         metavar="NAME=AXIS",
-        help="with --ranks: tensor of which each rank holds a part, unless Megatron-LM's marks say so (repeatable)",
+        help="with --ranks: a tensor that is sharded over the ranks, if Megatron-LM's marks do not say so (repeatable)",
     )
     add_values(command)
 

@@ -260,7 +260,7 @@ def tariff_of(arguments: argparse.Namespace) -> "Tariff":
 
 
 def run_of(arguments: argparse.Namespace, problem: Problem, prediction: "Prediction") -> "TrainingRun | None":
-    """The training run if `--tokens` is given."""
+    """Return the whole training run if `--tokens` is given."""
     from perfmodel.planning.training_run import training_run
 
     if arguments.tokens is None:

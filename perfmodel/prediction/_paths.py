@@ -86,7 +86,7 @@ def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     """Paths that end on the device where they start, so that the next step waits for them.
 
     Args:
-        steps: of the longer stream.
+        steps: number of steps of the longer stream.
         combines: see `ProgramSpec.combines_passes`.
     """
     s = schedule

@@ -84,7 +84,8 @@ def passed_s(
 def full_recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
-    """Additional seconds of a block that is recomputed in full, beyond its layout's mode."""
+    """Return the additional seconds of a block that is recomputed in full, beyond those of the layout's own recompute
+    mode."""
     return phase_s[..., Phase.RECOMPUTE_FULL] - recompute_s(phase_s, modes)
 
 

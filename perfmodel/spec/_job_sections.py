@@ -145,7 +145,9 @@ class KernelChoices:
 
     def __post_init__(self) -> None:
         if self.cuda_graphs not in get_args(CudaGraphs):
-            raise LayoutError(f"job: cuda_graphs must be {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}")
+            raise LayoutError(
+                f"job: cuda_graphs must be one of {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}"
+            )
 
     def fuses(self, kind: EagerKernel) -> bool:
         """Whether an elementwise operation is fused into one kernel."""
@@ -237,7 +239,7 @@ class HeadAndLoss:
 
     def __post_init__(self) -> None:
         if self.head not in get_args(Head):
-            raise LayoutError(f"job: head must be {', '.join(get_args(Head))}; got {self.head!r}")
+            raise LayoutError(f"job: head must be one of {', '.join(get_args(Head))}; got {self.head!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +263,8 @@ class ExpertTokens:
 
     def __post_init__(self) -> None:
         if self.expert_dispatcher not in get_args(Dispatcher):
-            raise LayoutError(
-                f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"
-            )
+            names = ", ".join(get_args(Dispatcher))
+            raise LayoutError(f"job: expert_dispatcher must be one of {names}; got {self.expert_dispatcher!r}")
         if not 1 <= self.expert_imbalance < inf:
             raise LayoutError(f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}")
         capacity = self.expert_capacity_factor

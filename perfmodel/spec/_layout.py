@@ -140,7 +140,7 @@ class Layout:
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
         if self.cp_kind not in _CP_KINDS:
-            raise LayoutError(f"layout: cp_kind must be {', '.join(_CP_KINDS)}; got {self.cp_kind!r}")
+            raise LayoutError(f"layout: cp_kind must be one of {', '.join(_CP_KINDS)}; got {self.cp_kind!r}")
         if self.order not in _ORDERS:
             raise LayoutError(
                 f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "

@@ -101,7 +101,7 @@ class Timeline:
 
         Args:
             memory: memory in use on every device, if it is to be shown.
-            capacity_bytes: what a device has of it, drawn beside what is in use.
+            capacity_bytes: memory of a device, drawn beside what is in use.
             title: heading of the page.
             inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
                 that are wide enough.

@@ -76,7 +76,7 @@ class TimelineErrors:
         return float(np.max(self.stages["error"])) if len(self.stages) else np.nan
 
     def to_frame(self) -> "pd.DataFrame":
-        """`stages`, as a copy."""
+        """Return a copy of `stages`."""
         return self.stages.copy()
 
     def _repr_html_(self) -> str:

@@ -98,7 +98,7 @@ def test_ulysses_divides_heads():
 
 def test_kinds_say_nothing_without_context_parallelism():
     assert Shard.of(Layout(cp_kind="ulysses", cp_balanced=False, ep_overlap=True)) == Shard.of(Layout())
-    with pytest.raises(LayoutError, match="cp_kind must be ring"):
+    with pytest.raises(LayoutError, match="cp_kind must be one of ring"):
         Layout(cp=2, cp_kind="star")
 
 

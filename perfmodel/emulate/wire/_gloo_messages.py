@@ -39,7 +39,7 @@ class Header(NamedTuple):
     what: int
     slot: int
     nbytes: int
-    """Bytes of data that follow, or that are to follow."""
+    """Bytes of data that follow this header, or that are announced by it."""
 
 
 def kind_of(slot: int) -> str:

@@ -29,7 +29,7 @@ class LogFormat:
 
     name: str
     marks: re.Pattern[str]
-    """Found in every line about a step, and in no line of another framework."""
+    """Text found in every line about a step, and in no line of another framework."""
     read: Callable[[Sequence[str]], Iterator[tuple[int, LoggedStep]]]
     """Gives (number of the line, what it says) for each line about a step."""
     retime: Callable[[Mapping[int, LoggedStep]], dict[int, LoggedStep]] = dict

@@ -218,7 +218,7 @@ class Emitter:
         if self.shape(ref) == array.shape:
             return ref
         if array.n_elements > _LARGEST_CONSTANT:
-            raise CannotMapError(f"a broadcast to shape {array.shape} would need memory of its own")
+            raise CannotMapError(f"a broadcast to shape {array.shape} would have to be stored, and it is too large")
         return self.op("mul", ref, self.literal(np.ones(array.shape), array.dtype))
 
 

@@ -61,7 +61,7 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
     """
     settings = settings or SourceSettings()
     if settings.sharded and settings.ranks == 1:
-        raise PerfModelError("sharded tensors are those of several ranks; say how many ranks there are (--ranks)")
+        raise PerfModelError("sharded tensors need several ranks; give their number with --ranks")
     # The suffix decides; a name without one is a catalog model.
     path, _, function = source.partition(":")
     suffix = Path(path).suffix
@@ -131,7 +131,7 @@ def _of_ranks(program: Program, source: str, settings: SourceSettings) -> Progra
             "or --layout instead of --ranks"
         )
     if settings.mode == "train":
-        raise PerfModelError(f"{source}: of one rank's module the forward pass alone is read; leave --mode out")
+        raise PerfModelError(f"{source}: only the forward pass of one rank's module can be read; leave --mode out")
     if settings.pad_vocab > 1:
         raise PerfModelError(f"{source}: ranks hold their parts of a vocabulary already; leave --pad-vocab out")
     return program

@@ -210,7 +210,7 @@ def _top_k_grad(inputs: Tensors, attributes: Values) -> Tensors:
     _integers(places)
     require_gradient_of(places, dy)
     if places.shape[:-1] != x.shape[:-1]:
-        raise RuleError(f"places in rows of shape {x.shape} are needed, got {places.shape}")
+        raise RuleError(f"places {places.shape} and values {x.shape} must have the same shape but for the last axis")
     return inputs[:1]
 
 

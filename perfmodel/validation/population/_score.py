@@ -318,7 +318,8 @@ class Score:
             def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
                 """Log likelihoods of the known runs in sequence, and of the others given them.
 
-                Each known run takes its column of the covariance's Cholesky root from the residuals and variances.
+                For each known run in turn, its column of the covariance's Cholesky factor is subtracted from the
+                residuals, and its square from the variances.
                 """
                 fixed_part, within_part, repeats_part = (jnp.diag(part) for part in covariances)
                 remainder = residual[index]

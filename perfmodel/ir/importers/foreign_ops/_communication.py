@@ -55,7 +55,7 @@ def _all_to_all(call: Call) -> Ref:
     """Exchange parts along the first axis."""
     part_sizes = {*call.integers("received_sizes"), *call.integers("sent_sizes")}
     if len(part_sizes) != 1:
-        raise CannotMapError("an all-to-all of unequal parts; the IR deals out equal ones")
+        raise CannotMapError("an all-to-all of unequal parts; the IR has equal parts only")
     return call.op("all_to_all", call.ref("x"), split_axis=0, concat_axis=0, replicas=_replicas(call))
 
 
