@@ -1,8 +1,8 @@
 """Times of events with intervals and provenance."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import numpy as np
 from jaxtyping import Float64
@@ -75,37 +75,8 @@ class EventTimes:
         return EventTimes(time_s, lo_s, hi_s, tuple(provenance))
 
 
-_MOST_KNOWN: Final = 500_000
-"""Events whose times are kept."""
-Key = TypeVar("Key", bound=Hashable)
-
-
-class KnownTimes:
-    """A cache of event times by key, cleared when it becomes too large."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Hashable, tuple[float, float, float, str]] = {}
-
-    def times(
-        self, keys: Sequence[Key], work_out: Callable[[list[Key]], Iterable[tuple[Sequence[Key], EventTimes]]]
-    ) -> EventTimes:
-        """Times by key, computed if unknown.
-
-        Args:
-            work_out: of keys that are not known, each once, gives their times with the keys that they are of, and those
-                of others where it has them.
-        """
-        # rare, and simpler than to know which of them will be asked for again
-        if len(self._rows) > _MOST_KNOWN:
-            self._rows.clear()
-        rows = [self._rows.get(key) for key in keys]
-        if None in rows:
-            # all unknown ones in one call: models work on arrays
-            new = dict.fromkeys(key for key, row in zip(keys, rows, strict=True) if row is None)
-            for new_keys, times in work_out([*new]):
-                self._rows.update(zip(new_keys, times.rows(), strict=True))
-            rows = [self._rows[key] for key in keys]
-        return EventTimes.of_rows(rows)  # pyright: ignore[reportArgumentType]
+MOST_EVENTS: Final = 500_000
+"""Events whose times a cache keeps."""
 
 
 class PricesKernels(Protocol):

@@ -7,14 +7,14 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
-from perfmodel.cost._events import EventTimes, KnownTimes, PricesCollectives, event_times
+from perfmodel.cost._events import MOST_EVENTS, EventTimes, PricesCollectives, event_times
 from perfmodel.cost._growth import MonotoneGrid
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import under_load
 from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
 from perfmodel.ingest import SERVER_KERNELS
 from perfmodel.ops import LATENT_DECODE, Attention, Collective, Embedding, Gemm, KernelOp, MemoryBound, MoE, Op
-from perfmodel.session import current_session
+from perfmodel.session import Cache, current_session
 from perfmodel.spec import Cluster, Device
 from perfmodel.units import dtype_bytes
 
@@ -71,16 +71,18 @@ def inference_times(
         stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
     """
 
-    def work_out(new: list[tuple[Op, float]]) -> Iterator[tuple[list[tuple[Op, float]], EventTimes]]:
+    def predict(new: list[tuple[Op, float]]) -> Iterator[tuple[tuple[Op, float], tuple[float, float, float, str]]]:
         # Events that read weights of one width at a time: only those may be compared with one another. No number of
         # samples is too few here, as steps of few tokens are the usual ones.
         for n_bytes in dict.fromkeys(n for _, n in new):
             grid = MonotoneGrid.of((op for op, n in new if n == n_bytes), {})
             times = grid.times(_by_themselves(grid.ops, n_bytes, cluster, kernels, collectives))
-            yield [(op, n_bytes) for op in grid.ops], times
+            for op, row in zip(grid.ops, times.rows(), strict=True):
+                yield (op, n_bytes), row
 
-    known = current_session().parts.get_or_compute((inference_times, cluster, kernels, collectives), KnownTimes)
-    return known.times(list(zip(ops, stored_bytes, strict=True)), work_out)
+    key = inference_times, cluster, kernels, collectives
+    known = current_session().parts.get_or_compute(key, lambda: Cache(MOST_EVENTS))
+    return EventTimes.of_rows(known.get_or_compute_each(list(zip(ops, stored_bytes, strict=True)), predict))
 
 
 def _by_themselves(

@@ -11,7 +11,7 @@ A kernel's time is made in this order, every step of it a function that says wha
    showed; `perfmodel.prediction` applies these, as they hold in a step and not for a kernel alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from perfmodel.cost._events import EventTimes, KnownTimes
+from perfmodel.cost._events import MOST_EVENTS, EventTimes
 from perfmodel.cost._roofline import (
     HALF_WIDTH,
     as_measured,
@@ -105,11 +105,13 @@ class KernelModel:
             CalibrationError: for weights that are truncated or of another schema version.
         """
 
-        def work_out(new: list[KernelOp]) -> list[tuple[list[KernelOp], EventTimes]]:
-            return [(new, _event_times(self._predict_new(device, software, new)))]
+        # All ops that are new in one call: regressors work on arrays.
+        def predict(new: list[KernelOp]) -> Iterator[tuple[KernelOp, tuple[float, float, float, str]]]:
+            times = _event_times(self._predict_new(device, software, new))
+            return zip(new, times.rows(), strict=True)
 
-        known = self._known.get_or_compute((device, software), KnownTimes)
-        return known.times(ops, work_out)
+        known = self._known.get_or_compute((device, software), lambda: Cache(MOST_EVENTS))
+        return EventTimes.of_rows(known.get_or_compute_each(ops, predict))
 
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a compute table as they were measured.

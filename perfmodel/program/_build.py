@@ -5,6 +5,7 @@ classes.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -79,11 +80,11 @@ def _assembled(builder: StructureBuilder) -> Structure:
     position, pred, lag_code = binary_joins(builder.n_ops, builder.edges)
     ops = builder.columns()
     class_code = _spread(ops.class_code, position, 0)
-    classes = _Classes(builder, class_code, lag_code)
+    classes = _classes(builder, class_code, lag_code)
     return Structure(
-        duration=classes.index(class_code),
+        duration=classes.number[class_code],
         pred=pred,
-        lag=classes.index(lag_code),
+        lag=classes.number[lag_code],
         stream=_spread(ops.stream, position, NO_STREAM),
         micro_batch=_spread(ops.micro_batch, position, -1),
         class_kind=classes.kind,
@@ -104,30 +105,32 @@ def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
     return column_with_joins
 
 
-class _Classes:
-    """Numbers of the class codes that occur, `Kind.ZERO` first."""
+class _Classes(NamedTuple):
+    """Numbers of the class codes that occur, `Kind.ZERO` first, and what they stand for."""
 
-    def __init__(self, builder: StructureBuilder, *codes: Ids) -> None:
-        # Class numbers count the codes that occur, from 0 on in the order of codes.
-        occurs = np.zeros(max(int(code.max()) for code in codes) + 1, bool)
-        occurs[0] = True
-        for code in codes:
-            occurs[code] = True
-        self._number = (np.cumsum(occurs) - 1).astype(np.int32)
+    number: Int[np.ndarray, " codes"]
+    """Number of every code up to the largest; that of a code which does not occur means nothing."""
+    kind: Int[np.ndarray, " classes"]
+    variant: Int[np.ndarray, " classes"]
+    stage: Int[np.ndarray, " classes"]
+    segment: Int[np.ndarray, " classes"]
 
-        # Undo `StructureBuilder.class_code`.
-        known = np.flatnonzero(occurs).astype(np.int32)
-        rest, segment = np.divmod(known, builder.segments + 1)
-        kind_and_variant, self.stage = np.divmod(rest, builder.n_stages)
-        self.kind, self.variant = np.divmod(kind_and_variant, len(builder.variants))
-        if builder.segments > 1:
-            self.segment = np.where(known == 0, 0, segment - 1)
-        else:
-            self.segment = np.zeros_like(known)
 
-    def index(self, codes: Ids) -> Ids:
-        """Class numbers of class codes."""
-        return self._number[codes]
+def _classes(builder: StructureBuilder, *codes: Ids) -> _Classes:
+    """Number the class codes that occur, in their order."""
+    occurs = np.zeros(max(int(code.max()) for code in codes) + 1, bool)
+    occurs[0] = True
+    for code in codes:
+        occurs[code] = True
+    number = (np.cumsum(occurs) - 1).astype(np.int32)
+
+    # Undo `StructureBuilder.class_code`.
+    known = np.flatnonzero(occurs).astype(np.int32)
+    rest, segment = np.divmod(known, builder.segments + 1)
+    kind_and_variant, stage = np.divmod(rest, builder.n_stages)
+    kind, variant = np.divmod(kind_and_variant, len(builder.variants))
+    segment = np.where(known == 0, 0, segment - 1) if builder.segments > 1 else np.zeros_like(known)
+    return _Classes(number, kind, variant, stage, segment)
 
 
 def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
