@@ -326,6 +326,8 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     return slack
 
 
+_NO_SLACK_S: Final = 1e-9
+"""Slack of a collective below which there is none."""
 _BUSY_S: Final = 2e-3
 """Emulating a call takes less, unless the machine has other work."""
 
@@ -390,10 +392,10 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
         f"core busy {report['utilisation']:.0%}"
     )
     for kind, slack in report.get("slack_s", {}).items():
-        print(
-            f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; each of the others can "
-            f"take {duration(slack['hidden_s'])} longer without effect"
-        )
+        others = f"each of the others can take {duration(slack['hidden_s'])} longer without effect"
+        if slack["hidden_s"] < _NO_SLACK_S:
+            others = "the others would at any delay"
+        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {others}")
     curve = report.get("curve")
     if curve:
         print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")

@@ -9,6 +9,7 @@ import numpy as np
 from perfmodel.display import LINES, VERMILLION
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.what_if import Curve
+from perfmodel.units import duration
 from perfmodel.viz._style import MARKERS, Width, new_figure, styled, time_unit
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
         axis.set_xlabel(f"{_words(first.name)} in {of_values}" if seconds else _words(first.name))
     if first.hidden_up_to and min(first.values) <= first.hidden_up_to <= max(first.values):
         axis.axvline(first.hidden_up_to * scale, color=VERMILLION, linewidth=0.8, linestyle="--")
-        axis.set_title(f"hidden up to {first.hidden_up_to * scale:.3g} {of_values}", color=VERMILLION)
+        axis.set_title(f"hidden up to {duration(first.hidden_up_to)}", color=VERMILLION)
 
     # A flat curve shall look flat: the axis spans at least a tenth of the step.
     lo, hi = min(min(curve.step_s) for curve in curves) * per_s, longest_s * per_s
@@ -112,7 +113,7 @@ def draw_emulated_curve(curve: "EmulatedCurve", width: Width = "column") -> "Fig
     if ms[0] < hidden_ms < ms[-1]:
         axis.axvline(hidden_ms, color="grey", linewidth=0.8, linestyle="--")
         axis.annotate(
-            f"hidden up to {hidden_ms:.3g} ms",
+            f"hidden up to {duration(hidden_ms / 1e3)}",
             (hidden_ms, 0),
             xycoords=("data", "axes fraction"),
             xytext=(2, 2),

@@ -129,7 +129,7 @@ class Curve:
         return pd.DataFrame({self.name: self.values, "step_s": self.step_s})
 
     def _repr_html_(self) -> str:
-        hidden = "" if self.hidden_up_to is None else f"hidden up to {self.hidden_up_to:.3g} s"
+        hidden = "" if self.hidden_up_to is None else f"hidden up to {duration(self.hidden_up_to)}"
         return frame_html(self.to_frame(), hidden)
 
 
