@@ -8,7 +8,7 @@ from perfmodel.display import shorten_reprs
 from perfmodel.ir._builder import Builder
 from perfmodel.ir._cost import LiveMemory, Work, live_memory, work
 from perfmodel.ir._function import Function, Module, inline, instruction_devices, lower
-from perfmodel.ir._gradient import Adam, Sgd, gradient, training_step
+from perfmodel.ir._gradient import Adam, RankValues, Sgd, gradient, training_step
 from perfmodel.ir._instruction import (
     INTEGER_DTYPES,
     ITEM_BYTES,

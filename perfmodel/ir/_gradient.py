@@ -4,13 +4,14 @@ Differentiation is a transform from programs to programs: the gradient of every 
 distribution, simulation and execution need to know nothing about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ir._builder import Builder
 from perfmodel.ir._function import Function
-from perfmodel.ir._instruction import ProgramError
+from perfmodel.ir._instruction import Instruction, ProgramError
 from perfmodel.ir._program import GlobalTensor, Program, Role
 from perfmodel.ir.ops import OPS
 
@@ -25,7 +26,79 @@ def extend(function: Function) -> Builder:
     return builder
 
 
-def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class RankValues:
+    """What the ranks of a program hold that is written down for one of them: its collectives have `replicas`."""
+
+    ranks: int
+    varying: frozenset[str]
+    """Values that differ from rank to rank; of the others all ranks hold the same."""
+
+    @classmethod
+    def of(cls, program: Program, ranks: int, sharded: Container[str]) -> Self:
+        """Follow the inputs of which every rank holds its own part through a program."""
+        varying: set[str] = set()
+        for tensor in program.inputs:
+            if tensor.name in sharded:
+                varying.update(piece.value for piece in tensor.pieces)
+        for instruction in program.function.instructions:
+            # Of a gathered value all ranks hold the same, but its gradient is scattered as the sum over ranks: it goes
+            # by the rules of values that differ.
+            if instruction.op == "all_reduce":
+                continue
+            if OPS[instruction.op].collective or varying.intersection(instruction.inputs):
+                varying.update(instruction.outputs)
+        return cls(ranks, frozenset(varying))
+
+
+class _Gradients:
+    """Gradients by value, summed as consumers contribute to them, which they do in reverse program order.
+
+    Of what all ranks hold alike the gradient is alike, too: where it comes from work that differs from rank to rank,
+    it is the sum over ranks. That all-reduce is the backward pass of the function that Megatron-LM calls f (Shoeybi et
+    al. 2019, figure 3).
+    """
+
+    def __init__(self, builder: Builder, ranks: RankValues | None) -> None:
+        self._builder, self._ranks = builder, ranks
+        self._sums: dict[str, str] = {}
+        self._sums_of_rank: dict[str, str] = {}
+        """What is still to be summed over ranks."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sums or name in self._sums_of_rank
+
+    def seed(self, loss: str) -> None:
+        """Begin with the derivative of the loss by itself."""
+        loss_type = self._builder.types[loss]
+        self._sums[loss] = self._builder.op(
+            "constant", name=f"d_{loss}", dtype=loss_type.dtype, value=1.0, device=loss_type.device
+        )
+
+    def contribute(self, instruction: Instruction, name: str, gradient: str) -> None:
+        """Add what an instruction contributes to the gradient of one of its operands."""
+        # Reverse order fixes the order of the sum, and so its rounding.
+        sums = self._sums_of_rank if self._differs(instruction, name) else self._sums
+        sofar = sums.get(name)
+        sums[name] = gradient if sofar is None else self._builder.op("add", sofar, gradient)
+
+    def _differs(self, instruction: Instruction, name: str) -> bool:
+        """Whether what an instruction contributes differs between ranks, but the operand does not."""
+        if self._ranks is None or name in self._ranks.varying:
+            return False
+        return OPS[instruction.op].collective or not self._ranks.varying.isdisjoint(instruction.outputs)
+
+    def complete(self, name: str) -> str | None:
+        """Return the gradient of a value all of whose consumers have contributed; None if none has."""
+        if self._ranks is not None and name in self._sums_of_rank:
+            replicas = (self._ranks.ranks, 1)
+            summed = self._builder.op("all_reduce", self._sums_of_rank.pop(name), op="sum", replicas=replicas)
+            sofar = self._sums.get(name)
+            self._sums[name] = summed if sofar is None else self._builder.op("add", sofar, summed)
+        return self._sums.get(name)
+
+
+def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankValues | None = None) -> dict[str, str]:
     """Append the backward pass of a builder's instructions.
 
     Instructions of the backward pass have phase `backward` and the layer of those they differentiate. What
@@ -35,12 +108,14 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
         builder: holds the forward pass.
         loss: a scalar.
         wrt: values whose gradients are wanted.
+        ranks: what the ranks hold, if the program is that of one of them; all must have the same loss.
 
     Returns:
         Name of each wanted gradient.
 
     Raises:
-        ProgramError: the loss is no scalar, or does not depend on a wanted value.
+        ProgramError: the loss is no scalar, or does not depend on a wanted value; collectives of ranks that are not
+            described.
     """
     types = builder.types
     forward = tuple(builder.instructions)
@@ -48,41 +123,44 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, 
     if last is None or types[loss].shape != ():
         raise ProgramError(builder.name, len(forward) + 2, loss, "only a computed scalar can be differentiated")
 
+    collective = next((i for i in forward if i.attribute("replicas") is not None), None)
+    if collective is not None and ranks is None:
+        what = f"{collective.op} of several ranks: say which values differ between them (`RankValues`)"
+        raise ProgramError(builder.name, len(forward) + 2, collective.outputs[0], what)
+
     # Only what depends on a wanted value has a gradient that matters.
     needed = set(wrt)
     for instruction in forward:
         if needed.intersection(instruction.inputs):
             needed.update(instruction.outputs)
-    gradients: dict[str, str] = {}
+    gradients = _Gradients(builder, ranks)
+    wanted: dict[str, str] = {}
     # Reverse mode: start from d loss / d loss = 1 and pull it back through the instructions, last first.
     with builder.tagged(phase="backward", layer=last.tag.layer):
-        seed = builder.op("constant", name=f"d_{loss}", dtype=types[loss].dtype, value=1.0, device=types[loss].device)
-        gradients[loss] = seed
+        gradients.seed(loss)
         for instruction in reversed(forward):
             rule = OPS[instruction.op].gradient
-            output_gradients = tuple(gradients.get(name) for name in instruction.outputs)
             # Nothing flows through constants, through branches that reach no wanted value, or from results that the
             # loss ignores.
-            is_ignored = all(gradient is None for gradient in output_gradients)
-            if rule is None or is_ignored or not needed.intersection(instruction.inputs):
+            is_reached = any(name in gradients for name in instruction.outputs)
+            if rule is None or not needed.intersection(instruction.inputs) or not is_reached:
                 continue
             # Gradients inherit the layer of what they differentiate, so that a pipeline puts both on the same stage.
             with builder.tagged(layer=instruction.tag.layer):
+                output_gradients = tuple(gradients.complete(name) for name in instruction.outputs)
                 input_gradients = rule(builder, instruction, *output_gradients)
                 for name, gradient in zip(instruction.inputs, input_gradients, strict=True):
-                    if gradient is None or name not in needed:
-                        continue
-                    # Several consumers contribute to one gradient; reverse order fixes the order of the sum, and so
-                    # its rounding.
-                    sofar = gradients.get(name)
-                    gradients[name] = gradient if sofar is None else builder.op("add", sofar, gradient)
+                    if gradient is not None and name in needed:
+                        gradients.contribute(instruction, name, gradient)
         for name in wrt:
-            if name not in gradients:
+            gradient = gradients.complete(name)
+            if gradient is None:
                 raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on this value")
+            wanted[name] = gradient
     # Rules emit gradients of all operands, also of those that nobody wants (data, labels).
-    _drop_dead(builder, len(forward), [gradients[name] for name in wrt])
-    names = _named(builder, len(forward), {gradients[name]: name for name in reversed(wrt)})
-    return {name: names[gradients[name]] for name in wrt}
+    _drop_dead(builder, len(forward), list(wanted.values()))
+    names = _named(builder, len(forward), {wanted[name]: name for name in reversed(wrt)})
+    return {name: names[wanted[name]] for name in wrt}
 
 
 def _drop_dead(builder: Builder, first: int, wanted: Sequence[str]) -> None:
@@ -142,11 +220,16 @@ class Adam:
 Optimizer = Sgd | Adam
 
 
-def training_step(model: Program, optimizer: Optimizer | None = None) -> Program:
+def training_step(model: Program, optimizer: Optimizer | None = None, ranks: RankValues | None = None) -> Program:
     """Build the program of a training step: forward, backward and parameter updates.
 
     Results are the loss, the gradient of each parameter w (named `d_w`), its new value (named like itself)
     and, under Adam, the new moments `w.m` and `w.v`, which are further inputs.
+
+    Args:
+        model: a program that returns a loss.
+        optimizer: default: gradient descent.
+        ranks: what the ranks hold, if the model is that of one of them.
 
     Raises:
         PerfModelError: the model returns no loss, or is distributed already.
@@ -159,11 +242,13 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
     loss = losses[0]
     weights = model.inputs_of("parameter")
     b = extend(model.function)
+    if ranks is not None and loss.pieces[0].value in ranks.varying:
+        loss = _mean_over_ranks(b, loss, ranks.ranks)
     inputs, outputs = list(model.inputs), [loss]
     weight_values: list[str] = []
     for weight in weights:
         weight_values += [piece.value for piece in weight.pieces]
-    gradients = add_gradients(b, loss.pieces[0].value, weight_values)
+    gradients = add_gradients(b, loss.pieces[0].value, weight_values, ranks)
     layer_of = _layers(model)
     # Adam's moments are further inputs, shaped and sliced like their weight, so that ZeRO can shard them.
     moments = ("m", "v") if isinstance(optimizer, Adam) else ()
@@ -192,6 +277,14 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
         returned += [piece.value for piece in tensor.pieces]
     function = b.build(returned)
     return Program(function, tuple(inputs), tuple(outputs))
+
+
+def _mean_over_ranks(builder: Builder, loss: GlobalTensor, ranks: int) -> GlobalTensor:
+    """The mean of the losses of ranks that have a part of the samples or tokens each."""
+    (piece,) = loss.pieces
+    total = builder.op("all_reduce", piece.value, op="sum", replicas=(ranks, 1))
+    mean = builder.op("scale", total, name=f"mean_{piece.value}", factor=1 / ranks)
+    return replace(loss, pieces=(replace(piece, value=mean),))
 
 
 def _at(weight: GlobalTensor, name: str, suffix: str, role: Role) -> GlobalTensor:

@@ -116,22 +116,28 @@ def _of_torch(model: Any, args: tuple[Any, ...], name: str, settings: SourceSett
     """A PyTorch module, or an exported one, as a program of one device or of all ranks."""
     if settings.ranks == 1:
         return torch_program(model, args, values=settings.values, name=name)
-    return rank_program(model, args, ranks=settings.ranks, sharded=settings.sharded, values=settings.values, name=name)
+    return rank_program(
+        model,
+        args,
+        ranks=settings.ranks,
+        sharded=settings.sharded,
+        values=settings.values,
+        name=name,
+        trains=None if settings.mode is None else settings.mode == "train",
+    )
 
 
 def _of_ranks(program: Program, source: str, settings: SourceSettings) -> Program:
     """A program that was read for several ranks.
 
     Raises:
-        PerfModelError: the source is none of PyTorch, or the forward pass that it is does not suffice.
+        PerfModelError: the source is none of PyTorch, or its vocabulary is to be padded.
     """
     if program.n_devices != settings.ranks:
         raise PerfModelError(
             f"{source}: only a PyTorch module can be one of {settings.ranks} ranks; give FILE.pt2 or FILE.py:FUNCTION, "
             "or --layout instead of --ranks"
         )
-    if settings.mode == "train":
-        raise PerfModelError(f"{source}: only the forward pass of one rank's module can be read; leave --mode out")
     if settings.pad_vocab > 1:
         raise PerfModelError(f"{source}: ranks hold their parts of a vocabulary already; leave --pad-vocab out")
     return program

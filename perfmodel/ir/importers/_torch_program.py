@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ir import Program
+from perfmodel.ir import Program, RankValues
 from perfmodel.ir.distribute import all_ranks
 from perfmodel.ir.importers._emitter import Known, Missing, Ref
 from perfmodel.ir.importers._foreign import Graph, label_of
+from perfmodel.ir.models import training_step
 
 
 def torch_program(
@@ -73,6 +74,7 @@ def rank_program(
     sharded: Mapping[str, int] | None = None,
     values: Mapping[str, Any] | None = None,
     name: str | None = None,
+    trains: bool | None = False,
 ) -> Program:
     """The program of all ranks of a tensor-parallel module, of which one rank's is given.
 
@@ -86,9 +88,12 @@ def rank_program(
         sharded: axis along which ranks hold a parameter, argument or result in turn, by its name in the program; others
             are alike on all ranks. Parameters marked as Megatron-LM marks them (`tensor_model_parallel`,
             `partition_dim`) need not be named.
+        trains: whether the training step is wanted, of the mean of the ranks' losses; None: where the module returns a
+            loss. The backward pass follows from the forward pass, not from the module's own functions.
 
     Raises:
-        PerfModelError: as `torch_program`; a group of other size, or a name that is no tensor of the program.
+        PerfModelError: as `torch_program`; a group of other size, a name that is no tensor of the program, or a module
+            that is to be trained but returns no loss.
     """
     if ranks < 2:
         raise PerfModelError(
@@ -101,7 +106,17 @@ def rank_program(
         # Unused parameters are none of the program's.
         if getattr(parameter, "tensor_model_parallel", False) and label_of(label) in names:
             axes[label_of(label)] = int(parameter.partition_dim)
-    return all_ranks(program, ranks, axes | dict(sharded or {}))
+    axes |= dict(sharded or {})
+    returns_loss = any(output.role == "loss" for output in program.outputs)
+    if not (returns_loss if trains is None else trains):
+        return all_ranks(program, ranks, axes)
+
+    # The step returns a gradient and a new value of every parameter, held as the parameter is.
+    step = training_step(program, ranks=RankValues.of(program, ranks, axes))
+    for weight in program.inputs_of("parameter"):
+        if weight.name in axes:
+            axes[f"d_{weight.name}"] = axes[weight.name]
+    return all_ranks(step, ranks, axes)
 
 
 _COLLECTIVES = "_c10d_functional::"

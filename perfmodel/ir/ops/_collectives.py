@@ -7,9 +7,12 @@ slices are joined and dealt out. With attribute `replicas=[n, stride]` an instru
 
 from collections.abc import Callable
 
-from perfmodel.ir._instruction import RuleError, Tensor
+from perfmodel.ir._instruction import Instruction, RuleError, Tensor
 from perfmodel.ir.op_definition import (
+    Emitter,
+    GradientRule,
     InferRule,
+    Names,
     OpDefinition,
     ShardingDecision,
     ShardingQuery,
@@ -161,17 +164,61 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
     return work
 
 
-def _definition(name: str, infer: InferRule, work: WorkRule) -> OpDefinition:
-    return OpDefinition(name=name, infer=infer, work=work, shard=_shard_collective, partial=_sums_pass, collective=True)
+# Gradients are those of one rank's program (`RankValues`). What differs between ranks has the gradient of each rank's
+# own value; the gradient of what they hold alike is alike on all of them.
+
+
+def _of_sums(rule: GradientRule) -> GradientRule:
+    """Return the gradient rule of a collective that sums, if it combines values, in the program of one rank."""
+
+    def gradient(b: Emitter, i: Instruction, *output_gradients: str | None) -> Names:
+        if i.attribute("replicas") is None:
+            return (None,) * len(i.inputs)
+        if i.attribute("op") == "max":
+            raise RuleError("the gradient of a maximum over ranks is not known; detach the value")
+        return rule(b, i, *output_gradients)
+
+    return gradient
+
+
+def _all_reduce_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    # Every rank's summand has the gradient of the sum, which all ranks know.
+    return (dy,)
+
+
+def _all_gather_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    return (b.op("reduce_scatter", dy, axis=i.attribute("axis"), replicas=i.attribute("replicas")),)
+
+
+def _reduce_scatter_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    return (b.op("all_gather", dy, axis=i.attribute("axis"), replicas=i.attribute("replicas")),)
+
+
+def _all_to_all_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    # Parts go back to where they came from.
+    split, concat = i.attribute("concat_axis"), i.attribute("split_axis")
+    return (b.op("all_to_all", dy, split_axis=split, concat_axis=concat, replicas=i.attribute("replicas")),)
+
+
+def _definition(name: str, infer: InferRule, work: WorkRule, gradient: GradientRule | None = None) -> OpDefinition:
+    return OpDefinition(
+        name=name,
+        infer=infer,
+        work=work,
+        gradient=_of_sums(gradient) if gradient is not None else None,
+        shard=_shard_collective,
+        partial=_sums_pass,
+        collective=True,
+    )
 
 
 COLLECTIVES = table(
     _definition("send", _send, _moves("send_recv")),
     _definition("broadcast", _from_one(lambda tensor, n, attributes: tensor), _moves("broadcast")),
-    _definition("all_reduce", _on_all(_reduce), _moves("all_reduce")),
-    _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True)),
-    _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter")),
-    _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all")),
+    _definition("all_reduce", _on_all(_reduce), _moves("all_reduce"), _all_reduce_gradient),
+    _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True), _all_gather_gradient),
+    _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter"), _reduce_scatter_gradient),
+    _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all"), _all_to_all_gradient),
     # To or from one device: its link carries what each link carries in an all-gather, a reduction what a
     # broadcast carries, in the other direction.
     _definition("gather", _onto_one(_gathered), _moves("all_gather", gathered=True)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.ir import Program, parse_function, parse_program, to_text, undistributed
+from perfmodel.ir import OPS, Program, parse_function, parse_program, to_text, undistributed
 from perfmodel.ir.distribute import all_ranks
 from perfmodel.ir.execution import (
     cluster_timer,
@@ -121,8 +121,8 @@ def whole_inputs(torch: Any) -> dict[str, np.ndarray]:
     return arrays | {"x": np.random.default_rng(1).standard_normal((SEQ, BATCH, HIDDEN)).astype(np.float32)}
 
 
-def expected(torch: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """What the whole module computes, its joint projection put together from the ranks' own ones."""
+def whole_module(torch: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """The whole module, its joint projection put together from the ranks' own ones."""
     module = stage(torch, 1)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -131,7 +131,51 @@ def expected(torch: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
                 by_rank = array.reshape(RANKS, 3, HIDDEN // RANKS, -1)
                 array = by_rank.swapaxes(0, 1).reshape(array.shape)
             parameter.copy_(torch.from_numpy(array))
-        return module(torch.from_numpy(arrays["x"])).numpy()
+    return module
+
+
+def expected(torch: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """What the whole module computes."""
+    with torch.no_grad():
+        return whole_module(torch, arrays)(torch.from_numpy(arrays["x"])).numpy()
+
+
+def trained(torch: Any, *, sequence_parallel: bool = False) -> tuple[Program, int]:
+    """The training step of all ranks, and how many collectives its forward pass has."""
+    layer = stage(torch, RANKS, sequence_parallel=sequence_parallel)
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, parameter in layer.named_parameters(recurse=False):
+                setattr(self, name, parameter)
+            self.norm = layer.norm
+
+        def forward(self, x: Any) -> Any:
+            y = type(layer).forward(self, x)
+            return (y * y).mean()
+
+    slices = RANKS if sequence_parallel else 1
+    x, sharded = torch.zeros(SEQ // slices, BATCH, HIDDEN), {"x": 0} if sequence_parallel else {}
+    forward = rank_program(Loss(), (x,), ranks=RANKS, sharded=sharded)
+    step = rank_program(Loss(), (x,), ranks=RANKS, sharded=sharded, trains=None)
+    return step, sum(OPS[i.op].collective for i in forward.function.instructions)
+
+
+def assert_trains(torch: Any, arrays: dict[str, np.ndarray], results: dict[str, np.ndarray]) -> None:
+    """The step's loss, gradients and new parameters are those of the whole module, by torch."""
+    module = whole_module(torch, arrays)
+    loss = module(torch.from_numpy(arrays["x"])).square().mean()
+    loss.backward()
+    for name, parameter in module.named_parameters():
+        gradient = parameter.grad.numpy()
+        if name.startswith("qkv"):
+            by_product = gradient.reshape(3, RANKS, HIDDEN // RANKS, -1)
+            gradient = by_product.swapaxes(0, 1).reshape(gradient.shape)
+        np.testing.assert_allclose(results.pop(f"d_{name}"), gradient, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(results.pop(name), arrays[name] - 0.1 * gradient, rtol=1e-3, atol=1e-5)
+    (loss_of_ranks,) = results.values()
+    assert loss_of_ranks == pytest.approx(float(loss.detach()), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +216,28 @@ def test_all_ranks_together_compute_what_the_whole_module_does(torch: Any, progr
     (found,) = execute(program, arrays).values()
     np.testing.assert_allclose(found, expected(torch, arrays), rtol=1e-4, atol=1e-5)
     assert execute(parse_program(to_text(program)), arrays).keys() == execute(program, arrays).keys()
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_all_ranks_together_train_as_the_whole_module_does(torch: Any, sequence_parallel: bool) -> None:
+    """A backward pass has as many collectives of activations as the forward pass (Shoeybi et al. 2019; Korthikanti et
+    al. 2022), but that the gradient by the layer's input is not asked for; slices of the sequence add one for each
+    parameter that all ranks hold."""
+    step, of_forward = trained(torch, sequence_parallel=sequence_parallel)
+    arrays = whole_inputs(torch)
+    backward = [i for i in step.function.instructions if i.tag.phase == "backward" and OPS[i.op].collective]
+    alike = 3 if sequence_parallel else 0
+    assert len(backward) == of_forward + alike
+    assert_trains(torch, arrays, execute(step, arrays))
+
+
+@pytest.mark.slow
+def test_real_ranks_train_too(torch: Any) -> None:
+    step, _ = trained(torch)
+    arrays = whole_inputs(torch)
+    with program_ranks(RANKS, "torch") as ranks:
+        result = run(step, arrays, repeats=1, ranks=ranks)
+    assert_trains(torch, arrays, dict(result.outputs))
 
 
 @pytest.mark.slow
