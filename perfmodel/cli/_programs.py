@@ -2,9 +2,10 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.cli._files import PROGRAM_HELP
 from perfmodel.cli._flags import add_calibration, add_json, sequence_length
@@ -16,6 +17,7 @@ from perfmodel.units import GIB, dtype_name, duration, scaled
 
 if TYPE_CHECKING:
     from perfmodel.ir import Program
+    from perfmodel.ir.importers import SourceSettings
 
 _LAYOUT = (
     "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
@@ -125,22 +127,33 @@ def source_program(arguments: argparse.Namespace) -> "Program":
     Raises:
         PerfModelError: as `perfmodel.ir.importers.read_program`.
     """
-    from perfmodel.ir.importers import SourceSettings, input_value, read_program, sharded_axis
+    from perfmodel.ir.importers import read_program, sharded_axis
 
     if arguments.ranks < 1:
         raise PerfModelError(f"--ranks must be at least 1, got {arguments.ranks}")
-    settings = SourceSettings(
-        batch=arguments.global_batch,
-        seq_len=arguments.seq_len or 0,
-        dtype=arguments.dtype or "fp32",
-        mode=arguments.mode,
-        dims=dict(map(dimension, arguments.dim)),
-        values=dict(map(input_value, arguments.input_value)),
-        pad_vocab=arguments.pad_vocab,
+    settings = replace(
+        _source_settings(arguments, arguments.global_batch, arguments.mode),
         ranks=arguments.ranks,
         sharded=dict(map(sharded_axis, arguments.sharded)),
     )
     return read_program(arguments.program, settings)
+
+
+def _source_settings(
+    arguments: argparse.Namespace, batch: int | None, mode: Literal["train", "inference"] | None
+) -> "SourceSettings":
+    """What the flags for sizes, element type and inputs say of a source, read for one device."""
+    from perfmodel.ir.importers import SourceSettings, input_value
+
+    return SourceSettings(
+        batch=batch,
+        seq_len=arguments.seq_len or 0,
+        dtype=arguments.dtype or "fp32",
+        mode=mode,
+        dims=dict(map(dimension, arguments.dim)),
+        values=dict(map(input_value, arguments.input_value)),
+        pad_vocab=arguments.pad_vocab,
+    )
 
 
 def _distributed(arguments: argparse.Namespace) -> "Program":
@@ -245,10 +258,11 @@ def search_program(arguments: argparse.Namespace) -> int:
     """`perfmodel search PROGRAM`: evaluates every D/T/P/K distribution of a program.
 
     Raises:
-        PerfModelError: as `source_program` and `search_programs`; several batches.
+        PerfModelError: as `perfmodel.ir.importers.read_program` and `search_programs`; several batches.
     """
     from perfmodel import catalog
     from perfmodel.ingest.tables import write_json
+    from perfmodel.ir.importers import read_program
     from perfmodel.ir.program_search import MICRO_BATCHES, search_programs
 
     # A program states its batch and mode itself; flags only override what its source leaves open.
@@ -257,15 +271,14 @@ def search_program(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             f"{arguments.program}: a program is searched for one global batch; give --global-batch a single number"
         )
-    arguments.global_batch = batches[0] if batches else None
-    # A search distributes by itself.
-    arguments.ranks, arguments.sharded = 1, []
     # What returns a loss is trained.
-    arguments.mode = arguments.mode if arguments.mode == "inference" else None
+    mode = "inference" if arguments.mode == "inference" else None
+    settings = _source_settings(arguments, batches[0] if batches else None, mode)
     if arguments.dtype not in (None, "fp32", "bf16", "fp16"):
         raise PerfModelError(f"{arguments.program}: programs are in fp32, bf16 or fp16, not {arguments.dtype}")
     cluster = catalog.cluster(arguments.cluster)
-    program = source_program(arguments)
+    # A search distributes the program of one device by itself.
+    program = read_program(arguments.program, settings)
     with progress("programs") as report:
         result = search_programs(
             program,
