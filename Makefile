@@ -67,7 +67,7 @@ blind: $(VENV)/.plan ## record the first look at new sources of published runs, 
 	$(BIN)/python validate/blind.py --data $(DATA) --record
 	$(BIN)/python validate/blind.py --data $(DATA)
 
-papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them, runs on ranks as measured; 10 minutes
+papers: $(VENV)/.bench ## the papers' tables and figures beside ours, as pages of docs/systems show them, runs on ranks as measured; 10 minutes
 	$(BIN)/python validate/papers.py
 	$(BIN)/python validate/schedules.py --data $(DATA)
 	$(BIN)/python validate/search.py --data $(DATA) distir
