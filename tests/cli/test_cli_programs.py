@@ -104,7 +104,7 @@ def test_one_rank_of_a_module_is_written_for_all(tmp_path, capsys) -> None:
     [
         (["distribute", "SOURCE", "--ranks", "2", "--out", "x.ir"], "only a PyTorch module can be one of 2 ranks"),
         (["distribute", "SOURCE", "--ranks", "0", "--out", "x.ir"], "--ranks must be at least 1"),
-        (["distribute", "SOURCE", "--sharded", "w=0", "--out", "x.ir"], "say how many ranks there are (--ranks)"),
+        (["distribute", "SOURCE", "--sharded", "w=0", "--out", "x.ir"], "give their number with --ranks"),
         (["distribute", "SOURCE", "--ranks", "2", "--sharded", "w", "--out", "x.ir"], "'w' is not NAME=AXIS"),
         (["distribute", "SOURCE", "--layout", "dp=3", "--out", "x.ir"], "16 is not divisible"),
         (["distribute", "SOURCE", "--layout", "ddp=2", "--out", "x.ir"], "'ddp=2' is not NAME=VALUE; names: dp, tp"),
