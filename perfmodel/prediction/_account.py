@@ -207,7 +207,7 @@ class _Program:
             problem, events = share.problem, share.events[0]
             factor = prod(step_factors(problem, share.batch.layouts[0]))
             parts_s = parts_s + _of_passes(share, _phase_parts) * factor
-            waits_s = waits_s + share.copy_waits_s * factor
+            waits_s = waits_s + share.copy_waits_s[0] * factor
             without_overhead_s -= share.only(optimizer * problem.adjusted_framework.host.step_overhead_s)
             lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
             kernels_s = _of_passes(share, _alone_s).sum(axis=1)

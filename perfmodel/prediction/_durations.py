@@ -56,14 +56,14 @@ class NodeKindShare:
         return values * self.on.reshape(-1, *[1] * (values.ndim - 1))
 
     @cached_property
-    def copy_waits_s(self) -> Float[np.ndarray, " classes"]:
-        """Seconds that the first layout's passes wait for copies of activations."""
-        return self.only(copy_waits_s(self.problem, self.batch)[0])
+    def copy_waits_s(self) -> Float[np.ndarray, "lanes classes"]:
+        """Seconds that each layout's passes wait for copies of activations."""
+        return self.only(copy_waits_s(self.problem, self.batch).T).T
 
     @cached_property
-    def host_state_s(self) -> Float[np.ndarray, " classes"]:
-        """Seconds that the first layout's states in host memory add to its classes: copies and host updates."""
-        return self.only(_host_state_s(self.problem, self.batch)[0])
+    def host_state_s(self) -> Float[np.ndarray, "lanes classes"]:
+        """Seconds that each layout's states in host memory add to its classes: copies and host updates."""
+        return self.only(_host_state_s(self.problem, self.batch).T).T
 
     @cached_property
     def passes(self) -> list["VariantPasses"]:
@@ -267,8 +267,8 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     # The host: copies of activations, waits for those of single layers, states that lie in its memory.
     if batch.spec.offload:
         _add_host_copies(problem, batch, seconds)
-    seconds = seconds + copy_waits_s(problem, batch)
-    seconds = seconds + _host_state_s(problem, batch)
+    seconds = seconds + share.copy_waits_s
+    seconds = seconds + share.host_state_s
     if not nodes_are_alike:
         seconds = between_blocks_s + seconds * share.on
 

@@ -68,7 +68,7 @@ class CriticalPath:
 
         copies = np.isin(prepared(kinds[0].batch.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
-        self.copies_s += sum(float((gradient * share.copy_waits_s).sum()) for share in kinds)
+        self.copies_s += sum(float((gradient * share.copy_waits_s[0]).sum()) for share in kinds)
 
         # Stragglers and overhead make all durations longer: what remains of the path is theirs.
         self.step_costs_s = 0.0
@@ -92,7 +92,7 @@ class CriticalPath:
 
         # States in host memory: copies take part in reductions and gathers, updates in the optimizer's step.
         updates = prepared(share.batch.spec).structure.class_kind == Kind.OPTIMIZER
-        on_host_s = with_slowing * share.host_state_s
+        on_host_s = with_slowing * share.host_state_s[0]
         self.host_updates_s += float(on_host_s[updates].sum())
         self.state_copies_s += float(on_host_s[~updates].sum())
 
@@ -119,7 +119,7 @@ class CriticalPath:
         """Gradient that reductions and gathers add by slowing the passes beside them (`slowed_s`)."""
         problem, batch = share.problem, share.batch
         beside, loss = batch.program.beside, beside_loss(problem)
-        between_s = share.events[0].durations_s + share.host_state_s
+        between_s = share.events[0].durations_s + share.host_state_s[0]
         unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
         passes = beside.slowed[beside.place]
         slowing_s = np.zeros_like(unslowed_s)

@@ -71,10 +71,19 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
 
 def _assembled(builder: StructureBuilder) -> Structure:
     """The structure of a builder whose ops are in program order."""
-    # All edges: those added, the order of each stream, and the end of the step.
     builder.edges = [_without_implied(builder, edges) for edges in builder.edges]
-    _connect_streams(builder)
-    _add_end(builder)
+
+    # The ops of each stream run one after another. NumPy sorts 16-bit integers by radix, in linear time.
+    stream = builder.columns().stream
+    order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
+    follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
+    builder.connect(order[:-1][follows], order[1:][follows])
+
+    # The last op, the end of the step, joins all ops that nothing else waits for.
+    waited_for: Bool[np.ndarray, " ops"] = np.zeros(builder.n_ops, bool)
+    for edges in builder.edges:
+        waited_for[edges.source] = True
+    builder.connect(np.flatnonzero(~waited_for), builder.add_join())
 
     # Joins get places of their own between the ops added, whose columns spread out accordingly.
     position, pred, lag_code = binary_joins(builder.n_ops, builder.edges)
@@ -143,23 +152,6 @@ def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
     if needed.all():
         return edges
     return Edges(edges.source[needed], edges.destination[needed], edges.lag_code[needed])
-
-
-def _connect_streams(builder: StructureBuilder) -> None:
-    """Connect the ops of each stream one after another."""
-    # NumPy sorts 16-bit integers by radix, in linear time.
-    stream = builder.columns().stream
-    order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
-    follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
-    builder.connect(order[:-1][follows], order[1:][follows])
-
-
-def _add_end(builder: StructureBuilder) -> None:
-    """Add the last op, which joins all ops that nothing else waits for."""
-    waited_for: Bool[np.ndarray, " ops"] = np.zeros(builder.n_ops, bool)
-    for edges in builder.edges:
-        waited_for[edges.source] = True
-    builder.connect(np.flatnonzero(~waited_for), builder.add_join())
 
 
 def binary_joins(
