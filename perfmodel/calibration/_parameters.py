@@ -210,8 +210,8 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
     """Parameters x given the log errors e(x) of runs.
 
     e is replaced by its tangent, under which all is normal for every node of the site's scales, and again from the
-    parameters expected there. Should a switch of the critical path make them swing, they stay where the errors at the
-    parameters agreed best with those that their tangent expected.
+    parameters expected there. If a change of the critical path makes the parameters oscillate, the result is the point
+    where the errors agree best with those that the tangent predicts.
 
     Args:
         errors_and_gradient: x -> (e, de/dx), of log predicted over measured time.

@@ -252,9 +252,9 @@ class LaunchDefaults:
     optimizer: str = "adam"
     """The optimizer of weights of at most 16 bits (`Job.optimizer`)."""
     chunks_loss_unsaid: bool = False
-    """Published runs may have Liger's fused linear cross entropy (`Job.chunked_loss`) on without a word of it."""
+    """Published runs may have Liger's fused linear cross entropy (`Job.chunked_loss`) on without stating it."""
     fuses_operations_unsaid: bool = False
-    """Published runs may have Transformer Engine's operation fuser (`Job.operation_fuser`) on without a word of it."""
+    """Published runs may have Transformer Engine's operation fuser (`Job.operation_fuser`) on without stating it."""
     vocab_multiple: int = 1
     """The vocabulary is padded to a multiple of this times `tp` (what readers of launch files do with it)."""
     length_bin_tokens: int = 0

@@ -31,7 +31,7 @@ FEED_FORWARD_LETTERS: Final[Mapping[str, str]] = {"dense": "-", "mlp": "-", "spa
 def mixer_words(layers: Sequence[str]) -> str:
     """The text of `Transformer.mixers` for one word per layer, whose letters are the layer's sub-layers.
 
-    Without blanks the text would be a letter per layer: the one at the end tells a single word from that.
+    A text without blanks means a letter per layer; the blank at the end marks a single word as one layer.
     """
     return " ".join(layers) + " "
 

@@ -262,8 +262,8 @@ _RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_(pretrain|sft|peft)_co
 def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     """Settings of a Python script that takes a recipe and changes it; None for other scripts.
 
-    Statements are read in the order in which they stand, those of functions too; what depends on anything but numbers
-    and words stays unknown.
+    Statements are read in the order of the text, also inside functions. Values that depend on anything but numbers and
+    words stay unknown.
 
     Raises:
         LaunchFileError: no Python, or a recipe that is not known.

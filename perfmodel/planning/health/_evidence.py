@@ -64,8 +64,9 @@ class Likely:
 def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely], float]:
     """Compute the probability of each fault, likeliest first, and of no fault.
 
-    One fault at most is assumed. The log of measured over predicted is normal with the deviation of known sites around
-    what a fault of some severity makes of it; timers and memory, where the log has them, weigh besides.
+    One fault at most is assumed. Given a fault of some severity, the log of measured over predicted is normal around
+    the ratio that the fault explains, with the deviation of known sites. Timers and memory count too, where the log has
+    them.
     """
     # Bayes' rule over faults and severities: prior times likelihood, normalised together with the
     # hypothesis of no fault.

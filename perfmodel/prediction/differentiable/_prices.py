@@ -85,11 +85,11 @@ class Prices(NamedTuple):
     time_s: Float[Any, " n"]
     """Seconds on the machine as it is."""
     joined: Float[Any, " n"]
-    """Share of it that depends on rates (g)."""
+    """Share of this time that depends on rates (g)."""
     share: Float[Any, "n r"]
-    """Share of each rate in that (a)."""
+    """Share of each rate in the part that depends on rates (a)."""
     beyond: Float[Any, "n r"]
-    """Elasticity that does not fit the law."""
+    """Elasticity by each rate that the law leaves out."""
     power: Float[Any, " n"]
     """Power of the norm (p)."""
     family: Int[Any, " n"]

@@ -15,14 +15,17 @@ _REDUCTIONS: Final = ("sum", "avg", "max")
 
 
 def _replicas(call: Call) -> tuple[int, int]:
-    """How many ranks communicate, one device apart, which must be all of the module's."""
+    """Return the number of ranks that communicate, which must be all of the module's, and their stride of one
+    device."""
     ranks = int(call.attributes.get("ranks", 1))
     if ranks == 1:
         raise CannotMapError("the module is that of one rank; read it by rank_program, which takes how many there are")
     # An all-reduce does not say how large its group is.
     group_size = int(call.value("group_size", ranks))
     if group_size != ranks:
-        raise CannotMapError(f"a group of {group_size} of the {ranks} ranks; only what all do together can be read")
+        raise CannotMapError(
+            f"a collective of {group_size} of the {ranks} ranks; only collectives of all ranks can be read"
+        )
     return ranks, 1
 
 
