@@ -73,7 +73,7 @@ def test_a_convolutional_network_comes_from_toml(tmp_path):
         (MINIMAL.replace("heads = 4\n", ""), r"heads: missing"),
         (MINIMAL + "head = 3\n", r"head: unknown key"),
         (MINIMAL + "kv_heads = 3\n", r"heads=4 must be a multiple of kv_heads=3"),
-        (MINIMAL.replace("64", "'64'"), r"hidden: Input should be a valid integer"),
+        (MINIMAL.replace("64", "'64'"), r"hidden: must be a whole number"),
         (MINIMAL.replace("layers = 2", "layers = -2"), r"layers=-2 must be a whole number from 1"),
         (MINIMAL + 'activation = "tanh"\n', r"activation: "),
         (MINIMAL + "[experts]\ncount = 8\ntop = 2\n", r"experts\.topk: missing; .*experts\.top: unknown key"),

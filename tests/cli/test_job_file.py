@@ -130,7 +130,7 @@ def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path)
         ("global_batch=3", r"belongs under \[job\]"),
         ("layout.tpp=3", "unknown layout key 'tpp'"),
         ("layout.tp=2.5", "tp must be a whole number"),
-        ("job.seq_len=many", "seq_len.*valid integer"),
+        ("job.seq_len=many", "seq_len.*must be a whole number"),
         ("job.mode=sleep", "'train' or 'inference'"),
         ("model=4", "model must be a name"),
         ("model.layers=3", "not a table"),
@@ -139,7 +139,7 @@ def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path)
         ("=3", "not KEY=VALUE"),
         ("layout", "not KEY=VALUE"),
         ("search.tops=3", "did you mean .*'top'"),
-        ("search.top=x", "top.*valid integer"),
+        ("search.top=x", "top.*must be a whole number"),
         ("search.strict=1", "strict.*must be true or false"),
     ],
 )

@@ -34,7 +34,7 @@ class RankRun:
     start_bytes: int
     """Resident memory when the script joined its world."""
     code_bytes: int = 0
-    """Pages of libraries' code that came in since, of which a model's memory knows nothing."""
+    """Pages of libraries' code that were loaded since then; a prediction of memory does not count them."""
     overhead_s: float = 0.0
     """Seconds of emulating a call itself, which were taken off; far more than 1 ms on a busy machine."""
     parameters: tuple[tuple[int, ...], ...] = ()

@@ -58,7 +58,7 @@ class MeasurementValue:
     regret: float
     """Expected log of the step time chosen after it over the least: how much longer steps take than they need."""
     moves: float
-    """Probability that another layout is chosen after it than now."""
+    """Probability that the measurement changes which layout is chosen."""
     instead: int | None
     """The layout that is most likely chosen then; None where the choice stays."""
 

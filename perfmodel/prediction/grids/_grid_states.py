@@ -59,13 +59,14 @@ class StateSeconds:
     """Seconds per pipeline shape and state choice; `each` ones for every micro-batch that a stage sees."""
 
     start_s: Float[np.ndarray, "shapes states"]
-    """Before the first pass can start; below 0 where what comes each time is counted once too often."""
+    """Seconds before the first pass can start; below 0 where the `each` seconds count one micro-batch too many."""
     end_s: Float[np.ndarray, "shapes states"]
-    """After the last."""
+    """Seconds after the last pass."""
     gather_each_s: Float[np.ndarray, "shapes states"]
-    """Between the passes, on every rank: weights that are not gathered ahead."""
+    """Seconds between the passes, on every rank, for weights that are not gathered ahead."""
     reduce_each_s: Float[np.ndarray, "shapes states"]
-    """Between the passes: gradients that are reduced after each backward (once per weight gradient on the stream)."""
+    """Seconds between the passes for gradients that are reduced after each backward (once per weight gradient on the
+    stream)."""
     stream_s: Float[np.ndarray, "shapes states"]
     """Seconds on a rank's communication stream, independent of the passes."""
     stream_each_s: Float[np.ndarray, "shapes states"]

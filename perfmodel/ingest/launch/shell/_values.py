@@ -117,7 +117,7 @@ def _value(node: ast.AST) -> int:
 
 
 def trimmed(value: str, mark: str, pattern: str) -> str:
-    """`${value#pattern}` and its like: without the shortest or longest match at its start or end."""
+    """Expand `${value#pattern}`, `##`, `%` or `%%`: remove the shortest or longest match at the start or end."""
     longest = len(mark) == 2
     ends = range(len(value) + 1)
     if mark[0] == "#":
