@@ -152,8 +152,7 @@ def trained(torch: Any, *, sequence_parallel: bool = False) -> tuple[Program, in
             self.norm = layer.norm
 
         def forward(self, x: Any) -> Any:
-            y = type(layer).forward(self, x)
-            return (y * y).mean()
+            return type(layer).forward(self, x).square().mean()
 
     slices = RANKS if sequence_parallel else 1
     x, sharded = torch.zeros(SEQ // slices, BATCH, HIDDEN), {"x": 0} if sequence_parallel else {}

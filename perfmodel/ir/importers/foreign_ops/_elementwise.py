@@ -66,6 +66,11 @@ def _power(call: Call) -> Item:
     return mapped("integer_pow", call.emitter, {"y": exponent}, [x], [], out, integer=False)
 
 
+def _square(call: Call) -> Item:
+    x = call.ref("x")
+    return primitive(call, "mul", x, x)
+
+
 def _relu(call: Call) -> Ref:
     return call.op("relu", call.ref("x"))
 
@@ -286,6 +291,7 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("sub.Tensor(a, b, alpha)", rule=_weighted("sub")),
         **foreign_ops("Reciprocal(x)", "reciprocal(x)", rule=_reciprocal),
         **foreign_ops("Pow(x, exponent)", "pow.Tensor_Scalar(x, exponent)", rule=_power),
+        **foreign_ops("square(x)", rule=_square),
         **foreign_ops("Gelu(x)", "gelu(x, approximate)", rule=_gelu),
         **foreign_ops("silu(x)", "Swish(x)", "silu_(x)", rule=_silu),
         **foreign_ops("Clip(x, min, max)", "clamp(x, min, max)", rule=_clip),
