@@ -1,6 +1,7 @@
 """One rank of a tensor-parallel module of PyTorch as the program of all ranks: numbers, time, what is refused."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.ir import OPS, Program, parse_function, parse_program, to_text, undistributed
-from perfmodel.ir.distribute import all_ranks
+from perfmodel.ir import OPS, Program, parse_function, parse_program, to_text, undistributed, work
+from perfmodel.ir.distribute import Degrees, all_ranks, distribute
 from perfmodel.ir.execution import (
     cluster_timer,
     execute,
@@ -23,6 +24,7 @@ from perfmodel.ir.execution import (
     simulate,
 )
 from perfmodel.ir.importers import rank_program, torch_program
+from perfmodel.ir.models import training_step
 from perfmodel.ops import Collective
 
 RANKS, SEQ, BATCH, HIDDEN, HEADS = 2, 6, 2, 16, 4
@@ -230,6 +232,31 @@ def test_all_ranks_together_train_as_the_whole_module_does(torch: Any, sequence_
     assert_trains(torch, arrays, execute(step, arrays))
 
 
+def communication(program: Program) -> Counter[tuple[str, str, tuple[int, ...]]]:
+    """Collectives of a program, by kind, phase and shape."""
+    collectives = [i for i in program.function.instructions if OPS[i.op].collective]
+    return Counter((i.op, i.tag.phase, program.types[i.inputs[0]].shape) for i in collectives)
+
+
+def test_trained_ranks_do_what_the_distributed_whole_does(torch: Any) -> None:
+    """Read from one rank's module or made by the transform of a whole one, a tensor-parallel step is the same work."""
+    of_ranks, _ = trained(torch)
+    whole = stage(torch, 1)
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stage = whole
+
+        def forward(self, x: Any) -> Any:
+            return self.stage(x).square().mean()
+
+    sequential = training_step(torch_program(Loss(), (torch.zeros(SEQ, BATCH, HIDDEN),)))
+    distributed = distribute(sequential, Degrees(tensor=RANKS))
+    assert communication(of_ranks) == communication(distributed)
+    assert work(of_ranks.function).flops.tolist() == work(distributed.function).flops.tolist()
+
+
 @pytest.mark.slow
 def test_real_ranks_train_too(torch: Any) -> None:
     step, _ = trained(torch)
@@ -332,7 +359,7 @@ def test_what_is_no_module_of_all_ranks_is_refused(torch: Any) -> None:
     with pytest.raises(PerfModelError, match="a module of 1 rank is a program by torch_program"):
         rank_program(stage(torch, 1), (x,), ranks=1)
     module = stage(torch, RANKS, sequence_parallel=True)
-    with pytest.raises(PerfModelError, match="a group of 2 of the 4 ranks"):
+    with pytest.raises(PerfModelError, match="a collective of 2 of the 4 ranks"):
         rank_program(module, (x[: SEQ // RANKS],), ranks=4)
     with pytest.raises(PerfModelError, match="no_such"):
         rank_program(stage(torch, RANKS), (x,), ranks=RANKS, sharded={"no_such": 0})
