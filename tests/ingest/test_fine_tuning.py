@@ -249,6 +249,15 @@ def test_the_name_of_a_file_of_deepspeed_that_is_not_there_tells_its_stage(
 
 
 @pytest.mark.parametrize("name", WITH_DEEPSPEED)
+def test_a_name_that_speaks_of_a_part_in_host_memory_leaves_memory_open(name: str) -> None:
+    before, after = WITH_DEEPSPEED[name]
+    launch = read(name, (before, after.replace("configs/ds.json", "ds_z3_partial_offload_config.json")))
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.layout.offload_states) == (3, "none")
+    assert any("which part of the states lies in host memory" in sentence for sentence in launch.may_be_wrong)
+
+
+@pytest.mark.parametrize("name", WITH_DEEPSPEED)
 def test_a_file_of_deepspeed_whose_name_tells_nothing_is_a_doubt(name: str) -> None:
     launch = read(name, WITH_DEEPSPEED[name])
     assert launch.framework == "deepspeed"

@@ -724,3 +724,50 @@ def test_settings_of_llm_foundry_that_change_nothing() -> None:
     more = "    convert_to: mpt\n    trust_remote_code: true\n    use_train_metrics: true\n"
     launch = parse_launch(text.replace("  model:\n", f"  model:\n{more}", 1) + "metadata:\n  run_group: x\n", "x.yaml")
     assert launch.may_be_wrong == parse_launch(text, "x.yaml").may_be_wrong
+
+
+NEMO_MAMBA = """
+trainer:
+  num_nodes: 1
+  devices: 8
+  precision: bf16
+model:
+  mcore_gpt: true
+  tensor_model_parallel_size: 8
+  micro_batch_size: 1
+  global_batch_size: 8
+  encoder_seq_length: 4096
+  vocab_size: 256000
+  num_layers: 8
+  hidden_size: 1024
+  ffn_hidden_size: 4096
+  num_attention_heads: 16
+  ngroups_mamba: 8
+"""
+
+
+@pytest.mark.parametrize("mixers", ["MMMMMMMM", "M-M*M-M-"])
+def test_mamba_of_nemo_is_that_of_megatron(mixers: str) -> None:
+    # Without a pattern all layers are of Mamba.
+    pattern = "" if mixers == "MMMMMMMM" else f'  hybrid_override_pattern: "{mixers}"\n'
+    launch = parse_launch(NEMO_MAMBA + pattern, "x.yaml")
+    words = (
+        "--tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 8 --seq-length 4096 --num-layers 8 "
+        "--padded-vocab-size 256000 --hidden-size 1024 --ffn-hidden-size 4096 --num-attention-heads 16 "
+        f"--mamba-num-groups 8 --hybrid-override-pattern {mixers}"
+    )
+    megatron = parse_launch(f"torchrun --nproc_per_node 8 pretrain_mamba.py --bf16 {words}\n", "x.sh")
+    assert isinstance(launch.model, Transformer)
+    assert isinstance(megatron.model, Transformer)
+    assert launch.model.hybrid is not None
+    assert launch.model.hybrid == megatron.model.hybrid
+    assert launch.model.hybrid.mixers == mixers
+    assert launch.may_be_wrong == ()
+
+
+def test_a_teacher_of_nemo_is_a_doubt() -> None:
+    plain = parse_launch(NEMO_MAMBA, "x.yaml")
+    taught = parse_launch(NEMO_MAMBA + "  kd_teacher_restore_from_path: /models/teacher.nemo\n", "x.yaml")
+    assert taught.model == plain.model
+    assert any("kd_teacher_restore_from_path" in doubt for doubt in taught.may_be_wrong)
+    assert not any("kd_teacher" in doubt for doubt in plain.may_be_wrong)

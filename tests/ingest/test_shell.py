@@ -56,6 +56,9 @@ SAME_AS_BASH = {
     "branches that end the script": 'if [ -e /proc/self ]; then B=1; else exit 1; fi; run $B; '
                                     'if [ ! -e /proc/self ]; then echo no; exit 1; else C=2; fi; run $C; '
                                     'if [ ! -e /proc/self ]; then exit 1; fi; run on',
+    "other names of variables": 'A=(1 2); f() { local -n given=$1; given+=(3); run "${given[@]}" ${#given[@]}; }; f A; '
+                                'run ${A[@]}; B=x; declare -n C=B; C=y; run $B $C; given=5; run $given ${A[0]}',
+    "environment of one command": 'A=1; env A=2 B=3 run a; run $A; env -u HOME PATH="$PATH" run b',
     "nested if": "A=1; B=2; if [ $A = 1 ]; then if [ $B = 3 ]; then C=1; else C=2; fi; else C=3; fi; run $C",
     "and, or": '[ -z "$A" ] && B=1 || B=2; [ -n "$A" ] || C=3; run $B $C',
     "tests": '[[ abc == a* && ! b == c ]] && run 1; [[ a1 =~ ^a[0-9]$ ]] && run 2; [ 1 -lt 2 -a 2 -lt 3 ] && run 3',

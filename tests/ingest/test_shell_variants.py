@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -158,6 +159,34 @@ def test_a_rewritten_script_says_the_same(path: Path, data: st.DataObject) -> No
 # Writing a new script around a command.
 
 
+WAYS_TO_SET = {
+    "indirection": "REAL_{name}={word}\nNAMED_{name}=REAL_{name}\n{name}=${{!NAMED_{name}}}",
+    "reference": "REAL_{name}={word}\ndeclare -n {name}=REAL_{name}",
+    "assigned default": ': "${{{name}:={word}}}"',
+    "default of a default": "REAL_{name}={word}\n{name}=${{UNSET_{name}:-${{REAL_{name}}}}}",
+    "arguments of the script": 'set -- first {word}\n{name}="$2"',
+    "shifted arguments": "set -- first {word}\nshift\n{name}=$1",
+    "options": 'set -- --size {word}\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    --size) {name}="$2"; shift 2 ;;\n'
+    "    *) shift ;;\n  esac\ndone",
+    "here-string": "read -r {name} <<< {word}",
+    "here-document": "read -r OTHER_{name} {name} <<END\nother {word}\nEND",
+    "sourced file": "cat > {name}.sh <<'END'\nexport {name}={word}\nEND\nsource ./{name}.sh",
+    "appended file": "echo '# sizes' > {name}.env\necho {name}={word} >> {name}.env\n. ./{name}.env",
+    "function": "sizes_of_{name}() {{\n  local size={word}\n  echo $size\n}}\n{name}=$(sizes_of_{name} large)",
+    "suffix": "FILE_{name}={word}.json\n{name}=${{FILE_{name}%.json}}",
+    "prefix": "FILE_{name}=run/{word}\n{name}=${{FILE_{name}##*/}}",
+    "substring": "LONG_{name}=ab{word}\n{name}=${{LONG_{name}:2}}",
+    "replacement": "LONG_{name}=a_{word}\n{name}=${{LONG_{name}/a_/}}",
+    "condition": 'if [[ "${{MODE:-train}}" == train ]]; then\n  {name}={word}\nelse\n  {name}=0\nfi',
+    "short condition": '[ -z "$UNSET_{name}" ] && {name}={word} || {name}=0',
+    "check": 'if [ ! -n "$PATH" ]; then\n  echo no\n  exit 1\nfi\n{name}={word}',
+    "loop": "for {name} in 0 {word}; do :; done",
+    "text in a pipe": "{name}=$(echo 0,{word} | cut -d , -f 2)",
+    "evaluated": 'eval "{name}={word}"',
+}
+"""Lines that set a variable to a word, in the ways in which scripts do it."""
+
+
 class Writer:
     """Writes arguments in the ways that scripts write them."""
 
@@ -166,7 +195,7 @@ class Writer:
         self.lines: list[str] = []
         self.names = 0
 
-    def choose(self, *ways: str) -> str:
+    def choose(self, *ways: Any) -> Any:
         return self.data.draw(st.sampled_from(ways))
 
     def name(self, stem: str) -> str:
@@ -187,7 +216,10 @@ class Writer:
         """A value as it stands, or by a variable that is set before."""
         if not re.fullmatch(r"[\w.]+", word):
             return self.quoted(word)
-        way = self.choose("plain", "plain", "variable", "default", "arithmetic", "quoted", "positional", "case")
+        way = self.choose(
+            "plain", "plain", "variable", "default", "arithmetic", "quoted", "positional", "case", "element", "output",
+            *WAYS_TO_SET,
+        )  # fmt: skip
         name = self.name("VALUE")
         if way == "variable":
             self.lines.append(f"{self.choose('', 'export ', 'readonly ')}{name}={self.quoted(word)}")
@@ -197,6 +229,14 @@ class Writer:
             self.lines.append(f"case small in\n  large) {name}=0 ;;\n  small|tiny) {name}={word} ;;\nesac")
         elif way == "arithmetic" and word.isdecimal() and not word.startswith("0"):
             self.lines.append(f"{name}=$(( {int(word) + 3} - 3 ))")
+        elif way == "element":
+            table, index = self.choose((f"{name}=(0 {word} 2)", "1"), (f"declare -A {name}=([a]=0 [b]={word})", "b"))
+            self.lines.append(table)
+            return self.choose(f"${{{name}[{index}]}}", f'"${{{name}[{index}]}}"')
+        elif way == "output":
+            return self.choose(f"$(echo {word})", f'"$(printf %s {word})"', f"`echo {word}`")
+        elif way in WAYS_TO_SET:
+            self.lines.append(WAYS_TO_SET[way].format(name=name, word=word))
         elif way == "positional":
             self.lines.append(f'set_{name}() {{ {name}="$2"; }}\nset_{name} x {self.quoted(word)}')
         else:
@@ -214,9 +254,13 @@ class Writer:
         """Arguments in an array, a string, or where they are used."""
         words = [word for argument in arguments for word in self.argument(argument)]
         breakable = [word for argument in arguments for word in argument]
-        way = self.choose("array", "array over lines", "appended array", "string", "appended string", "plain")
+        way = self.choose(
+            "array", "array over lines", "appended array", "string", "appended string", "plain", "array in an array",
+            "array in a loop", "arguments", "here-document string", "conditional string", "function string",
+            "words read from a line",
+        )  # fmt: skip
         has_blanks = any(re.search(r"\s", word) or not re.fullmatch(r"[\w.,=/:-]+", word) for word in breakable)
-        if way.endswith("string") and has_blanks:
+        if (way.endswith("string") or way == "words read from a line") and has_blanks:
             way = "array"  # a string is divided at its blanks, and its quotes are not read again
         name = self.name("ARGUMENTS")
         # Quotes within a string would be characters of the arguments.
@@ -227,6 +271,22 @@ class Writer:
             self.lines.append(f"{name}=(\n    " + "  # a remark\n    ".join(words) + "\n)")
         elif way == "appended array":
             self.lines.append(f"{name}=()\n" + "\n".join(f"{name}+=({word})" for word in words))
+        elif way == "array in an array":
+            half = len(words) // 2
+            self.lines.append(f"PART_{name}=({' '.join(words[:half])})")
+            self.lines.append(f'{name}=("${{PART_{name}[@]}}" {" ".join(words[half:])})')
+        elif way == "array in a loop":
+            self.lines.append(f'{name}=()\nfor word in {" ".join(words)}; do\n  {name}+=("$word")\ndone')
+        elif way == "arguments":
+            self.lines.append(f'set -- {" ".join(words)}\n{name}=("$@")')
+        elif way == "words read from a line":
+            self.lines.append(f'IFS=" " read -r -a {name} <<< "{" ".join(bare)}"')
+        elif way == "here-document string":
+            self.lines.append(f"read -r -d '' {name} <<END || true\n" + "\n  ".join(bare) + "\nEND")
+        elif way == "conditional string":
+            self.lines.append(f'{name}=""\nif [ -z "$UNSET" ]; then\n  {name}="${{{name}}} {" ".join(bare)}"\nfi')
+        elif way == "function string":
+            self.lines.append(f'arguments_of_{name}() {{ echo "{" ".join(bare)}"; }}\n{name}=$(arguments_of_{name})')
         elif way == "string":
             self.lines.append(f'{name}="{self.choose("", " ")}{" ".join(bare)}"')
         elif way == "appended string":
@@ -241,15 +301,34 @@ class Writer:
         """The command, by itself or through another shell."""
         joint = self.choose(" ", " \\\n    ", "   ")
         text = joint.join([*map(shlex.quote, before), *groups])
-        way = self.choose("plain", "plain", "function", "subshell", "condition", "evaluated", "piped")
+        way = self.choose(
+            "plain", "plain", "function", "subshell", "condition", "evaluated", "piped", "array", "sourced", "once",
+            "forever", "background", "list", "environment", "executed",
+        )  # fmt: skip
         if way == "function":
             text = f"launch() {{\n  {text}\n}}\nlaunch"
         elif way == "subshell":
             text = f"( {text} )"
         elif way == "condition":
-            text = f'if [ "$#" -lt 9 ]; then\n  {text}\nfi'
+            text = f'if [ "$#" -lt 999 ]; then\n  {text}\nfi'
         elif way == "evaluated" and '"' not in text and "'" not in text and "\\" not in text:
             text = f'COMMAND="{text}"\neval $COMMAND'
+        elif way == "array":
+            text = f'COMMAND=({text})\n"${{COMMAND[@]}}"'
+        elif way == "sourced":
+            text = f"cat > launch_it.sh <<'END'\n{text}\nEND\n. ./launch_it.sh"
+        elif way == "once":
+            text = f"for attempt in 1; do\n  {text}\ndone"
+        elif way == "forever":
+            text = f"while true; do\n  {text}\n  break\ndone"
+        elif way == "background":
+            text = f"{text} &\nwait"
+        elif way == "list":
+            text = f"cd . && true && {text} || exit 1"
+        elif way == "environment":
+            text = f"env NCCL_DEBUG=INFO {text}"
+        elif way == "executed":
+            text = f"exec {text}"
         elif way == "piped":
             text = f"{text} 2>&1 | tee run.log"
         self.lines.append(text)

@@ -192,7 +192,7 @@ def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]
     if stage is None:
         return entries
     entries["zero_optimization.stage"] = Entry(int(stage[1]), named.line)
-    if "offload" in plain:
+    if "offload" in plain and "partial" not in plain:
         if not plain.removesuffix(".json").endswith("params"):
             entries["zero_optimization.offload_optimizer.device"] = Entry("cpu", named.line)
         # Only stage 3 can offload weights.
@@ -209,7 +209,15 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
             "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} was not "
             "found beside the file"
         }
-    return {"note.deepspeed": f"zero={stage[1]} is taken from the name of {name}; the file itself was not found"}
+    fields: Fields = {
+        "note.deepspeed": f"zero={stage[1]} is taken from the name of {name}; the file itself was not found"
+    }
+    if "partial" in Path(name).name.lower():
+        fields["doubt.offload"] = (
+            f"memory may be wrong: {name} was not found beside the file, and its name does not tell which part of the "
+            "states lies in host memory"
+        )
+    return fields
 
 
 def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:

@@ -281,7 +281,7 @@ _PLAIN_SPECS: Final = ("qwen3_spec", "deepseek_spec", "gpt_layer_specs", "llama"
 """Specifications of layers that have nothing but what other arguments say."""
 
 
-def _hybrid(arguments: Mapping[str, Any]) -> Fields:
+def hybrid_fields(arguments: Mapping[str, Any]) -> Fields:
     """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
     # Whether layers are hybrid is decided by the program (`pretrain_mamba.py`)
     # or the specification of layers, not by a flag.
@@ -495,6 +495,6 @@ MODEL: Final = (
     Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
-    Rule(keys=_HYBRID, read=_hybrid, optional=(SCRIPT, "spec")),
+    Rule(keys=_HYBRID, read=hybrid_fields, optional=(SCRIPT, "spec")),
 )
 """Rules of all arguments that say the model; of several that say the same field the last wins."""

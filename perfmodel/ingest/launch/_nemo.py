@@ -4,9 +4,11 @@ the names of its configuration classes."""
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._finetuning import Adapters
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._megatron_model import hybrid_fields
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
     SHARDING,
@@ -187,6 +189,33 @@ def _generation(fields: Fields, entries: Entries) -> str:
     return "nemo@2024" if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True else "nemo@2023"
 
 
+_HYBRID: Final = {
+    "model.hybrid_override_pattern": "hybrid-override-pattern",
+    "model.ngroups_mamba": "mamba-num-groups",
+    "model.num_layers": "num-layers",
+    "model.hidden_size": "hidden-size",
+    "model.num_attention_heads": "num-attention-heads",
+}
+"""Keys of NeMo's Mamba models (`megatron_mamba_config.yaml`), and Megatron's arguments for the same."""
+
+
+def _hybrid(settings: Mapping[str, Any]) -> Fields:
+    """Stacks of Mamba-2; without a pattern all layers are of that kind."""
+    if not settings.keys() & {"model.hybrid_override_pattern", "model.ngroups_mamba"}:
+        return {}
+    arguments = {_HYBRID[name]: value for name, value in settings.items()}
+    return hybrid_fields(arguments | {SCRIPT: "pretrain_mamba.py"})
+
+
+def _taught(settings: Mapping[str, Any]) -> Fields:
+    return {
+        "doubt.stage": (
+            "what is trained may be wrong: model.kd_teacher_restore_from_path names a further model, which runs beside "
+            "the one that is predicted"
+        )
+    }
+
+
 NEMO: Final = LaunchFormat(
     name="nemo",
     syntax="yaml",
@@ -229,10 +258,12 @@ NEMO: Final = LaunchFormat(
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.bias", "model.bias", FLAG),
+        Rule(keys=tuple(_HYBRID), read=_hybrid, optional=("model.hybrid_override_pattern",)),
+        Rule(keys=("model.kd_teacher_restore_from_path",), read=_taught),
         *encoder_rules(_ACTIVATIONS),
         vocabulary_rule(
             "model.tokenizer.vocab_size",
-            ("model.override_vocab_size", "model.tokenizer.vocab_size"),
+            ("model.override_vocab_size", "model.tokenizer.vocab_size", "model.vocab_size"),
             ("model.tokenizer.library",),
             ("model.tokenizer.type", "model.tokenizer.model", "model.tokenizer.vocab_file"),
         ),

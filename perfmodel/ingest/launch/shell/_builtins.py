@@ -55,6 +55,14 @@ class Builtins(Expander):
         if self.locals and argv and argv[0].text == "local":
             for assignment in node.assignments:
                 self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
+        declares = bool(argv) and argv[0].text in ("declare", "typeset", "local")
+        if declares and any(re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", word.text) for word in argv[1:]):
+            # `declare -n A=B` makes A another name of B.
+            for assignment in node.assignments:
+                self.state.references[assignment.name] = self.joined(assignment.value).text if assignment.value else ""
+            return True
+        for assignment in node.assignments if declares else ():
+            self.state.references.pop(assignment.name, None)
         self.assign(node.assignments)
         for word in argv[1:]:
             # `export $VARIABLES` may hold whole assignments.
@@ -66,7 +74,7 @@ class Builtins(Expander):
     def assign(self, assignments: Sequence[tree.Assignment]) -> None:
         """Set variables: plain ones, elements of arrays, or whole arrays, anew or appended to."""
         for assignment in assignments:
-            name = assignment.name
+            name = self.state.references.get(assignment.name, assignment.name)
             before = self.state.variables.get(name, {})
             if assignment.elements is not None:
                 value = dict(before) if assignment.appends else {}

@@ -154,6 +154,7 @@ class Commands(Builtins):
             "exec": self.prefixed,
             "builtin": self.prefixed,
             "cd": self.change_folder,
+            "env": self.with_environment,
         }
         return tables.get(head)
 
@@ -173,6 +174,25 @@ class Commands(Builtins):
             del rest[0]
         return self.command(node, rest) if rest else True
 
+    def with_environment(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        """`env NAME=VALUE ... command` sets variables for this command alone."""
+        rest = argv[1:]
+        stated: dict[str, Word] = {}
+        while rest:
+            assignment = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0].text, re.DOTALL)
+            if assignment is not None:
+                stated[assignment[1]] = Word(assignment[2], rest[0].line)
+            elif not rest[0].text.startswith("-"):
+                break
+            # `-u NAME` has a value, other options have none.
+            del rest[: 2 if rest[0].text == "-u" else 1]
+        if not rest:
+            return True
+        with self.restoring(list(stated)):
+            for name, value in stated.items():
+                self.state.variables[name] = {"0": value}
+            return self.command(node, rest)
+
     def call(self, name: str, argv: Sequence[Word]) -> bool | None:
         """Run a function; what it declares local is forgotten after."""
         self.depth += 1
@@ -181,6 +201,7 @@ class Commands(Builtins):
         # Variables of shell are dynamic: a function sees and sets those of its caller, but for its own `local` ones.
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(argv[1:])
+        references = dict(self.state.references)
         self.locals.append({})
         try:
             return self.run(self.state.functions[name])
@@ -190,7 +211,7 @@ class Commands(Builtins):
             return True
         finally:
             self.restore(self.locals.pop())
-            self.state.arguments = arguments
+            self.state.arguments, self.state.references = arguments, references
             self.depth -= 1
 
     # Other scripts, and inner shells.

@@ -70,6 +70,8 @@ class State:
     arguments: list[Word]
     """`$1` and those after it."""
     variables: dict[str, Value] = field(default_factory=dict)
+    references: dict[str, str] = field(default_factory=dict)
+    """Names that stand for other variables (`declare -n`)."""
     functions: dict[str, tree.Node] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     files: dict[str, str] = field(default_factory=dict)
@@ -187,6 +189,7 @@ class Expander:
         if name.isdecimal():
             number = int(name)
             return {"0": self.state.arguments[number - 1]} if number <= len(self.state.arguments) else None
+        name = self.state.references.get(name, name)
         if name in self.state.variables:
             return self.state.variables[name]
         if name in self.state.environment:

@@ -214,7 +214,9 @@ class _Interpreter(Commands):
             return len(node.commands) > 1
         argv = self.expand(first.raw_words[0])
         head = argv[0].text if argv else ""
-        is_own = head in self.state.functions or head in tree.DECLARING or self.builtin(head) is not None
+        # `env` only sets variables for the program behind it.
+        is_builtin = head != "env" and self.builtin(head) is not None
+        is_own = head in self.state.functions or head in tree.DECLARING or is_builtin
         return len(node.commands) > 1 or not is_own
 
     def capture(self, node: tree.Pipeline) -> bool:
