@@ -273,3 +273,36 @@ def test_a_family_that_cannot_be_described_says_why_and_gives_the_nearest(model_
         model_from_config(config)
     assert "--model mine.toml" in str(e.value)
     assert "hidden = 64" in "".join(e.value.__notes__)
+
+
+PUBLISHED = {
+    "codellama/CodeLlama-7b-hf": 6_738_546_688,
+    "codellama/CodeLlama-13b-hf": 13_016_028_160,
+    "codellama/CodeLlama-70b-Instruct-hf": 68_976_910_336,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "01-ai/Yi-6B": 6_061_035_520,
+    "01-ai/Yi-1.5-9B-Chat": 8_829_407_232,
+    "01-ai/Yi-34B-Chat": 34_388_917_248,
+    "internlm/internlm2-1_8b": 1_889_110_016,
+    "internlm/internlm2_5-7b-chat": 7_737_708_544,
+    "internlm/internlm2-chat-20b": 19_861_149_696,
+    "baichuan-inc/Baichuan-7B": 7_000_559_616,
+    "baichuan-inc/Baichuan2-7B-Chat": 7_505_973_248,
+    "deepseek-ai/deepseek-llm-7b-chat": 6_910_365_696,
+    "lmsys/vicuna-7b-v1.5": 6_738_415_616,
+    "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
+    "Qwen/Qwen-7B-Chat": 7_721_324_544,
+    "Qwen/Qwen1.5-0.5B": 463_987_712,
+    "Qwen/Qwen1.5-1.8B-Chat": 1_836_828_672,
+    "Qwen/Qwen1.5-4B": 3_950_369_280,
+    "Qwen/Qwen1.5-14B-Chat": 14_167_290_880,
+    "Qwen/Qwen1.5-32B": 32_512_218_112,
+    "Qwen/Qwen1.5-72B": 72_287_920_128,
+    "Qwen/Qwen1.5-110B": 111_209_914_368,
+}
+"""Tensor sizes of checkpoints that launch files name."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_names_of_the_hub_have_the_published_number_of_parameters(name):
+    assert parameter_count(model(name)) == PUBLISHED[name]
