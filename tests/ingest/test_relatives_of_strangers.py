@@ -771,3 +771,10 @@ def test_a_teacher_of_nemo_is_a_doubt() -> None:
     assert taught.model == plain.model
     assert any("kd_teacher_restore_from_path" in doubt for doubt in taught.may_be_wrong)
     assert not any("kd_teacher" in doubt for doubt in plain.may_be_wrong)
+
+
+@pytest.mark.parametrize("words", ["--model_name=llama3_1_405b_8192 --steps=5", "--model_name llama3_1_405b_8192"])
+def test_a_benchmark_of_maxtext_is_named_with_where_its_settings_are(words: str) -> None:
+    text = f"MODEL=x\npython3 -m benchmarks.benchmark_runner xpk --device_type=v6e-256 --num_slices=2 {words}\n"
+    with pytest.raises(LaunchFileError, match=r"line 2: benchmark_runner looks llama3_1_405b_8192 up in MaxText's"):
+        parse_launch(text, "run.sh")

@@ -3,9 +3,11 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import followed_script
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, read_yaml, yaml_value
 from perfmodel.ingest.launch._maxtext import MAXTEXT
@@ -32,6 +34,8 @@ def maxtext_command(
         arguments: of the script itself.
         variables: set in its environment.
     """
+    if "benchmark_runner" in text:
+        _refuse_benchmark(text, place, arguments, variables)
     # Following a script costs time, and every script that is no fine-tuning comes by here.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
@@ -58,6 +62,22 @@ def maxtext_command(
 
 
 _COPIES: Final = "dcn_data_parallelism"
+
+
+def _refuse_benchmark(text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None) -> None:
+    """Raise `LaunchFileError` for a run of one of MaxText's benchmarks: its settings are not in the script."""
+    script, _ = followed_script(text, place, arguments, variables)
+    for command in script.commands:
+        words = [word for part in command.argv for word in part.text.split()]
+        if not any(re.search(r"(^|[./])benchmark_runner(\.py)?$", word) for word in words):
+            continue
+        options = " ".join(words).replace("=", " ").split()
+        name = next((after for word, after in pairwise(options) if word == "--model_name"), "the benchmark")
+        raise LaunchFileError(
+            f"{place}, line {command.argv[0].line}: benchmark_runner looks {name} up in MaxText's "
+            "benchmarks/maxtext_*_model_configs.py, which is not read; give the settings that stand there (model_name, "
+            "per_device_batch_size, max_target_length, ici_* and dcn_*) in YAML, or --model, --layout and so on"
+        )
 
 
 def _spans_slices(settings: Mapping[str, Entry]) -> bool:
