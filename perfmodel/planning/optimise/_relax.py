@@ -93,6 +93,13 @@ class StaticArgs:
     durations: Callable[[Values], Float[Array, " classes"]]
     limits: Callable[[Values], Float[Array, " limits"]] | None
 
+    @property
+    def n_classes(self) -> int:
+        """Number of duration classes."""
+        if isinstance(self.program, CompiledStructure):
+            return self.program.structure.n_classes
+        return self.program.n_classes
+
     def objective(self, values: Values, noise: Float[Array, " classes"] | float = 1.0) -> Float[Array, ""]:
         """The makespan with noisy durations."""
         durations = self.durations(values) * noise
@@ -231,7 +238,7 @@ def _descend(
         rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
         key, drawn = jax.random.split(key)
         # Equally long paths get a share of the gradient each, as either is now and then the longest.
-        noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.program.n_classes)))
+        noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.n_classes)))
         gradient, pressed = gradients(free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature))
         update, moments = optimizer.update(gradient, moments)
         free = jax.tree.map(lambda x, u: x - rate * u, free, update)
