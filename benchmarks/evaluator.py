@@ -132,7 +132,7 @@ def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result
 def _many_lanes(compiled: CompiledStructure, loop_s: float) -> dict[str, Result]:
     rng = np.random.default_rng(1)
     one = durations_of(compiled.structure)
-    lanes = (one * rng.lognormal(0, 0.01, (MANY_LANES, compiled.n_classes))).astype(np.float32)
+    lanes = (one * rng.lognormal(0, 0.01, (MANY_LANES, compiled.structure.n_classes))).astype(np.float32)
     value_s = _best_s(lambda: makespan_lanes(compiled, lanes), 5) / MANY_LANES
     few_s = _best_s(lambda: makespan_lanes(compiled, lanes[:16]), 5) / 16
     grad_s = _best_s(lambda: makespan_lanes_and_grad(compiled, lanes[:64]), 5) / 64
@@ -149,7 +149,7 @@ def _many_structures() -> dict[str, Result]:
     rng = np.random.default_rng(2)
 
     def lanes_of(n: int) -> list[np.ndarray]:
-        return [rng.uniform(0.5, 1.5, (n, c.n_classes)).astype(np.float32) for c in programs]
+        return [rng.uniform(0.5, 1.5, (n, c.structure.n_classes)).astype(np.float32) for c in programs]
 
     batch, full = ProgramBatch(tuple(programs)), lanes_of(LANES_PER_STRUCTURE)
     n_edges = sum(c.structure.n_edges for c in programs)
@@ -198,7 +198,7 @@ from perfmodel.timeline import compile_structure
 from perfmodel.timeline._durations import padded_classes
 from perfmodel.timeline._makespan import _span, _span_and_counts
 compiled = compile_structure(build(ProgramSpec(stages=64, micro_batches=512, sends="op")))
-durations = padded_classes(np.ones(compiled.n_classes, np.float32))
+durations = padded_classes(np.ones(compiled.structure.n_classes, np.float32))
 jax.jit(lambda x: x + 1)(1.0).block_until_ready()
 for function in (_span, _span_and_counts):
     lowered = function.lower(compiled.op_tables, durations)
@@ -229,7 +229,7 @@ def _reported(compiled: CompiledStructure) -> dict[str, Result]:
     durations = durations_of(usual.structure)
     times_s = _best_s(lambda: times(usual, durations), 20)
     rng = np.random.default_rng(3)
-    large = (durations_of(compiled.structure) * rng.lognormal(0, 0.1, compiled.n_classes)).astype(np.float32)
+    large = (durations_of(compiled.structure) * rng.lognormal(0, 0.1, compiled.structure.n_classes)).astype(np.float32)
     error = abs(float(makespan(compiled, large)) / float(makespan(compiled, large.astype(float))) - 1)
     return {
         "evaluator/timeline_p16_m192": _limit(times_s, 10e-3, "s"),

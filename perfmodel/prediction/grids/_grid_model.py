@@ -19,7 +19,8 @@ from perfmodel.prediction._memory_inputs import RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._price import block_times, event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import fully_recomputed, program_spec, segments_of, stage_blocks
+from perfmodel.prediction._programs import program_spec, segments_of
+from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
 from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
@@ -124,7 +125,7 @@ class GridModel:
     _times: dict[BlockTimesKey, BlockTimes] = field(default_factory=dict)
 
     def price_events_of(self, grids: Sequence[LayoutGrid]) -> None:
-        """Price the events of all grids in one batch.
+        """Price the events of all grids in one batch, in the problem's table of prices.
 
         Any event is priced when it is first asked for; regressors are much faster on one long batch than on
         hundreds of short ones.
