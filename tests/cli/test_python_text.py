@@ -29,8 +29,9 @@ def lines(text: str) -> list[str]:
 def test_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     prediction = pm.predict("llama3-8b", "dgx-h100", "tp=4,dp=4,zero=1", global_batch=64)
     shell = lines(printed(f"predict {JOB} --layout tp=4,dp=4,zero=1", capsys))
-    # the shell also says which settings it was not told
-    assert lines(str(prediction)) == [line for line in shell if not line.startswith("not stated")]
+    # the shell also says which settings it was not told, and which command to go on with
+    beside = ("not stated", "next:")
+    assert lines(str(prediction)) == [line for line in shell if not line.startswith(beside)]
     assert "step time" in str(prediction)
     assert repr(prediction) != str(prediction)
 

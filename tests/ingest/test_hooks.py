@@ -466,7 +466,9 @@ def test_the_command_prints_the_lines(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == hook_lines("megatron")
     assert main(["hook"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == list(HOOKS)
+    # Where a terminal is narrow, a row goes on below its second column.
+    rows = [line for line in lines[1:-1] if not line.startswith(" ")]
+    assert [row.split()[0] for row in rows] == list(HOOKS)
 
 
 def test_a_framework_without_a_hook(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ from perfmodel.timeline import compile_structure, makespan_lanes, makespan_many
 many.LEAST_DIVIDED = 1
 programs = [compile_structure(build(ProgramSpec(stages=4, micro_batches=m))) for m in range(4, 12)]
 rng = np.random.default_rng(0)
-durations = [rng.random((3, p.n_classes)).astype(np.float32) for p in programs]
+durations = [rng.random((3, p.structure.n_classes)).astype(np.float32) for p in programs]
 batch = many.ProgramBatch(tuple(programs))
 spans = makespan_many(batch, durations)
 used = {device for tables in batch._tables.values() for device in tables.program.devices()}
