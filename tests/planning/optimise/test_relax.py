@@ -176,7 +176,7 @@ def test_joint_cuts_and_bandwidth_beat_each_alone() -> None:
     assert sum(found.partition) == 24
     assert found.certificate.lower_bound_s <= found.step_s
     durations = chain.durations_s([found.partition], found.links)[0]
-    assert chain.program.n_classes == len(durations)
+    assert chain.program.structure.n_classes == len(durations)
     assert anneal(chain, 0.2) >= found.certificate.lower_bound_s
 
 
