@@ -212,6 +212,7 @@ def _times_of(
     blocks = placed_events(problem.setting, placed, slices, index)
     blocks = blocks if combined else blocks.alone
     framework, device = problem.adjusted_framework, problem.cluster.device
+    blocks = blocks.in_order if framework.communication.tp_gradients_wait else blocks
     kernel_spread = problem.site.kernel_spread(device)
 
     def events_of(blocks: ShardBlocks) -> BlockEvents:

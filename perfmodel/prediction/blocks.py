@@ -115,6 +115,12 @@ class ShardBlocks:
         return replace(self, overlappable=self.overlappable & ~exchanged)
 
     @property
+    def in_order(self) -> "ShardBlocks":
+        """The blocks whose tensor-parallel collectives come between kernels, none beside weight gradients."""
+        of_tensor = np.array([group == "tp" for group in self.groups], bool)
+        return replace(self, overlappable=self.overlappable & ~of_tensor)
+
+    @property
     def tied_params(self) -> int:
         """Parameters that first and last stage share."""
         return max(b.tied_params for b in self.blocks)

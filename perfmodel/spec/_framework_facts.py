@@ -92,6 +92,9 @@ class CommunicationCosts:
     tp_overlaps: bool = True
     """Gradients and weights are communicated beside passes under tensor parallelism too. False: with tensor
     parallelism, all collectives share the stream of the kernels."""
+    tp_gradients_wait: bool = False
+    """Tensor-parallel ranks reduce the gradient of a product's input after its weight gradient, instead of beside it
+    (autograd makes both gradients in one node, and the collective is the next)."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
     communication), where the device's collectives are kernels at all."""

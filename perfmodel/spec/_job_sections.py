@@ -42,6 +42,7 @@ EagerKernel = Literal[
     "clamp",
     "wide_softmax",
     "loss_gradient",
+    "sequence_copy",
 ]
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
@@ -49,7 +50,8 @@ context parallelism are added up; `gelu_formula`: GELU is written out, an operat
 `one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: inputs of a gated activation are cut at their
 limit (`Transformer.clamped_glu`) each by itself, and joined again; `wide_softmax`: 16-bit scores are cast to fp32
 before their mask and softmax, and back after it, a kernel each; `loss_gradient`: an eager cross entropy's gradient
-passes through tensors of its own, as torch's does (of memory alone)."""
+passes through tensors of its own, as torch's does (of memory alone); `sequence_copy`: what tensor-parallel ranks gather
+and scatter along the sequence is copied into the order of sequences, or of ranks."""
 Fp8Recipe = Literal[
     "",
     "delayed",

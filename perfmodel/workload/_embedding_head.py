@@ -6,7 +6,7 @@ from typing import Final
 from perfmodel.ops import Embedding
 from perfmodel.spec import Patches, Spectrogram, Transformer
 from perfmodel.workload._block import Comm
-from perfmodel.workload._linear import column_linear, linear
+from perfmodel.workload._linear import column_linear, gather_copy, linear, scatter_copy
 from perfmodel.workload._local import ShardSizes, masked_tokens
 from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import conditioning, norm, small_norm
@@ -312,7 +312,14 @@ def token_lookup(local: ShardSizes, *, params: int) -> Piece:
     elif local.tp > 1:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
     lookup = _lookup(local, local.tokens, local.vocab)
-    return replace(lookup, forward_comm=forward, backward_comm=backward, params=params)
+    return replace(
+        lookup,
+        forward=(*lookup.forward, *scatter_copy(local, local.tokens, local.hidden)),
+        backward_input=(*gather_copy(local, local.tokens, local.hidden), *lookup.backward_input),
+        forward_comm=forward,
+        backward_comm=backward,
+        params=params,
+    )
 
 
 def _table(local: ShardSizes, rows: int) -> list[Piece]:

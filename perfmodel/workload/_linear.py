@@ -115,7 +115,7 @@ def column_linear(
         else:
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
     share = 1 / local.tp if local.sequence_parallel and not local.job.activations.keep_gathered else 1.0
-    return linear(
+    product = linear(
         local.precision,
         rows,
         n,
@@ -126,6 +126,13 @@ def column_linear(
         narrow_gradient=narrow_gradient,
         forward_comm=forward,
         backward_comm=backward,
+    )
+    if not communicates:
+        return product
+    return replace(
+        product,
+        forward=(*gather_copy(local, rows, k), *product.forward),
+        backward_input=(*product.backward_input, *scatter_copy(local, rows, k)),
     )
 
 
@@ -157,7 +164,7 @@ def row_linear(
         backward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
     elif local.tp > 1 and communicates:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
-    return linear(
+    product = linear(
         local.precision,
         local.tokens,
         n,
@@ -167,6 +174,36 @@ def row_linear(
         forward_comm=forward,
         backward_comm=backward,
     )
+    if not communicates:
+        return product
+    return replace(
+        product,
+        forward=(*product.forward, *scatter_copy(local, local.tokens, n)),
+        backward_input=(*gather_copy(local, local.tokens, n), *product.backward_input),
+    )
+
+
+def gather_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
+    """The copy of what tensor-parallel ranks gathered along the sequence into the order of sequences.
+
+    A collective stacks what ranks send, so that parts of several sequences alternate; one sequence lies in order
+    (PyTorch torch/_utils.py `_maybe_view_chunk_cat`, in `all_gather_tensor` of distributed/_functional_collectives.py).
+    """
+    if local.shard.micro_batch == 1:
+        return ()
+    return scatter_copy(local, rows, hidden)
+
+
+def scatter_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
+    """The copy of what tensor-parallel ranks scatter along the sequence into the order of ranks.
+
+    PyTorch distributed/_functional_collectives.py `reduce_scatter_tensor`: chunks of any dimension but the first are
+    concatenated, one sequence's too. Activations are [batch, sequence, hidden]. Megatron's are [sequence, batch,
+    hidden], of which neither direction copies anything.
+    """
+    if not local.sequence_parallel or "sequence_copy" not in local.job.kernels.eager_kernels:
+        return ()
+    return (memory(local.precision, "add", rows, hidden),)
 
 
 def adapters(

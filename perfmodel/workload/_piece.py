@@ -187,6 +187,7 @@ def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[Recomp
     for piece in pieces:
         repeated: list[KernelOp] = []
         attention_bytes = 0.0
+        result_is_kept = any(comm.collective in _KEPT_COLLECTIVES for comm in piece.forward_comm)
         for op in piece.forward:
             if isinstance(op, Attention):
                 # A ring attends block by block, but adds its parts up in one result.
@@ -195,7 +196,8 @@ def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[Recomp
             elif isinstance(op, Gemm) and op.op == "linear" and op.batch == 1:
                 repeated.append(replace(op, n=max(1, op.n // 2)))
                 kept_bytes += op.m * op.n * _result_bytes(op) / 2
-            else:
+            # A copy that nothing reads but a collective whose result is kept (`scatter_copy`) is not made again.
+            elif not (result_is_kept and _is_copy(op)):
                 repeated.append(op)
         kept_bytes += attention_bytes
         kept_bytes += sum(comm.bytes * comm.count for comm in piece.forward_comm if comm.collective == "all_to_all")
@@ -210,6 +212,11 @@ def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[Recomp
     # What is kept counts against what the first piece would free.
     works[0] = replace(works[0], freed_bytes=works[0].freed_bytes - kept_bytes)
     return works
+
+
+def _is_copy(op: KernelOp) -> bool:
+    """Whether a kernel moves a tensor and nothing else."""
+    return isinstance(op, MemoryBound) and (op.op, op.n_inputs) == ("add", 1)
 
 
 def _result_bytes(op: KernelOp) -> int:

@@ -257,6 +257,25 @@ def test_kept_gathered_inputs_cost_memory_and_save_time() -> None:
     assert whole.step_time_s <= usual.step_time_s
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_gradients_that_wait_for_weight_gradients_hide_behind_nothing(sequence_parallel: bool) -> None:
+    job, cluster = Job(global_batch=8, seq_len=2048), catalog.cluster("dgx-a100")
+    layout = Layout(tp=8, dp=1, sequence_parallel=sequence_parallel)
+    usual, waiting = (
+        block_times(step_problem(MODEL, cluster, job, None, EAGER.replace(tp_gradients_wait=waits)), layout)
+        for waits in (False, True)
+    )
+    of_tensor = np.array([group == "tp" for group in waiting.groups])
+    assert (usual.overlappable & of_tensor).any()
+    assert not (waiting.overlappable & of_tensor).any()
+    assert (waiting.exposed[:, :, of_tensor] == 1).all()
+    assert (waiting.exposed >= usual.exposed).all()
+    # nothing else is different: the collectives take the time by which the step is longer, but for what they slowed
+    assert step_s(job, layout, tp_gradients_wait=True) > step_s(job, layout)
+    alone = Layout(tp=1, dp=8)
+    assert step_s(job, alone, tp_gradients_wait=True) == step_s(job, alone)
+
+
 def test_eager_kernels_slow_a_step_each_and_half_gradients_cost_two_bytes() -> None:
     job = Job(global_batch=8, seq_len=2048)
     base = step_s(job)

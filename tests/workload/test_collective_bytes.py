@@ -1,10 +1,12 @@
 """Collectives against Megatron's counting (arXiv 1909.08053 section 3, 2205.05198 section 4.2.2)."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.catalog import model
+from perfmodel.ops import MemoryBound
 from perfmodel.spec import Job
 from perfmodel.workload import Shard, blocks
 
@@ -51,6 +53,56 @@ def test_sequence_parallelism_moves_the_same_bytes():
     assert volume(sharded.forward_comm) == volume(plain.forward_comm)
     repeated = sum(c.bytes for c in sharded.backward_comm if c.collective == "all_gather" and c.overlappable)
     assert volume(sharded.backward_comm) - repeated == volume(plain.backward_comm)
+
+
+def block_named(place, job, micro_batch):
+    sharded = blocks(GPT, job, Shard(tp=8, micro_batch=micro_batch, sequence_parallel=True))
+    return next(block for block, _ in sharded if place in block.name)
+
+
+def counted(kernels):
+    return Counter(op for op, count in kernels for _ in range(count))
+
+
+def copied_bytes(kernels, usual):
+    """Bytes copied by kernels that are not among the usual ones."""
+    added = counted(kernels) - counted(usual)
+    assert all(isinstance(op, MemoryBound) and (op.op, op.n_inputs) == ("add", 1) for op in added)
+    return sum(2 * op.rows * op.hidden * count for op, count in added.items())
+
+
+@pytest.mark.parametrize("micro_batch", [1, B])
+def test_copies_along_the_sequence_are_of_all_that_is_scattered_and_of_what_several_sequences_gather(micro_batch):
+    """Of one sequence, what ranks gathered lies in order; parts of several alternate. Scattered parts never do."""
+    kept = replace(JOB, keep_gathered=True)
+    copying = replace(kept, eager_kernels=("sequence_copy",))
+    for place in ("embedding", "layer", "head"):
+        usual, more = (block_named(place, job, micro_batch) for job in (kept, copying))
+        for phase in ("forward", "backward"):
+            comms = [c for c in getattr(more, f"{phase}_comm") if c.collective in ("all_gather", "reduce_scatter")]
+            sent = Counter()
+            for comm in comms:
+                sent[comm.collective] += comm.count * comm.bytes
+            kernels = "backward_input" if phase == "backward" else phase
+            copied = copied_bytes(getattr(more, kernels), getattr(usual, kernels))
+            assert copied == sent["reduce_scatter"] + (micro_batch > 1) * sent["all_gather"], (place, phase)
+        assert more.backward_weight == usual.backward_weight
+        assert more.activation_bytes == usual.activation_bytes
+
+
+def test_checkpoints_that_keep_what_is_scattered_repeat_the_copies_of_what_is_gathered_alone():
+    repeating = replace(JOB, keep_gathered=True, recompute_modules=("second_products",))
+    copying = replace(repeating, eager_kernels=("sequence_copy",))
+    usual, more = (block_named("layer", job, B) for job in (repeating, copying))
+    assert kinds(more.recompute_selective_comm) == {"all_gather": 2}
+    copied = copied_bytes(more.recompute_selective, usual.recompute_selective)
+    assert copied == sum(c.bytes * c.count for c in more.recompute_selective_comm)
+
+
+@pytest.mark.parametrize("shard", [{"tp": 1}, {"tp": 8}, {"tp": 1, "sequence_parallel": True}])
+def test_nothing_is_copied_where_the_sequence_is_not_divided(shard):
+    copying = replace(JOB, eager_kernels=("sequence_copy",))
+    assert layer(job=copying, micro_batch=B, **shard) == layer(micro_batch=B, **shard)
 
 
 def test_boundary_is_sharded_and_completed():
