@@ -160,7 +160,6 @@ def arrange(
     queue: Int[np.ndarray, " instructions"],
     priority: Int[np.ndarray, " instructions"],
     limit: int | None = None,
-    reserve: Int[np.ndarray, " instructions"] | None = None,
     length: Int[np.ndarray, " instructions"] | None = None,
 ) -> Schedule:
     """Arrange a pool of work by greedy simulation with whole slots of time.
@@ -175,7 +174,6 @@ def arrange(
         priority: lower is better; ties go to the lower queue.
         limit: most micro-batches whose activations a device may hold (from the forward to the end of the
             backward); None: no limit.
-        reserve: for each forward, how many further micro-batches must still fit when it runs (default 0).
         length: slots that each instruction takes (default 1).
 
     Raises:
@@ -199,8 +197,7 @@ def arrange(
     most_alive = np.full(n + 1, never)
     if limit is not None:
         takes = np.flatnonzero(change > 0)
-        reserved = 0 if reserve is None else reserve[takes]
-        most_alive[takes] = limit - change[takes] - reserved
+        most_alive[takes] = limit - change[takes]
 
     # Advance all devices together, from slot to slot.
     free_from, alive = np.zeros(devices, np.int64), np.zeros(devices, np.int64)

@@ -6,14 +6,12 @@ building block that is repeated every six slots (two chunks of three passes each
 from device to device decides how long activations live, and so the memory (section 3).
 """
 
-from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from perfmodel.errors import PerfModelError
 from perfmodel.schedule._construct import arrange, from_keys, looped_stages, v_stages
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
@@ -66,27 +64,17 @@ def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("zb-v", stage_map=v_stages, chunks=2, staggered=True)
 def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """As much memory as 1F1B and half a micro-batch, balanced over the devices, and next to no bubble where
-    passes are equal (none up to p = 8, a tenth of 1F1B's at p = 16).
+    """Legs down wait three slots, legs up one: the activation memory of 1F1B on every device.
 
-    Forwards move slowly and input gradients at once. A device that would be idle runs first forwards ahead
-    of their turn as long as 2 p + 1 chunks, and two in reserve, fit; then weight gradients.
+    Where passes are equal there is no bubble from twice as many micro-batches as devices on.
     """
-    # The slots of the repeated building block are priorities. Weight gradients come after all other passes,
-    # so that they only fill what these leave idle.
-    block = _building_block(devices, (Steps(5, 5, 1, 1), Steps(4, 4, 2, 2)))
-    keys = _keys(block, micro_batches)
-    after_all = keys[Phase.BACKWARD_INPUT].max() + 1
-    keys[Phase.BACKWARD_WEIGHT] = keys[Phase.BACKWARD_INPUT] + after_all
-    pool = from_keys("zb-v", v_stages(devices, 2), keys)
-    kind = np.searchsorted(sorted(keys), pool.phase)
-    priority = np.stack(list(keys.values()))[kind, pool.device, pool.chunk, pool.micro_batch]
+    steps = Steps(4, 2, 4, 2)
 
-    # A queue for each kind of pass and chunk. First forwards leave room for two chunks more: they would
-    # otherwise fill the memory that forwards on the way back need, without which nothing is ever freed.
-    is_first_forward = (pool.phase == Phase.FORWARD) & (pool.chunk == 0)
-    queue = 2 * kind + pool.chunk
-    return arrange(pool, queue, priority, limit=2 * devices + 1, reserve=2 * is_first_forward)
+    # The shortest way to turn round with which micro-batches do not collide; a longer turn than a period only repeats a
+    # shorter one.
+    turns = sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda turn: (sum(turn), turn))
+    blocks = (_slots(devices, steps, Turns(*turn)) for turn in turns)
+    return _squeezed("zb-v", next(filter(repeats, blocks)), micro_batches)
 
 
 def _squeezed(name: str, block: Block, micro_batches: int) -> Schedule:
@@ -119,19 +107,6 @@ def _slots(devices: int, steps: Steps, turns: Turns) -> Block:
     forward = np.stack([forward_down, forward_up], axis=1)
     backward = np.stack([backward_up, backward_down], axis=1)
     return Block(forward, backward)
-
-
-def _building_block(devices: int, choices: Sequence[Steps]) -> Block:
-    """The shortest block, of all ways to turn round between legs, whose repetitions do not collide."""
-    # A longer turn than a period only repeats a shorter one.
-    turns = sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda turn: (sum(turn), turn))
-    for turn, steps in product(turns, choices):
-        block = _slots(devices, steps, Turns(*turn))
-        if repeats(block):
-            return block
-    raise PerfModelError(
-        f"no building block of {choices} has a period of {_PERIOD} slots on {devices} devices; use another schedule"
-    )
 
 
 def repeats(block: Block) -> bool:

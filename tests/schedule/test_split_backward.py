@@ -35,12 +35,21 @@ def test_v_shapes_trade_memory_for_bubbles(p: int) -> None:
     of_1f1b = 3 * (p - 1)
     assert memory[0] <= p / 3 + 1.5
     assert memory[1] <= p / 2 + 2
-    assert memory[2] <= p + 0.5
+    assert memory[2] <= p
     assert memory == sorted(memory)
     assert bubble == sorted(bubble, reverse=True)
     assert max(bubble) < 0.7 * of_1f1b
-    assert bubble[2] <= 0.1 * of_1f1b
-    assert bubble[2] == 0 or p > 8
+    assert bubble[2] == 0
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8, 10, 12, 16, 24])
+def test_zb_v_has_no_bubble_from_twice_as_many_micro_batches_as_devices(p: int) -> None:
+    """Qi et al. 2024b: where passes are equal, and with the activation memory of 1F1B. 16 stages and 192 micro-batches
+    take 1,152 units."""
+    for m in (2 * p, 2 * p + 1, 3 * p, 12 * p):
+        schedule = get_schedule("zb-v")(p, m)
+        assert longest_device_span(schedule, uniform(2 * p, 1, 2)) == 6 * m
+        assert live_micro_batches(schedule).max() <= p
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
