@@ -185,6 +185,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     """
     # The reader of a family is a dataclass of its keys: what the configuration states replaces the class's defaults,
     # which are those of Hugging Face's own class.
+    of_all_parts = config
     config, family, left_out = huggingface.language_model(config, place)
     name = config.get("_name_or_path")
     relative = huggingface.RELATIVES.get(family, huggingface.Relative(family=family))
@@ -200,6 +201,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
         # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other words in them.
         if not getattr(reader, "READS_LAYER_TYPES", False):
             fields = huggingface.listed_layers(config, fields, of_family)
+        fields |= _stated_tying(config, of_all_parts, fields)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
@@ -220,6 +222,19 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     # A name that means something else in this family (MiniMax-M3's `intermediate_size` is that of an expert) does not
     # stay beside the one that it stands for.
     return renamed | {key: value for key, value in plain.items() if key not in aliases}
+
+
+def _stated_tying(config: Config, of_all_parts: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the head shares the table of tokens, where the language model or the whole of several parts says it."""
+    # Every class of Hugging Face with a head over tokens obeys this key, and readers of families set only what holds
+    # where it is left out. Classes of images are no tokens.
+    if fields.get("patches"):
+        return {}
+    for part in (config, of_all_parts):
+        tied = part.get("tie_word_embeddings")
+        if isinstance(tied, bool):
+            return {"tied_embeddings": tied}
+    return {}
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:

@@ -536,3 +536,71 @@ def test_groups_of_layers_are_of_one_kind() -> None:
         replace(net, layer_groups=13)
     with pytest.raises(PerfModelError, match="inner_group_num must be 1"):
         model_from_config(FAMILY_COUNTS["albert"]["config"] | {"inner_group_num": 2})
+
+
+TABLES_BESIDE_LAYERS = (
+    "bert",
+    "bloom",
+    "distilbert",
+    "electra",
+    "falcon",
+    "gpt_neo",
+    "modernbert",
+    "mpt",
+    "phi",
+    "t5",
+)
+
+
+@pytest.mark.parametrize("family", TABLES_BESIDE_LAYERS)
+def test_a_head_that_shares_no_table_is_one_more(family: str) -> None:
+    """Whether families name the key or leave it out: what a configuration says of its head is obeyed."""
+    config = FAMILY_COUNTS[family]["config"]
+    tied, untied = (model_from_config({**config, "tie_word_embeddings": value}) for value in (True, False))
+    narrow = tied.inputs.narrow_embedding
+    width = narrow.width if narrow else tied.hidden
+    assert parameter_count(untied) - parameter_count(tied) == tied.vocab * width
+
+
+@pytest.mark.parametrize("stated_by_text", [True, False, None])
+@pytest.mark.parametrize("stated_by_all", [True, False, None])
+def test_the_language_model_says_first_whether_its_head_is_tied(
+    stated_by_text: bool | None, stated_by_all: bool | None
+) -> None:
+    text = {key: value for key, value in LLAMA2_7B.items() if key != "tie_word_embeddings"}
+    read = model_from_config(
+        {
+            "model_type": "llava",
+            "text_config": {**text, "tie_word_embeddings": stated_by_text},
+            "tie_word_embeddings": stated_by_all,
+        }
+    )
+    first_stated = next((tied for tied in (stated_by_text, stated_by_all) if tied is not None), False)
+    assert read.head.tied_embeddings == first_stated
+
+
+@pytest.mark.parametrize("family", ["jais2", "nomic_bert", "phi", "starcoder2"])
+def test_heads_need_not_share_the_hidden_size_out(family: str) -> None:
+    config = FAMILY_COUNTS[family]["config"]
+    usual = model_from_config({**config, "head_dim": None})
+    assert model_from_config({**config, "head_dim": 2 * usual.head_dim}).head_dim == 2 * usual.head_dim
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("end", [-1, 3, 5])
+@pytest.mark.parametrize("start", [0, 1, 4])
+def test_experts_between_two_layers(start: int, end: int, interval: int) -> None:
+    """The rule of transformers models/ernie4_5_moe/modeling_ernie4_5_moe.py `Ernie4_5_MoeDecoderLayer`."""
+    config = FAMILY_COUNTS["ernie4_5_moe"]["config"]
+    layers = config["num_hidden_layers"]
+    read = model_from_config(
+        {
+            **config,
+            "moe_layer_start_index": start,
+            "moe_layer_end_index": end,
+            "moe_layer_interval": interval,
+        }
+    )
+    last = layers - 1 if end == -1 else end
+    expected = ["E" if (i + 1) % interval == 0 and start <= i <= last else "-" for i in range(layers)]
+    assert [sublayers[1] for sublayers in read.stack] == expected

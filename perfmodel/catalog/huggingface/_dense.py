@@ -149,6 +149,7 @@ class Starcoder2(Stack):
 
     intermediate_size: Count
     num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
     max_position_embeddings: Count = 4096
     hidden_act: str = "gelu_pytorch_tanh"
     use_bias: bool = True
@@ -157,7 +158,7 @@ class Starcoder2(Stack):
     residual_dropout: Share = 0.0
 
     def fields(self) -> Fields:
-        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+        return self.sizes(self.intermediate_size, self.max_position_embeddings, self.head_dim) | {
             "kv_heads": self.num_key_value_heads or self.num_attention_heads,
             "activation": activation(self.hidden_act),
             "positions": "rope",
@@ -234,6 +235,7 @@ class Phi(Stack):
 
     intermediate_size: Count
     num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
     max_position_embeddings: Count = 2048
     hidden_act: str = "gelu_new"
     tie_word_embeddings: bool = False
@@ -241,7 +243,7 @@ class Phi(Stack):
     resid_pdrop: Share = 0.0
 
     def fields(self) -> Fields:
-        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+        return self.sizes(self.intermediate_size, self.max_position_embeddings, self.head_dim) | {
             "kv_heads": self.num_key_value_heads or self.num_attention_heads,
             "activation": activation(self.hidden_act),
             "positions": "rope",

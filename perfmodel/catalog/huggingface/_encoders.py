@@ -115,9 +115,17 @@ class NomicBert(Roberta):
 
     hidden_act: str = "silu"
     hidden_dropout_prob: Share = 0.0
+    head_dim: Count | None = None
 
     def fields(self) -> Fields:
-        return super().fields() | {"positions": "rope", "gated_ffn": True, "bias": False, "norm_bias": True}
+        fields = super().fields()
+        return fields | {
+            "head_dim": self.head_dim or fields["head_dim"],
+            "positions": "rope",
+            "gated_ffn": True,
+            "bias": False,
+            "norm_bias": True,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ ATTENTION_LETTERS: Final[Mapping[str, str]] = {
     "mamba2": "M",
 }
 """Letter of `MIXERS` for a word of `layer_types`."""
+LAST: Final = -1
+"""Stands for the last layer."""
 FEED_FORWARD_LETTERS: Final[Mapping[str, str]] = {"dense": "-", "mlp": "-", "sparse": "E", "moe": "E"}
 """Letter of `MIXERS` for a word of `mlp_layer_types`."""
 
@@ -113,6 +115,10 @@ class LayerLists:
     moe_layer_freq: Count | tuple[CountOrNone, ...] = 1
     """Every n-th layer has experts, counted from the first (DeepSeek; `decoder_sparse_step` counts from the last of
     each n), or a 1 for each that has."""
+    moe_layer_interval: Count = 1
+    """Every n-th layer has experts, the last of each n layers of the stack (ERNIE 4.5)."""
+    moe_layer_end_index: int = LAST
+    """Number of the last layer that may have experts (ERNIE 4.5)."""
 
     def attention(self, layers: int, recurrent: str) -> list[str] | None:
         """A letter of `MIXERS` per layer for its attention, or `recurrent` for what stands in its place; None where the
@@ -132,12 +138,14 @@ class LayerLists:
         if isinstance(frequency, tuple):
             flags = [str(has_experts) for has_experts in frequency]
             return letters_of(flags, {"0": "-", "1": "E"}, "moe_layer_freq", layers)
-        if not self.mlp_only_layers and frequency == 1:
+        end = layers - 1 if self.moe_layer_end_index == LAST else self.moe_layer_end_index
+        by_rule = frequency == 1 and self.moe_layer_interval == 1
+        if by_rule and not self.mlp_only_layers and end >= layers - 1:
             return None
         # Both ways of counting are in use: DeepSeek's frequency starts with the
         # first layer, Qwen's step with the last of each.
         letters = ["-"] * layers
-        for layer in range(experts.first_dense_layers, layers):
+        for layer in range(experts.first_dense_layers, min(end + 1, layers)):
             in_turn = layer % frequency == 0 if frequency > 1 else (layer + 1) % experts.every == 0
             if in_turn and layer not in self.mlp_only_layers:
                 letters[layer] = "E"

@@ -19,15 +19,18 @@ Fields = dict[str, Any]
 """Arguments of `perfmodel.spec.Transformer`."""
 
 
-def plain_sizes(layers: int, hidden: int, heads: int, ffn: int | None, vocab: int, seq_len: int) -> Fields:
-    """Sizes of a stack whose heads share the hidden size evenly; four times as wide inside unless `ffn` says."""
+def plain_sizes(
+    layers: int, hidden: int, heads: int, ffn: int | None, vocab: int, seq_len: int, head_dim: int | None = None
+) -> Fields:
+    """Sizes of a stack; heads share the hidden size evenly unless `head_dim` says, and layers are four times as wide
+    inside unless `ffn` says."""
     # What is left out here is GPT-2's, as `Transformer` has it by default: layer norms, learned positions, biases.
     return {
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
-        "head_dim": per_head(hidden, heads),
+        "head_dim": head_dim or per_head(hidden, heads),
         "ffn_hidden": ffn or 4 * hidden,
         "vocab": vocab,
         "seq_len": seq_len,
@@ -43,10 +46,10 @@ class Stack:
     num_hidden_layers: Layers
     vocab_size: Count
 
-    def sizes(self, ffn: int | None, seq_len: int) -> Fields:
-        """Sizes of the stack, four times as wide inside unless `ffn` says another width (`plain_sizes`)."""
+    def sizes(self, ffn: int | None, seq_len: int, head_dim: int | None = None) -> Fields:
+        """Sizes of the stack, with the usual widths of layers and heads unless these are given (`plain_sizes`)."""
         return plain_sizes(
-            self.num_hidden_layers, self.hidden_size, self.num_attention_heads, ffn, self.vocab_size, seq_len
+            self.num_hidden_layers, self.hidden_size, self.num_attention_heads, ffn, self.vocab_size, seq_len, head_dim
         )
 
 
