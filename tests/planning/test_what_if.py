@@ -7,9 +7,9 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.planning.what_if import NAMES, Scenario, in_scenario, parse_setting, parse_sweep, sweep
-from perfmodel.prediction import explain, step_problem
-from perfmodel.spec import Job, Layout
+from perfmodel.planning.what_if import NAMES, Scenario, in_scenario, parse_setting, parse_sweep, step_s, sweep
+from perfmodel.prediction import EAGER, explain, layout_batches, step_problem
+from perfmodel.spec import Cluster, Job, Layout
 
 LAYOUT = Layout.parse("tp=2,pp=2,dp=16,zero=1")
 
@@ -44,6 +44,65 @@ def test_worse_is_slower(problem, setting: str) -> None:
     assert change(problem, setting) > 0
 
 
+def machine(scenario: Scenario, cluster: Cluster) -> dict[str, float | None]:
+    """What settings name, of a cluster in a scenario."""
+    device, changed, framework = scenario.device(cluster.device), scenario.cluster(cluster), scenario.framework(EAGER)
+    inside, outside = changed.levels[0], changed.levels[-1]
+    values = {
+        "compute_rate": device.flops_per_s("bf16"),
+        "memory_bandwidth": device.memory_bandwidth_bytes_per_s,
+        "memory_bytes": device.memory_bytes,
+        "power_limit": device.power_w,
+        "host_bandwidth": device.host_bandwidth_bytes_per_s,
+        "intra_node_bandwidth": inside.bandwidth_bytes_per_s,
+        "intra_node_latency": inside.latency_s,
+        "inter_node_bandwidth": outside.bandwidth_bytes_per_s,
+        "inter_node_latency": outside.latency_s,
+        "host_op_s": framework.host.host_op_s,
+        "kernel_gap_s": framework.host.kernel_gap_s,
+    }
+    assert changed.device.power_w == device.power_w
+    return values
+
+
+@pytest.mark.parametrize("name", machine(Scenario(), catalog.cluster("dgx-a100")))
+def test_a_setting_changes_what_it_names_and_nothing_else(name: str) -> None:
+    cluster = catalog.cluster("dgx-a100")
+    before = machine(Scenario(), cluster)
+    value = before[name]
+    assert value
+    assert machine(Scenario.parse([f"{name}=2x"]), cluster) == before | {name: 2 * value}
+    assert machine(Scenario.parse([f"{name}=+50%"]), cluster) == before | {name: 1.5 * value}
+    if name != "compute_rate":
+        assert machine(Scenario.parse([f"{name}={3 * value!r}"]), cluster) == before | {name: 3 * value}
+
+
+def test_nodes_of_one_device_have_links_between_nodes_alone() -> None:
+    cluster = catalog.cluster("timeprest")
+    assert cluster.devices_per_node == 1
+    doubled = Scenario.parse(["inter_node_bandwidth=2x", "inter_node_latency=3x"]).cluster(cluster)
+    for level, before in zip(doubled.levels, cluster.levels, strict=True):
+        assert level.bandwidth_bytes_per_s == 2 * before.bandwidth_bytes_per_s
+        assert level.latency_s == 3 * before.latency_s
+    inside = Scenario.parse(["intra_node_bandwidth=2x", "intra_node_latency=3x"])
+    assert inside.cluster(cluster).levels == cluster.levels
+
+
+def test_a_delay_is_added_to_every_collective_of_its_kind(problem) -> None:
+    """Where nothing hides it: to the reduction of every segment's gradients, of which a single replica has none."""
+    others = Scenario.parse(["all_gather_delay_s=0.5", "reduce_scatter_delay_s=0.5", "all_to_all_delay_s=0.5"])
+    for dp in (1, 8):
+        layout = Layout(dp=dp, micro_batch=512 // dp, zero=0, overlap_grad_reduce=False, overlap_param_gather=False)
+        (batch,) = layout_batches(problem, [layout])
+        reductions = batch.spec.segments * (dp > 1)
+        before_s, delayed_s, with_others_s = (
+            step_s(problem, layout, scenario)
+            for scenario in (Scenario(), Scenario.parse(["all_reduce_delay_s=0.5"]), others)
+        )
+        assert delayed_s - before_s == pytest.approx(0.5 * reductions)
+        assert with_others_s == before_s
+
+
 def test_slow_rank_bounds(problem) -> None:
     """A rank that takes 1.3 times as long slows the step by at most that, and by most of it in a full pipeline."""
     for rank in (0, 1):
@@ -69,6 +128,8 @@ def test_a_hidden_delay_is_not_felt_and_a_long_one_in_full(problem) -> None:
     layout = Layout.parse("tp=1,pp=1,dp=64,micro_batch=2")
     hidden = sweep(problem, layout, Scenario(), parse_sweep("all_reduce_delay_s=0:0.3:4")).hidden_up_to
     assert hidden is not None
+    ends = [change(problem, f"all_reduce_delay_s={share * hidden!r}", layout=layout) for share in (0.999, 1.01)]
+    assert 0 <= ends[0] <= 1e-3 < ends[1]
     curve = sweep(problem, layout, Scenario(), parse_sweep(f"all_reduce_delay_s=0:{4 * hidden + 0.2}:9"))
     steps = np.diff(curve.step_s)
     assert (steps >= -1e-9).all()

@@ -249,6 +249,17 @@ def test_groups_of_a_layout_on_nodes_of_eight(group: str, ranks_per_node: int, c
     ranks = {"tp": 2, "cp": 2, "dp": 8, "pp": 2}[group]
     assert (network.ranks, network.ranks_per_node, network.concurrent) == (ranks, ranks_per_node, concurrent)
     assert network.level == (0 if ranks == ranks_per_node else 1)
+    # nothing is relayed, and no library of experts' exchanges carries it out
+    assert network.collective("all_gather", 1e6, "bf16") == Collective(
+        collective="all_gather",
+        bytes=1e6,
+        num_ranks=ranks,
+        ranks_per_node=ranks_per_node,
+        dtype="bf16",
+        level=network.level,
+        concurrent=concurrent,
+        interleaved=network.interleaved,
+    )
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (16, 2), (64, 8)])

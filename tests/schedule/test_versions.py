@@ -1,12 +1,21 @@
 """Staleness: versions that passes use, against the papers' statements (TiMePReSt section 4.4, PipeDream, 2BW)."""
 
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule import Phase, get_schedule, schedule_facts, version_difference, weight_versions
+from perfmodel.schedule import (
+    Phase,
+    WeightPolicy,
+    get_schedule,
+    repeated,
+    schedule_facts,
+    version_difference,
+    weight_versions,
+)
 from perfmodel.schedule.memory import peak_live
 
 
@@ -103,15 +112,23 @@ def test_2bw_needs_two_versions_and_is_one_step_late(p: int) -> None:
     assert (versions.difference[:, 1:] == 2).all()
 
 
-def test_flushing_schedules_have_one_version() -> None:
-    versions = weight_versions(get_schedule("zb-v")(4, 8), "flush")
+@pytest.mark.parametrize("policy", get_args(WeightPolicy))
+def test_a_step_without_updates_inside_has_one_version(policy: WeightPolicy) -> None:
+    for name in ("1f1b", "zb-v", "chimera"):
+        versions = weight_versions(get_schedule(name)(4, 8), policy)
+        assert not versions.used.any()
+        assert versions.stored.tolist() == [1] * 4
+        assert versions.steady_difference.tolist() == [1] * 4
+
+
+def test_steps_that_flush_have_one_version_however_many_follow_one_another() -> None:
+    versions = weight_versions(repeated(get_schedule("1f1b")(4, 8), 3), "flush")
     assert not versions.used.any()
     assert versions.stored.tolist() == [1] * 4
+    assert versions.sequences == 1
 
 
 def test_versions_need_one_stage_per_device() -> None:
-    from perfmodel.schedule import repeated
-
     schedule = repeated(get_schedule("interleaved")(2, 4, 2), 2)
     with pytest.raises(PerfModelError, match="one stage per device"):
         weight_versions(schedule, "stashing")

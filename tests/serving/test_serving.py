@@ -135,6 +135,35 @@ def test_static_batches_read_all_prompts_first():
     assert continuous.tokens_per_s == pytest.approx(static.tokens_per_s, rel=0.1)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 32, 400])
+@pytest.mark.parametrize("prompt_tokens", [300, 1000, 20_000])
+def test_a_request_sees_every_other_prompt_once_before_its_own_or_between_its_tokens(batch: int, prompt_tokens: int):
+    """Little's law, and Pollaczek and Khinchine's wait r S / (2 (1 - r)) for prompts that are read one at a time."""
+    output_tokens = 100
+    words: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    found = serve(batch=batch, **words)
+    own_s = serve(batch=1, batching="static", **words).ttft_s
+    each_s = serve(batch=batch, batching="static", **words).ttft_s / batch
+    others_s = (batch - 1) * each_s
+    decoding_s = (output_tokens - 1) * found.decode_step_s
+    request_s = own_s + decoding_s + others_s
+    utilisation = others_s / request_s
+    waiting_s = min(others_s, utilisation * each_s / (2 * (1 - utilisation)))
+    assert found.ttft_s == pytest.approx(own_s + waiting_s)
+    assert found.tpot_s == pytest.approx((decoding_s + others_s - waiting_s) / (output_tokens - 1))
+    assert found.tokens_per_s == pytest.approx(batch * output_tokens / request_s)
+    assert found.tokens_per_s_per_user == 1 / found.tpot_s
+
+
+@pytest.mark.parametrize("output_tokens", [1, 2, 7, 100])
+def test_a_token_halfway_through_the_output_stands_for_all(output_tokens: int):
+    found = serve(batch=16, output_tokens=output_tokens)
+    halfway = 1000 + (output_tokens + 1) // 2
+    last = serve(batch=16, prompt_tokens=halfway - 1, output_tokens=1)
+    assert found.decode_step_s == last.decode_step_s
+    assert last.tpot_s == last.decode_step_s  # of which there is none after the first
+
+
 def test_replicas_multiply_throughput():
     one, four = serve(batch=8), serve(layout="dp=4", batch=32)
     assert four.tokens_per_s == pytest.approx(4 * one.tokens_per_s)

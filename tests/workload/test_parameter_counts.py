@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.catalog import model, models
-from perfmodel.spec import AdaLN, Job, NarrowEmbedding, Transformer
-from perfmodel.workload import Shard, blocks, padded_vocab, parameter_count, parameters
+from perfmodel.spec import AdaLN, Job, NarrowEmbedding, Spectrogram, Transformer
+from perfmodel.workload import Shard, blocks, padded_vocab, parameter_count, parameters, step_flops
 
 EXACT = {
     "gpt2-117m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-1.5b": 1_557_611_200,
@@ -86,6 +86,20 @@ def test_diffusion_transformers_make_scales_shifts_and_gates_of_time_and_class()
     pixels = (patches.elements + 1) * h + (h + 1) * patches.out_elements
     layer = 4 * vectors + (h + 1) * dit.ffn_hidden + (dit.ffn_hidden + 1) * h + 6 * vectors
     assert parameter_count(dit) == conditioned + pixels + dit.layers * layer + 2 * vectors
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (5, 4)])
+def test_two_convolutions_over_time_make_tokens_of_a_spectrogram(kernel: int, stride: int) -> None:
+    """Whisper (arXiv 2212.04356, section 2.2): the first at every instant, the second once a token, with biases."""
+    plain = model("t5-base")
+    spoken = replace(plain, spectrogram=Spectrogram(channels=80, kernel=kernel, stride=stride))
+    h, job = plain.hidden, Job(global_batch=2, seq_len=64)
+    first, second = kernel * 80 * h, kernel * h * h
+    assert parameter_count(spoken) == parameter_count(plain) + first + h + second + h
+    added = step_flops(spoken, job).forward - step_flops(plain, job).forward
+    assert added == 2 * 2 * 64 * (stride * first + second)
+    held = sum(b.params * n for b, n in blocks(spoken, job, Shard()))
+    assert held == parameter_count(spoken) + (padded_vocab(spoken.vocab, 1) - spoken.vocab) * h
 
 
 @pytest.mark.parametrize("name", models())

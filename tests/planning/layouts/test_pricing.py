@@ -1,6 +1,7 @@
 """Priced without a program: memory is that of exact predictions, the bound is never beaten."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.layouts import default_space, enumerate_grids, with_options, with_schedules
 from perfmodel.prediction import check_layout, evaluate, step_problem
-from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
+from perfmodel.prediction.grids import GridCosts, LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.memory import CATEGORIES, peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Job, Layout
@@ -36,6 +37,43 @@ def test_memory_is_that_of_exact_predictions(case):
     expected, parts = peak_memory(case.step_problem, layouts)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
     assert largest == parts
+
+
+def test_choices_of_which_no_layout_fits_are_left_out_and_counted(case):
+    """All others stay, with the memory and the bounds that they have in the whole grid."""
+    grids = everything(case)[::16]
+    whole = list(price_grids(case.step_problem, grids))
+    peaks = np.concatenate([cost.peak_bytes.ravel() for cost in whole])
+    narrowed = 0
+    for usable_bytes in (0.0, *np.quantile(peaks, [0.02, 0.3])):
+        costs = price_grids(case.step_problem, grids, usable_bytes)
+        for cost, before, grid in zip(costs, whole, grids, strict=True):
+            over = before.too_large(usable_bytes)
+            assert (cost.too_large(usable_bytes) + cost.left_out).tolist() == over.tolist()
+            fits = before.fits(usable_bytes)
+            if not fits.any():
+                assert cost.grid is grid
+                assert np.isinf(cost.bound_s).all()
+                continue
+            layouts_fit = fitting(cost, usable_bytes)
+            for axis in range(4):  # every choice that is left has a layout that fits
+                assert layouts_fit.any(axis=tuple(i for i in range(4) if i != axis)).all()
+            narrowed += cost.grid.shape != before.grid.shape
+            expected = dict(fitting_bounds(before, usable_bytes))
+            assert dict(fitting_bounds(cost, usable_bytes)) == pytest.approx(expected, rel=1e-6)
+    assert narrowed
+
+
+def fitting(cost: GridCosts, usable_bytes: float) -> np.ndarray:
+    """Which layouts of a grid fit."""
+    return np.broadcast_to(cost.spread(cost.fits(usable_bytes)), cost.grid.shape)
+
+
+def fitting_bounds(cost: GridCosts, usable_bytes: float) -> Iterator[tuple[Layout, float]]:
+    """The layouts of a grid that fit, with their bounds."""
+    bound_s = np.broadcast_to(cost.bound_s, cost.grid.shape).ravel()
+    for place in np.flatnonzero(fitting(cost, usable_bytes)).tolist():
+        yield cost.grid.layout(place), float(bound_s[place])
 
 
 @st.composite
