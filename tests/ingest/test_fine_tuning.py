@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 import perfmodel as pm
 from perfmodel.cli import main
@@ -722,3 +723,106 @@ def test_a_tower_and_its_language_model_in_one_folder() -> None:
     assert launch.job_fields["base_weights"] == "nf4"
     assert any("InternVL2-2B" in sentence for sentence in launch.missing)
     assert any("vision tower" in doubt for doubt in launch.may_be_wrong)
+
+
+ACCELERATE_SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("--multi_gpu --mixed_precision bf16", {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"}),
+    ("--mixed_precision=fp16", {"mixed_precision": "fp16"}),
+    (
+        "--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --mixed_precision bf16",
+        {
+            "distributed_type": "DEEPSPEED",
+            "mixed_precision": "bf16",
+            "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"},
+        },
+    ),
+    (
+        "--use-fsdp --fsdp-sharding-strategy SHARD_GRAD_OP --fsdp_activation_checkpointing true --mixed-precision bf16",
+        {
+            "distributed_type": "FSDP",
+            "mixed_precision": "bf16",
+            "fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_activation_checkpointing": True},
+        },
+    ),
+    (
+        "--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true --mixed_precision bf16 "
+        "--parallelism_config_dp_replicate_size 2",
+        {
+            "distributed_type": "FSDP",
+            "mixed_precision": "bf16",
+            "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True},
+            "parallelism_config": {"parallelism_config_dp_replicate_size": 2},
+        },
+    ),
+]
+"""Flags of `accelerate launch`, and the file that says the same."""
+WITHOUT_PRECISION = "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --max_length 2048"
+
+
+@pytest.mark.parametrize("program", ["train.py", "-m trainer.sft"])
+@pytest.mark.parametrize(("flags", "file"), ACCELERATE_SETTINGS)
+def test_flags_of_accelerate_mean_what_its_file_says(
+    flags: str, file: dict[str, Any], program: str, tmp_path: Path
+) -> None:
+    """Also behind a file that says otherwise, and never those behind the program, which are the program's own."""
+    (tmp_path / "acc.yaml").write_text(yaml.safe_dump({"num_processes": 8, **file}))
+    (tmp_path / "other.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: fp8\n")
+    scripts = [
+        f"accelerate launch --config_file acc.yaml {program} {WITHOUT_PRECISION}",
+        f"accelerate launch --num_processes 8 {flags} {program} {WITHOUT_PRECISION}",
+    ]
+    if "distributed_type" in file:
+        scripts.append(f"accelerate launch --config_file other.yaml {flags} {program} {WITHOUT_PRECISION}")
+    launches = [parse_launch(script, str(tmp_path / "run.sh")) for script in scripts]
+    told = [(launch.framework, launch.devices, launch.layout, launch.job_fields) for launch in launches]
+    assert told[1:] == told[:1] * (len(scripts) - 1)
+    assert not any(launch.may_be_wrong or launch.ignored for launch in launches)
+    assert launches[0].job_fields["dtype"] == file["mixed_precision"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "dtype"), [("", "bf16"), ("--bf16", "bf16"), ("--fp16", "fp16"), ("--torch_dtype float16", "fp16")]
+)
+@pytest.mark.parametrize("launcher", ["--mixed_precision bf16", "--use_deepspeed --deepspeed_config_file zero2.json"])
+def test_the_precision_of_accelerate_is_that_of_a_program_that_says_none(
+    flag: str, dtype: str, launcher: str, tmp_path: Path
+) -> None:
+    (tmp_path / "zero2.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
+    script = (
+        f"accelerate launch --num_processes 8 --mixed_precision bf16 {launcher} train.py {WITHOUT_PRECISION} {flag}"
+    )
+    launch = parse_launch(script, str(tmp_path / "run.sh"))
+    assert launch.job_fields["dtype"] == dtype
+    assert launch.layout is not None
+    assert launch.layout.zero == (2 if "zero2" in launcher else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "zero"),
+    [
+        ("configs/deepspeed_zero3.yaml", "deepspeed", 3),
+        ("zero2.yml", "deepspeed", 2),
+        ("fsdp.yaml", "fsdp", 3),
+        ("default.yaml", "pytorch", 0),
+    ],
+)
+def test_a_file_of_accelerate_that_is_not_there_is_doubted(name: str, framework: str, zero: int) -> None:
+    launch = parse_launch(f"accelerate launch --config_file {name} --num_processes 8 train.py {FLAGS}", "run.sh")
+    assert launch.layout is not None
+    assert (launch.framework, launch.layout.zero) == (framework, zero)
+    assert any(name in sentence and "was not found" in sentence for sentence in launch.may_be_wrong)
+
+
+@pytest.mark.parametrize("name", ["stage3_no_offloading.conf", "zero3_nooffload.json", "ds_z3_without-offload.json"])
+def test_names_of_files_that_offload_nothing(name: str) -> None:
+    launch = parse_launch(f"deepspeed --num_gpus 8 train.py --deepspeed {name} {FLAGS}", "run.sh")
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.layout.offload_states) == (3, "none")
+
+
+@pytest.mark.parametrize(
+    "launcher", ["accelerate launch --num_processes 8", "deepspeed", "torchrun --nproc_per_node 8"]
+)
+def test_settings_in_a_file_that_is_not_there_are_asked_for(launcher: str) -> None:
+    with pytest.raises(LaunchFileError, match=r"settings of recipes/sft.yaml, which is not beside it; put it there"):
+        parse_launch(f"{launcher} src/sft.py --config recipes/sft.yaml\n", "run.sh")

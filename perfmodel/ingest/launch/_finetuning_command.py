@@ -19,14 +19,19 @@ from perfmodel.ingest.launch._entries import (
     read_yaml,
     yaml_value,
 )
-from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
+from perfmodel.ingest.launch._finetuning_files import (
+    FINETUNING,
+    accelerate_flags,
+    finetuning_format,
+    with_named_files,
+)
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer, refuse_several_models
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
-from perfmodel.ingest.launch.shell import Command
+from perfmodel.ingest.launch.shell import Command, Word
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
@@ -95,6 +100,7 @@ def finetuning_command(
     candidates = [_training(command, place, neighbours) for command in certain or script.commands]
     trainings = [training for training in candidates if training is not None]
     if not trainings:
+        _refuse_absent_settings(certain, place, neighbours)
         return None
     # Scripts that fine-tune, merge and evaluate: the command with the most settings trains.
     best = max(trainings, key=lambda training: len(training.entries))
@@ -112,6 +118,23 @@ def finetuning_command(
     return with_named_files(source, best.form, neighbours)
 
 
+def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours: Neighbours) -> None:
+    """Raise `LaunchFileError` for a training program whose settings stand in a file that is not beside the script."""
+    for command in commands:
+        texts = [word.text for word in command.argv]
+        names = [Path(text).name for text in texts]
+        program = next((i for i, name in enumerate(names) if name.endswith(".py")), None)
+        if program is None or not {"accelerate", "deepspeed", "torchrun"} & set(names[:program]):
+            continue
+        settings = [text.rpartition("=")[2] for text in texts[program + 1 :]]
+        absent = [text for text in settings if text.endswith((".yaml", ".yml")) and neighbours.find(text) is None]
+        if absent:
+            raise LaunchFileError(
+                f"{place}: it runs {names[program]} with the settings of {absent[0]}, which is not beside it; put it "
+                "there, or give --model, --layout and so on instead"
+            )
+
+
 def _training(command: Command, place: str, neighbours: Neighbours) -> _Training | None:
     """A command as one that fine-tunes; None of any other.
 
@@ -125,7 +148,8 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     # By the program's name; else by the Trainer's own flags, which any script
     # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
-    flags = command_entries(command.argv, _KNOWN, _SWITCHES)
+    argv, of_launcher = _of_accelerate(command.argv)
+    flags = command_entries(argv, _KNOWN, _SWITCHES)
     entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items()}
     entries |= _settings(command)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
@@ -139,7 +163,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
         form = _format_of_named_file(command, neighbours)
     if form is None:
         return None
-    entries |= _of_accelerate(texts, command.argv[0].line)
+    entries |= accelerate_flags(of_launcher)
     return _Training(command, form, entries)
 
 
@@ -184,14 +208,33 @@ def _settings(command: Command) -> dict[str, Entry]:
     return entries
 
 
-def _of_accelerate(texts: Sequence[str], line: int) -> dict[str, Entry]:
-    """The file of `accelerate launch --config_file`, which stands before the script."""
-    for i, text in enumerate(texts):
-        name, sign, value = text.partition("=")
-        if name.replace("-", "_") == "__config_file":
-            value = value if sign else " ".join(texts[i + 1 : i + 2])
-            return {"config_file": Entry(value, line)}
-    return {}
+def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entry]]:
+    """A command without the flags of `accelerate launch` before its program, and these flags by name.
+
+    Flags that say how many processes run stay in the command, as those of every launcher do.
+    """
+    texts = [word.text for word in argv]
+    launchers = [i for i, text in enumerate(texts) if Path(text).name == "accelerate"]
+    if not launchers or texts[launchers[-1] + 1 : launchers[-1] + 2] != ["launch"]:
+        return argv, {}
+    begin = launchers[-1] + 2
+    programs = [i for i in range(begin, len(texts)) if texts[i].endswith(".py") or texts[i] in ("-m", "--module")]
+    end = programs[0] if programs else len(texts)
+
+    # A flag and its value stand in one word or in two.
+    rest = list(argv[:begin])
+    entries: dict[str, Entry] = {}
+    name = ""
+    for word in argv[begin:end]:
+        if word.text.startswith("--"):
+            name, sign, value = word.text[2:].partition("=")
+            name = name.replace("-", "_")
+            entries[name] = Entry(yaml_value(value) if sign else True, word.line)
+        elif name and entries[name].value is True:
+            entries[name] = Entry(yaml_value(word.text), word.line)
+        if name.replace("_", "-") in LAUNCHING:
+            rest.append(word)
+    return [*rest, *argv[end:]], entries
 
 
 def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:

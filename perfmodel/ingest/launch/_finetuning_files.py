@@ -34,6 +34,43 @@ _BY_NAME: Final = "<deepspeed by name>"
 _STAGE_FLAG: Final = "zero_stage"
 """The entry that keeps the name of a file of DeepSpeed's which is not there to be read."""
 _ACCELERATE_FILE: Final = "config_file"
+_OF_LAUNCHER: Final = "<accelerate launch> "
+"""The beginning of entries that are flags of `accelerate launch`, which win over its file."""
+_ACCELERATE_BY_NAME: Final = "<accelerate by name>"
+"""The entry that keeps the name of a file of Accelerate's which is not there to be read."""
+_ENGINES: Final = {
+    "use_deepspeed": "DEEPSPEED",
+    "use_fsdp": "FSDP",
+    "use_megatron_lm": "MEGATRON_LM",
+    "multi_gpu": "MULTI_GPU",
+}
+"""Flags of `accelerate launch` that choose what it trains with, and the word for it in its file."""
+_ENGINE_TITLES: Final = {"DEEPSPEED": "DeepSpeed", "FSDP": "PyTorch's FSDP", "MEGATRON_LM": "Megatron-LM"}
+_DEEPSPEED_FLAGS: Final = (
+    "deepspeed_config_file",
+    "deepspeed_hostfile",
+    "deepspeed_multinode_launcher",
+    "deepspeed_inclusion_filter",
+    "deepspeed_exclusion_filter",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero3_init_flag",
+    "zero3_save_16bit_model",
+)
+"""Flags of `accelerate launch` that its file has in the block of DeepSpeed."""
+_BLOCKS: Final = {
+    "fsdp_": "fsdp_config",
+    "megatron_lm_": "megatron_lm_config",
+    "parallelism_config_": "parallelism_config",
+}
+"""Blocks of Accelerate's file by the beginnings of their keys, which the flags have too."""
+_PRECISION: Final = "mixed_precision"
+_BESIDE_DEEPSPEED: Final = ("monitor_config.*", "comms_config.*", "distributed_type", "deepspeed_config.*")
+"""Keys beside those of DeepSpeed's file that it makes needless, or that choose DeepSpeed."""
+_NO_OFFLOAD: Final = re.compile(r"(no|non|without)[-_]?offload")
 _STAGE_IN_NAME: Final = re.compile(r"(?:z|zero|stage)[-_]?([0-3])(?![0-9])", re.IGNORECASE)
 _TITLES: Final = {
     "axolotl": "axolotl",
@@ -75,6 +112,7 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
     entries = dict(source.entries)
     # The front end's own keys win over Accelerate's, and DeepSpeed's file over both but for what it leaves to `auto`.
     accelerate = _accelerate_entries(entries, neighbours)
+    entries = {key: entry for key, entry in entries.items() if not key.startswith(_OF_LAUNCHER)}
     if accelerate:
         entries = accelerate | entries
         if DEEPSPEED_FILE in accelerate:
@@ -83,7 +121,7 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
         merged = _with_deepspeed(entries, form, neighbours)
         return replace(source, entries=merged), _on_deepspeed(form)
     if accelerate:
-        return replace(source, entries=_with_precision(entries, form)), _on_accelerate(form)
+        return replace(source, entries=_with_precision(entries, form)), _on_accelerate(form, entries)
     return source, _on_torch(form)
 
 
@@ -105,30 +143,90 @@ def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
         form,
         # The last rule that says a field wins: the front end fills in what DeepSpeed's table takes for its own default.
         table=(*DEEPSPEED.table, *form.table, Rule(keys=(_BY_NAME,), read=_stage_by_name)),
-        harmless=(*DEEPSPEED.harmless, *form.harmless, "monitor_config.*", "comms_config.*"),
+        harmless=(*DEEPSPEED.harmless, *form.harmless, *_BESIDE_DEEPSPEED),
         framework=lambda fields, entries: "deepspeed",
         always={**form.always, **_remark(form, "DeepSpeed")},
     )
 
 
-def _on_accelerate(form: LaunchFormat) -> LaunchFormat:
+def _on_accelerate(form: LaunchFormat, entries: Entries) -> LaunchFormat:
+    chosen = entries.get("distributed_type")
+    engine = _ENGINE_TITLES.get(str(chosen.value) if chosen else "", "PyTorch alone")
     return replace(
         form,
-        table=(*ACCELERATE.table, *form.table),
+        table=(*ACCELERATE.table, *form.table, _NAMED_RULE),
         harmless=(*ACCELERATE.harmless, *form.harmless),
         framework=ACCELERATE.framework,
-        always={**form.always, **_remark(form, "the engine that Accelerate's file chooses")},
+        always={**form.always, **_remark(form, engine)},
     )
 
 
-def _accelerate_entries(entries: Mapping[str, Entry], neighbours: Neighbours) -> dict[str, Entry]:
-    """Entries of the file of `accelerate launch --config_file`, if it is there."""
+def accelerate_flags(flags: Entries) -> dict[str, Entry]:
+    """Flags of `accelerate launch` as entries that `with_named_files` reads beside its file.
+
+    Args:
+        flags: those before the program, by names with underscores.
+    """
+    entries: dict[str, Entry] = {}
+    for name, entry in flags.items():
+        block = next((block for beginning, block in _BLOCKS.items() if name.startswith(beginning)), "")
+        if name == _ACCELERATE_FILE:
+            entries[name] = entry
+        elif name in _ENGINES:
+            entries[f"{_OF_LAUNCHER}distributed_type"] = replace(entry, value=_ENGINES[name])
+        elif name in _DEEPSPEED_FLAGS:
+            entries[f"{_OF_LAUNCHER}deepspeed_config.{name}"] = entry
+        elif block:
+            entries[f"{_OF_LAUNCHER}{block}.{name}"] = entry
+        elif name == _PRECISION:
+            entries[f"{_OF_LAUNCHER}{name}"] = replace(entry, value="no" if entry.value is False else entry.value)
+    return entries
+
+
+def _accelerate_entries(entries: Entries, neighbours: Neighbours) -> dict[str, Entry]:
+    """Entries of Accelerate: of the file of `accelerate launch --config_file`, and of its flags, which win."""
+    of_launcher = {
+        key.removeprefix(_OF_LAUNCHER): entry for key, entry in entries.items() if key.startswith(_OF_LAUNCHER)
+    }
     named = entries.get(_ACCELERATE_FILE)
-    file = neighbours.find(named.value) if named is not None and isinstance(named.value, str) else None
-    if named is None or file is None:
-        return {}
+    if named is None or not isinstance(named.value, str):
+        return of_launcher
+    file = neighbours.find(named.value)
+    if file is None:
+        return _engine_by_name(named) | of_launcher
     source = read_yaml(file.text, str(file.path), file.path.parent)
-    return included_entries(source.entries, file.path, named.line)
+    return included_entries(source.entries, file.path, named.line) | of_launcher
+
+
+def _engine_by_name(named: Entry) -> dict[str, Entry]:
+    """What the name of a file of Accelerate's tells of it: files are called `deepspeed_zero3.yaml` or `fsdp.yaml`."""
+    plain = Path(str(named.value)).name.lower()
+    # Nearly all such files train in 16 bits.
+    entries = {_ACCELERATE_BY_NAME: named, _PRECISION: replace(named, value="bf16")}
+    stage = _STAGE_IN_NAME.search(plain)
+    if "fsdp" in plain:
+        entries["distributed_type"] = replace(named, value="FSDP")
+    elif stage is not None:
+        entries["distributed_type"] = replace(named, value="DEEPSPEED")
+        entries["deepspeed_config.zero_stage"] = replace(named, value=int(stage[1]))
+    return entries
+
+
+def _missing_file(settings: Mapping[str, Any]) -> Fields:
+    """The doubt about a file of Accelerate's that is not there."""
+    if _ACCELERATE_BY_NAME not in settings:
+        return {}
+    engine = _ENGINE_TITLES.get(str(settings.get("distributed_type")))
+    assumed = f"{engine} is taken from its name, and bf16" if engine else "plain data parallelism in bf16 is assumed"
+    return {
+        "doubt.accelerate": (
+            f"the layout, the precision and memory may be wrong: {settings[_ACCELERATE_BY_NAME]}, the file of "
+            f"accelerate launch, was not found beside the script; {assumed} where no flag says otherwise"
+        )
+    }
+
+
+_NAMED_RULE: Final = Rule(keys=(_ACCELERATE_BY_NAME, "distributed_type"), read=_missing_file)
 
 
 def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
@@ -146,6 +244,10 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
         built = _STAGE_FLAG in entries and not isinstance(named.value, str)
         inside = _built_by_program(merged) if built else _deepspeed_entries(named, neighbours)
     dtype = _dtype_of(merged, form)
+    # Without a switch of its own the Trainer trains as Accelerate is told.
+    launched = merged.pop(_PRECISION, None)
+    if launched is not None and not _states_precision(merged, form):
+        dtype = str(launched.value)
     for key, entry in inside.items():
         # `transformers` checks these against its own arguments and refuses others, so that the front end's are enough.
         if key in _BATCHES and (MICRO in merged or entry.value == AUTO):
@@ -192,7 +294,7 @@ def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]
     if stage is None:
         return entries
     entries["zero_optimization.stage"] = Entry(int(stage[1]), named.line)
-    if "offload" in plain and "partial" not in plain:
+    if "offload" in plain and "partial" not in plain and not _NO_OFFLOAD.search(plain):
         if not plain.removesuffix(".json").endswith("params"):
             entries["zero_optimization.offload_optimizer.device"] = Entry("cpu", named.line)
         # Only stage 3 can offload weights.
@@ -218,6 +320,11 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
             "states lies in host memory"
         )
     return fields
+
+
+def _states_precision(entries: Entries, form: LaunchFormat) -> bool:
+    """Whether the front end's own keys say the element type."""
+    return any(name in entries for rule in form.table if "dtype" in rule.fields for name in rule.keys)
 
 
 def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
