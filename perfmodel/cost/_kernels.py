@@ -3,12 +3,12 @@
 A kernel's time is made in this order, every step of it a function that says what it rests on:
 
 1. Physics: FLOPs, bytes, tiles and waves of its shape (`physics` of its family in `perfmodel.ops`).
-2. Regressor: a roofline with fitted efficiencies times the residual of a network (`learn._parameters`), for the device,
-   kind and software that a plan chooses (`learn._plan`); gradients by their sum or their share (`learn._gradients`).
+2. Regressor: a roofline with fitted efficiencies times the residual of a network (`learn.parameters`), for the device,
+   kind and software that a plan chooses (`learn.plans`); gradients by their sum or their share (`learn._gradients`).
 3. Dies: what kernels of training are known to take beside those that tables time (`learn._dies`).
 4. Laws: what holds between element types, masks and batches (here: `_predict_products`, `_predict_attention`).
-5. Step and site: growth with the work (`_growth`), the clock under the power limit (`_power`), and what runs of a site
-   showed; `perfmodel.prediction` applies these, as they hold in a step and not for a kernel alone.
+5. Step and site: the framework's kernels, growth with the work, the clock under load and what runs of a site showed
+   hold in a step and not for a kernel alone: `perfmodel.prediction._price` continues this list.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -13,6 +13,7 @@ This door has the predictions themselves: `predict` and `explain` (one layout wi
 """
 
 from perfmodel.display import shorten_reprs
+from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._check import check_layout, check_machine, layout_of
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._durations import durations, pass_times
@@ -21,7 +22,7 @@ from perfmodel.prediction._explain import EventShares, event_shares
 from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors
 from perfmodel.prediction._predict import explain, predict
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart, Prediction, StageMemory
-from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem, step_problem, step_problem_of
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._terms import STEP_TERMS, without

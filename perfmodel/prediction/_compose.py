@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
+from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
 from perfmodel.prediction._memory_inputs import BlockBytes
-from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached, session_cached_each
 from perfmodel.prediction._programs import Division, PartitionedProgram, divided, program_spec
 from perfmodel.prediction._step_costs import step_factors

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
+from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._communication import EventClasses, across, rank_of_stage
 from perfmodel.prediction._compose import LayoutBatch, composed, event_classes, layout_batches, pass_s, phase_s
-from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs

@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Collective, Op
+from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import LayoutBatch, weighted_programs
-from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import Overlap, beside_loss

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._memory import CATEGORIES, rank_memory
 from perfmodel.prediction._memory_inputs import BlockBytes, Sharding
-from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.blocks import BlockTimes

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Op
+from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._communication import Hops, Transfers, hops, transfers
 from perfmodel.prediction._memory_inputs import RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
-from perfmodel.prediction._price import block_times, event_prices, priced_events
+from perfmodel.prediction._price import event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks

@@ -1,0 +1,145 @@
+"""Times of the phases of a layout's blocks, and the casts to few bits that pay."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.cost import EventTimes
+from perfmodel.ops import KernelOp
+from perfmodel.prediction._price import priced_events, under_training_load
+from perfmodel.prediction._problem import StepProblem, session_cached
+from perfmodel.prediction.blocks import (
+    BlockTimes,
+    PlacedShard,
+    ShardBlocks,
+    block_events,
+    of_span,
+    placed_events,
+    placed_shard,
+)
+from perfmodel.prediction.overlap import BlockEvents, time_phases
+from perfmodel.prediction.phases import PLAIN, Phase, Variant
+from perfmodel.program import COMBINED
+from perfmodel.spec import Layout
+from perfmodel.workload import is_cast, storage_dtype
+
+_HALVINGS: Final = 12
+"""Halvings of the range in which the share of casts that pay is searched."""
+
+
+def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:
+    """Times of the blocks of a layout's shard in a pass.
+
+    Args:
+        variant: micro-batches that the pass computes at once, slice of the sequence, and what it runs beside.
+        slices: slices that the schedule cuts the sequence into.
+
+    Raises:
+        LayoutError: the model does not divide.
+    """
+    span, index, beside = variant
+    placed = placed_shard(problem.setting, of_span(layout, span))
+    ring_steps = layout.tp if layout.tp_overlap else 1
+    checked = problem.framework.communication.checks(layout.pp)
+    combined = beside == COMBINED and placed.shard.ep_overlap
+    return _times_of(problem, placed, ring_steps, checked, slices, index, combined)
+
+
+@session_cached
+def _times_of(
+    problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int, combined: bool
+) -> BlockTimes:
+    """`block_times` by exactly what it depends on, so that layouts which differ in anything else share a result."""
+    blocks = placed_events(problem.setting, placed, slices, index)
+    blocks = blocks if combined else blocks.alone
+    framework, device = problem.adjusted_framework, problem.cluster.device
+    blocks = blocks.in_order if framework.communication.tp_gradients_wait else blocks
+    kernel_spread = problem.site.kernel_spread(device)
+
+    def events_of(blocks: ShardBlocks) -> BlockEvents:
+        return block_events(blocks, framework, device, ring_steps, kernel_spread, checked)
+
+    blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
+    phases = time_phases(events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
+    counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
+    return BlockTimes(**vars(phases), **counted, times=times, load=under_training_load(problem, blocks.ops))
+
+
+def _casts_that_pay(
+    problem: StepProblem, blocks: ShardBlocks, times: EventTimes, events_of: Callable[[ShardBlocks], BlockEvents]
+) -> tuple[ShardBlocks, EventTimes]:
+    """Leave operands in 16 bits where casting them to 8 or 4 bits does not pay: no phase of a block may take longer
+    than in 16 bits.
+
+    Returns:
+        The blocks with the casts that are launched, and the times of their events.
+    """
+    # Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
+    # `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
+    # Where no recipe says which operands these are, casts are no kernels that the host would issue.
+    cast = np.array([is_cast(op) for op in blocks.ops], bool)
+    if not cast.any():
+        return blocks, times
+
+    # The same products in the type that their operands are stored in.
+    narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
+    in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
+    wide = times.replaced(narrow, priced_events(problem, in_16_bits))
+
+    # An event has one time in all blocks, so the block that gains least decides.
+    pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
+    share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
+    if (share == 1.0).all():
+        return blocks, times
+    return blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
+
+
+def _shares_that_pay(
+    problem: StepProblem,
+    blocks: ShardBlocks,
+    times: EventTimes,
+    wide: EventTimes,
+    cast: Bool[np.ndarray, " ops"],
+    events_of: Callable[[ShardBlocks], BlockEvents],
+) -> Float[np.ndarray, " blocks"]:
+    """Share of each block's casts, the largest, with which none of its phases takes longer than in 16 bits.
+
+    Args:
+        times: of the events where all operands are cast.
+        wide: of the events where none is.
+        cast: which events are casts.
+        events_of: the events of some blocks as arrays.
+    """
+    framework, trains = problem.adjusted_framework, problem.job.mode == "train"
+    none_cast = events_of(blocks.casting(np.zeros(len(cast)), problem.job))
+    all_cast = events_of(blocks.casting(np.ones(len(cast)), problem.job))
+
+    def phases_s(share: Float[np.ndarray, " blocks"], times: EventTimes) -> Float[np.ndarray, "blocks phases"]:
+        # What the host does for a phase is linear in the share.
+        by_host = {}
+        for name in ("launches", "issued", "beyond_operators_s"):
+            without, additional = getattr(none_cast, name), getattr(all_cast, name) - getattr(none_cast, name)
+            by_host[name] = without + share[:, None] * additional
+        counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
+        events = none_cast._replace(counts=counts, **by_host)
+        phase_s = time_phases(events, times.time_s, framework.host.issue_s, framework.host.kernel_gap_s).phase_s
+        # Collectives of input gradients hide behind kernels of weight gradients: both are judged together.
+        phase_s[:, Phase.BACKWARD_INPUT] += phase_s[:, Phase.BACKWARD_WEIGHT]
+        return phase_s if trains else phase_s[:, [Phase.FORWARD]]
+
+    # The share is the same for all phases of a block, and none may lose: what one gains may be lost to communication
+    # that hid behind it. What a phase takes is convex in the share, and no more than in 16 bits without any cast. So
+    # the shares that pay are all those up to the largest, which is found by halving.
+    low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
+    most_s = phases_s(low, wide) * (1 + 1e-9)
+    share = high
+    for _ in range(1 + _HALVINGS):
+        gains = (phases_s(share, times) <= most_s).all(axis=1)
+        low, high = np.where(gains, share, low), np.where(gains, high, share)
+        if (low == high).all():
+            break
+        share = (low + high) / 2
+    return low
