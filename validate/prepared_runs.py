@@ -176,6 +176,16 @@ def liger_kernels(row: Row) -> Row:
     return {"job.eager_kernels": "[]", "job.chunked_loss": "true"}
 
 
+def benchmark_scripts(row: Row) -> Row:
+    """FlagPerf's scripts for DeepSpeed (training/benchmarks/*/deepspeed/run_pretraining.py of the page's repository):
+    `zero.Init(mem_efficient_linear=False)`, and models of Hugging Face without gradient checkpointing."""
+    page = _words(row, "url_or_repo")
+    if "FlagOpen/FlagPerf" not in page or not re.search(r"/[^/]+(?<!megatron)-deepspeed/", page):
+        return {}
+    settings: Row = {"job.saves_gathered_weights": "true"}
+    return settings | ({"recompute": "none"} if _is_empty(row, "recompute") else {})
+
+
 def memory_unit(row: Row) -> Row:
     """GiB where a page copies what torchtitan (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`) or
     KempnerForge (kempnerforge/metrics/memory.py: bytes over `1024**3`) logs, whatever the page's heading says."""
@@ -214,6 +224,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     sharded_optimizer,
     compiled,
     liger_kernels,
+    benchmark_scripts,
     memory_unit,
     collected_adapters,
 )

@@ -147,6 +147,12 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
             is_bucketed = (sharding.zero == 3) & reduces_gradients & (job.gradients.bucket_bytes is None)
             buffers = buffers + xp.where(is_bucketed, costs.bucket_bytes / 2, 0.0)
+        if job.gradients.saves_gathered_weights and runs_backward:
+            # A product of torch saves a view of its gathered weight, which stays in memory though ZeRO lets go of it
+            # (DeepSpeed runtime/zero/linear.py, whose own product saves a reference instead). Backward gathers anew.
+            saved_params = sum_over_blocks(ranks.stored - ranks.stored_full, params * blocks.saves_operands)
+            at_once = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
+            gathered = xp.maximum(gathered, saved_params + at_once)
         buffers = buffers + xp.where(gathers_weights, weight_bytes * gathered, 0.0)
 
     # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.

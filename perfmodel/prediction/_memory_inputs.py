@@ -73,6 +73,8 @@ class BlockBytes:
     """Parameters that a block shares with the one before it, and holds where a rank has none of that."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
+    saves_operands: Bool[np.ndarray, "*layouts blocks"]
+    """Whether a block is a layer whose products save their operands, because it is not recomputed in full."""
     kept_bytes: Float[np.ndarray, "*layouts blocks"]
     """Activations left behind per micro-batch under the layout's recompute."""
     kept_full_bytes: Float[np.ndarray, "*layouts blocks"]
@@ -109,13 +111,16 @@ class BlockBytes:
         # The first mode recomputes nothing, the last one everything.
         all_activations, checkpoints = by_mode[..., 0], by_mode[..., -1]
         workspace = spread([shard.workspace_bytes for shard in shards])
+        layers = spread([shard.layers for shard in shards])
+        recomputed = modes[..., None] == by_mode.shape[-1] - 1
         # Recomputed activations come back while a block's backward runs. Without backward, forward holds all of them.
         return cls(
             dense=spread([shard.dense_params(pipelined) for shard in shards]),
             expert=spread([shard.expert_params for shard in shards]),
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             shared=spread([shard.shared_params for shard in shards]),
-            layers=spread([shard.layers for shard in shards]),
+            layers=layers,
+            saves_operands=layers & ~recomputed,
             kept_bytes=kept_bytes,
             kept_full_bytes=checkpoints,
             transient_bytes=workspace + (all_activations - kept_bytes if job.mode == "train" else all_activations),

@@ -211,6 +211,9 @@ class GradientReduction:
     """Number of ranks that hold a second sharded copy of the weights under ZeRO 3, for gathers in the backward pass
     (ZeRO++'s hpZ, arXiv 2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all
     ranks."""
+    saves_gathered_weights: bool = False
+    """Autograd keeps the weights that ZeRO 3 gathered for a layer's products until the layer's backward, as in
+    DeepSpeed with `zero.Init(mem_efficient_linear=False)`; otherwise they are freed after their use."""
 
     def __post_init__(self) -> None:
         whole("job", {"secondary_shards": self.secondary_shards}, least=0)

@@ -70,6 +70,7 @@ class GradientKeywords(TypedDict, total=False):
     whole_gradients_in_accumulation: bool
     bucket_bytes: float | None
     secondary_shards: int
+    saves_gathered_weights: bool
 
 
 class LossKeywords(TypedDict, total=False):

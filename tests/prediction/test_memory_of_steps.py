@@ -86,6 +86,34 @@ def test_secondary_shards_keep_the_weights_once_more() -> None:
         assert copied.buffers == plain.buffers
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_saved_gathered_weights_are_those_of_layers_that_are_not_recomputed(zero: Any, recompute: Any) -> None:
+    """Under ZeRO 3 alone, one 16-bit copy of all layers beside what is gathered anyway; layers that are recomputed in
+    full save no weight from forward to backward."""
+    layout = Layout(dp=8, zero=zero, recompute=recompute)
+    plain, saved = (first_rank(PLAIN, layout, saves_gathered_weights=saves) for saves in (False, True))
+    layers = 1.2358e9 - 128256 * 2048
+    more = 2 * layers if zero == 3 and recompute != "full" else 0.0
+    assert saved.buffers - plain.buffers == pytest.approx(more, rel=1e-3)
+    assert saved.weights == plain.weights
+
+
+def test_saved_gathered_weights_take_the_place_of_live_ones() -> None:
+    """Live weights are among the saved ones; some layers recomputed in full save less."""
+    layout = Layout(dp=8, zero=3)
+    none_live, live = PLAIN.replace(live_params=1.0), PLAIN.replace(live_params=1e9)
+    beside_live = [first_rank(framework, layout, saves_gathered_weights=True) for framework in (none_live, live)]
+    assert beside_live[0] == beside_live[1]
+
+    saved = first_rank(PLAIN, layout, saves_gathered_weights=True)
+    in_part = first_rank(PLAIN, layout.replace(recompute_full_layers=(4,)), saves_gathered_weights=True)
+    a_layer = (1.2358e9 - 128256 * 2048) / 16
+    plain = [first_rank(PLAIN, each) for each in (layout, layout.replace(recompute_full_layers=(4,)))]
+    more = (saved.buffers - plain[0].buffers) - (in_part.buffers - plain[1].buffers)
+    assert more == pytest.approx(2 * 4 * a_layer, rel=1e-3)
+
+
 def test_eight_bit_copies_are_those_of_layers_that_are_trained_in_eight_bits() -> None:
     copies = PLAIN.replace(fp8_copy_bytes=2.0)
     layout = Layout(dp=8, zero=1)

@@ -191,6 +191,23 @@ def test_notes_tell_whether_a_launch_compiles(cells: dict[str, str], compiles: b
     assert launch == ("overlap_dp=1; compile=1" if compiles else "overlap_dp=1")
 
 
+@pytest.mark.parametrize(
+    ("page", "recompute", "settings"),
+    [
+        ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md", None, ("true", "none")),
+        ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md", "full", ("true", "full")),
+        ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-megatron-deepspeed/README.md", None, (None, None)),
+        ("other/benchmarks@1b5:training/nvidia/llama2_7b-deepspeed/README.md", None, (None, None)),
+    ],
+)
+def test_scripts_of_a_benchmark_tell_what_their_page_leaves_out(
+    page: str, recompute: str | None, settings: tuple[str | None, str | None]
+) -> None:
+    row = {"notes": "", "url_or_repo": page, "recompute": recompute, "job.saves_gathered_weights": None}
+    prepared_row = prepare(pd.DataFrame([row])).iloc[0]
+    assert (prepared_row["job.saves_gathered_weights"], prepared_row["recompute"]) == settings
+
+
 def test_memory_that_torchtitan_and_kempnerforge_log_is_in_gib() -> None:
     rows = [
         {"notes": "", "memory_unit": "GB", "memory_kind": kind, "framework": framework}
