@@ -392,10 +392,10 @@ def _show_iterations(report: Mapping[str, Any]) -> None:
         f"core busy {report['utilisation']:.0%}"
     )
     for kind, slack in report.get("slack_s", {}).items():
-        others = f"each of the others can take {duration(slack['hidden_s'])} longer without effect"
+        tolerance = f"each of the others can take {duration(slack['hidden_s'])} longer without effect"
         if slack["hidden_s"] < _NO_SLACK_S:
-            others = "the others would at any delay"
-        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {others}")
+            tolerance = "the others would at any delay"
+        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} calls slow the step; {tolerance}")
     curve = report.get("curve")
     if curve:
         print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")

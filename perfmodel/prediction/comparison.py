@@ -102,8 +102,9 @@ def compare_schedules(
         calibration, site, strict: as in `predict`.
         global_batch, seq_len, dtype, devices, job, framework, of_job: as in `problem`.
     """
-    if not layout and (file := catalog.unfiled(model)) is not None:
-        layout = file.layout
+    if not layout:
+        file = catalog.unfiled(model)
+        layout = layout if file is None else file.layout
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
     compared = []
     names = schedules or [n for n in schedule_names() if n != "forward"]

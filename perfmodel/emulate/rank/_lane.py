@@ -156,7 +156,11 @@ class Lane:
         fine_timers()
         if self._first:
             come_first([0])
-        while (work := self._queue.get()) is not None:
+        while True:
+            work = self._queue.get()
+            # `close` puts None behind the last call.
+            if work is None:
+                return
             self._answer(work, time.thread_time(), waits=False)
 
     def _answer(self, work: EmulatedWork, thread_s: float, waits: bool) -> None:

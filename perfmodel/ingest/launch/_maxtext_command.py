@@ -52,7 +52,7 @@ def maxtext_command(
     if not best:
         return None
     entries, notes = _of_file(base, Neighbours(Path(place).parent, script.files))
-    chips, slices = next((s for s in (_slices(command) for command in script.commands) if s is not None), (0, 1))
+    chips, slices = _chips_and_slices(script.commands)
     if slices > 1 and best.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(best):
         # What is left open across slices are copies of what one slice shards.
         best[_COPIES] = Entry(slices, 0)
@@ -68,10 +68,11 @@ def _refuse_benchmark(text: str, place: str, arguments: Sequence[str], variables
     """Raise `LaunchFileError` for a run of one of MaxText's benchmarks: its settings are not in the script."""
     script, _ = followed_script(text, place, arguments, variables)
     for command in script.commands:
-        words = [word for part in command.argv for word in part.text.split()]
-        if not any(re.search(r"(^|[./])benchmark_runner(\.py)?$", word) for word in words):
+        # A whole command may stand in one word, as for `xpk workload create --command "..."`.
+        line = " ".join(part.text for part in command.argv)
+        if not any(re.search(r"(^|[./])benchmark_runner(\.py)?$", word) for word in line.split()):
             continue
-        options = " ".join(words).replace("=", " ").split()
+        options = line.replace("=", " ").split()
         name = next((after for word, after in pairwise(options) if word == "--model_name"), "the benchmark")
         raise LaunchFileError(
             f"{place}, line {command.argv[0].line}: benchmark_runner looks {name} up in MaxText's "
@@ -84,6 +85,15 @@ def _spans_slices(settings: Mapping[str, Entry]) -> bool:
     """Whether another axis than that of data is divided between slices."""
     axes = [name for name in settings if name.startswith("dcn_") and name != _COPIES]
     return any(settings[name].value not in (1, "1") for name in axes)
+
+
+def _chips_and_slices(commands: Sequence[Command]) -> tuple[int, int]:
+    """Chips of a slice and number of slices, by the first command that asks for them; 0 chips if none does."""
+    for command in commands:
+        requested = _slices(command)
+        if requested is not None:
+            return requested
+    return 0, 1
 
 
 def _slices(command: Command) -> tuple[int, int] | None:

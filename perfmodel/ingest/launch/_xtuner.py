@@ -7,6 +7,7 @@ stand for what was assigned to them before, and every other expression stays unk
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entry, Source, broken
@@ -180,9 +181,8 @@ _BATCHES: Final = (
 _OPTIMIZERS: Final = ("optim_wrapper.optimizer.type", "optim_type")
 _LORA_TABLES: Final = ("model.lora.", "model.llm_lora.")
 """Tables of adapters: of a language model, and of that beside a vision tower."""
-_LORA_KEYS: Final = tuple(
-    table + name for table in _LORA_TABLES for name in ("type", "r", "target_modules", "lora_dropout")
-)
+_LORA_SETTINGS: Final = ("type", "r", "target_modules", "lora_dropout")
+_LORA_KEYS: Final = tuple(table + setting for table, setting in product(_LORA_TABLES, _LORA_SETTINGS))
 _QUANTIZED: Final = (
     "model.quantization_llm",
     "model.llm.quantization_config.load_in_4bit",

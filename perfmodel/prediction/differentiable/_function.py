@@ -116,8 +116,8 @@ def between_sizes(
     at, n = jnp.log(micro_batch), log_sizes.shape[0]
     weights = []
     for i in range(n):
-        others = log_sizes[np.delete(np.arange(n), i)]
-        weights.append(((at - others) / (log_sizes[i] - others)).prod())
+        other_sizes = log_sizes[np.delete(np.arange(n), i)]
+        weights.append(((at - other_sizes) / (log_sizes[i] - other_sizes)).prod())
     return jnp.stack(weights) @ of_sizes
 
 
@@ -308,13 +308,14 @@ def step_time_function_of(
 def _by_element_type(problem: StepProblem) -> list[StepProblem]:
     """The problem in 16 bits and in 8, where its device has both; else as it is."""
     job, framework = problem.job, problem.framework
-    other = _OTHER_TYPE.get(job.dtype)
-    if other not in problem.cluster.device.dtypes:
+    other_dtype = _OTHER_TYPE.get(job.dtype)
+    if other_dtype not in problem.cluster.device.dtypes:
         return [problem]
     # Fields that the job has as its framework's default change with the type; those that it states do not.
-    defaults, other_defaults = framework.job_defaults(job.dtype), framework.job_defaults(other)
+    defaults = framework.job_defaults(job.dtype)
+    other_defaults = framework.job_defaults(other_dtype)
     changed = {name: value for name, value in other_defaults.items() if job.value(name) == defaults[name]}
-    in_other_type = replace(problem, job=replace(job, dtype=other, **changed))
+    in_other_type = replace(problem, job=replace(job, dtype=other_dtype, **changed))
     return [in_other_type, problem] if job.dtype == "fp8" else [problem, in_other_type]
 
 

@@ -54,11 +54,11 @@ class Cuts(NamedTuple):
     def counts(self, layers: Float[Array, " stages"]) -> Float[Array, "stages segments blocks"]:
         """Blocks of each segment of each stage, from the layers per stage."""
         starts = jnp.cumsum(layers) - layers
-        held = jnp.diff(along(self.upto, starts[:, None] + along(self.bounds, layers)), axis=1)
+        counts = jnp.diff(along(self.upto, starts[:, None] + along(self.bounds, layers)), axis=1)
         # The head goes with the segment that ends with the last layer.
         last = self.bounds.shape[1] - 2
         filled = jnp.clip(jnp.ceil(layers[-1]).astype(int) - 1, 0, last)
-        return held.at[0, 0].add(self.ends[0]).at[-1, filled].add(self.ends[1])
+        return counts.at[0, 0].add(self.ends[0]).at[-1, filled].add(self.ends[1])
 
     def held(
         self, layers: Float[Array, " stages"], recompute: Float[Array, " stages"]
@@ -71,10 +71,12 @@ class Cuts(NamedTuple):
     def alike(self, layers: int, starts: Int[np.ndarray, " stages"]) -> Float[np.ndarray, "stages segments blocks"]:
         """Blocks of stages that all hold so many layers, near where they start, whether or not the model has them."""
         begin = np.clip(starts, 0, len(self.upto) - 1 - layers)[:, None]
-        held = np.diff(self.upto[begin + self.bounds[layers].astype(int)], axis=1)
-        held[0, 0] += self.ends[0]
-        held[-1, min(max(layers - 1, 0), held.shape[1] - 1)] += self.ends[1]
-        return held
+        counts = np.diff(self.upto[begin + self.bounds[layers].astype(int)], axis=1)
+        counts[0, 0] += self.ends[0]
+        # The head goes with the segment that ends with the last layer.
+        last = min(max(layers - 1, 0), counts.shape[1] - 1)
+        counts[-1, last] += self.ends[1]
+        return counts
 
 
 def along(

@@ -87,9 +87,9 @@ class Adjustment:
         """Parameters that were fitted, in the order of the slopes of the runs."""
         return tuple(name for name, _ in self.values)
 
-    def moved(self, name: str, by: float) -> "Adjustment":
+    def moved(self, name: str, step: float) -> "Adjustment":
         """The adjustment with one parameter changed."""
-        return replace(self, values=tuple((self.of | {name: self.of[name] + by}).items()))
+        return replace(self, values=tuple((self.of | {name: self.of[name] + step}).items()))
 
     def at(self, names: Sequence[str], values: Iterable[float]) -> "Adjustment":
         """The adjustment with other values."""

@@ -45,14 +45,14 @@ def team_key(source: str) -> str:
     return "+".join(sorted(teams_of(source)))
 
 
-def keys_share_a_team(key: str, other: str) -> bool:
+def keys_share_a_team(key: str, other_key: str) -> bool:
     """Whether two results of `team_key` have a team in common; empty keys have none."""
-    return bool(key and other and set(key.split("+")) & set(other.split("+")))
+    return bool(key and other_key and set(key.split("+")) & set(other_key.split("+")))
 
 
-def share_a_team(source: str, other: str) -> bool:
+def share_a_team(source: str, other_source: str) -> bool:
     """Whether some team measured both sources; an empty name is no source."""
-    return bool(source and other and teams_of(source) & teams_of(other))
+    return bool(source and other_source and teams_of(source) & teams_of(other_source))
 
 
 def source_of_submitter(source: str, submitter: str) -> str:

@@ -195,11 +195,11 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
     # once unless they are told to accumulate gradients, whatever size that is.
     if not is_pipeline and share > 1:
         contexts = features.contexts(ACCUMULATION_CHAIN)
-        whole, in_parts = priors.probabilities(ACCUMULATION, contexts, (WHOLE_SHARE, IN_PARTS))
+        at_once, in_parts = priors.probabilities(ACCUMULATION, contexts, (WHOLE_SHARE, IN_PARTS))
         of_parts = {size: chance for size, chance in chances.items() if size < share}
         total = sum(of_parts.values())
         chances = {size: float(in_parts) * chance / total for size, chance in of_parts.items()}
-        chances[share] = float(whole)
+        chances[share] = float(at_once)
     for size, chance in chances.items():
         yield before.filled("micro_batch", str(size), chance, micro_batch=size)
 

@@ -317,12 +317,12 @@ def _memory_of_run(
         raise refused[0]
     prior = np.array([each.completion.prior for each in weighed])
     prior = prior / prior.sum()
-    given = [each.completion.given for each in weighed]
+    group_of = [each.completion.given for each in weighed]
     of_completions = np.array([each.fits_probability for each in weighed])
-    fits_probability = fits_after_tries(prior, of_completions, given, TRIES)
+    fits_probability = fits_after_tries(prior, of_completions, group_of, TRIES)
     # Completions that cannot have fitted vanish, those that hardly fit lose weight.
     can_fit = np.array([1.0 if ran_out else each.can_fit for each in weighed])
-    could_fit = fits_after_tries(prior, can_fit, given, TRIES)
+    could_fit = fits_after_tries(prior, can_fit, group_of, TRIES)
     likely = min(fits_probability, could_fit) >= UNLIKELY_TO_FIT
     return _MemoryOfRun(
         completions=weighed,

@@ -55,7 +55,7 @@ def fits_after_tries(
     """
     total = 0.0
     for group in dict.fromkeys(group_of):
-        inside = np.array([other == group for other in group_of])
+        inside = np.array([member == group for member in group_of])
         of_group = float(weight[inside].sum())
         if of_group <= 0:
             continue
@@ -64,9 +64,9 @@ def fits_after_tries(
         # on fit.
         order = np.argsort(fits[inside], kind="stable")
         thresholds = fits[inside][order]
-        left = np.cumsum(weight[inside][order][::-1])[::-1] / of_group
+        fitting_share = np.cumsum(weight[inside][order][::-1])[::-1] / of_group
         steps = np.diff(thresholds, prepend=0.0)
-        total += of_group * float(steps @ (1 - np.maximum(1 - left, 0.0) ** tries))
+        total += of_group * float(steps @ (1 - np.maximum(1 - fitting_share, 0.0) ** tries))
     # Rounding may carry a sum of probabilities past 1.
     return min(1.0, total)
 
@@ -101,7 +101,7 @@ def tuned_weights(
     """
     groups = []
     for group in dict.fromkeys(group_of):
-        groups.append(np.array([other == group for other in group_of]))
+        groups.append(np.array([member == group for member in group_of]))
     groups = [inside for inside in groups if weight[inside].sum() > 0]
     tuned = np.zeros(len(weight))
     group_weights, group_log_times = [], []

@@ -15,11 +15,22 @@ from perfmodel.ir.importers.foreign_ops._choices import CHOICES
 from perfmodel.ir.importers.foreign_ops._communication import COMMUNICATION
 from perfmodel.ir.importers.foreign_ops._elementwise import ELEMENTWISE
 from perfmodel.ir.importers.foreign_ops._images import IMAGES
+from perfmodel.ir.importers.foreign_ops._parts import PARTS
 from perfmodel.ir.importers.foreign_ops._products import PRODUCTS
 from perfmodel.ir.importers.foreign_ops._shapes import SHAPES
+from perfmodel.ir.importers.foreign_ops._writes import WRITES
 
 FOREIGN_OPS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
-    {**ELEMENTWISE, **SHAPES, **PRODUCTS, **CHOICES, **IMAGES, **COMMUNICATION}
+    {
+        **ELEMENTWISE,
+        **SHAPES,
+        **PARTS,
+        **WRITES,
+        **PRODUCTS,
+        **CHOICES,
+        **IMAGES,
+        **COMMUNICATION,
+    }
 )
 """By name of the op; ATen's default overload is named by the op alone."""
 
