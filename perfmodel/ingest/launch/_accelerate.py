@@ -7,15 +7,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED, DEVICES, offloaded_states, stage_as_it_runs
-from perfmodel.ingest.launch._entries import (
-    AUTO,
-    Entries,
-    Entry,
-    Neighbours,
-    Source,
-    included_entries,
-    read_json,
-)
+from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Neighbours, Source, included_entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llm_foundry import (
     fsdp_offload,
@@ -24,6 +16,7 @@ from perfmodel.ingest.launch._llm_foundry import (
     stage_of_resharding,
     strategy,
 )
+from perfmodel.ingest.launch._read_entries import read_json
 from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 _NUMBERS: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")

@@ -13,12 +13,13 @@ from perfmodel import catalog
 from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._arguments import write_arguments
-from perfmodel.ingest.launch._entries import wrapper_of, write_json, write_toml, write_yaml
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import Launch
 from perfmodel.ingest.launch._model import catalog_model, model_fields, model_of, shape
 from perfmodel.ingest.launch._read import launch_format, parse_launch, recognised, text_of
+from perfmodel.ingest.launch._read_entries import wrapper_of
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
+from perfmodel.ingest.launch._write_entries import write_json, write_toml, write_yaml
 from perfmodel.spec import Job, Layout, Model, partition_by_cost, written
 
 _WRITERS: Final = {"arguments": write_arguments, "json": write_json, "toml": write_toml, "yaml": write_yaml}

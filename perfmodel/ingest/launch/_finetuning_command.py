@@ -10,15 +10,7 @@ from typing import Any, Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, followed_script, processes_in_variables
 from perfmodel.ingest.launch._axolotl import AXOLOTL
-from perfmodel.ingest.launch._entries import (
-    Entry,
-    Neighbours,
-    Source,
-    included_entries,
-    read_json,
-    read_yaml,
-    yaml_value,
-)
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._finetuning_files import (
     FINETUNING,
     accelerate_flags,
@@ -28,6 +20,7 @@ from perfmodel.ingest.launch._finetuning_files import (
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer, refuse_several_models
+from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python

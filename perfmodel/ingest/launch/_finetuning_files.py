@@ -9,18 +9,10 @@ from typing import Any, Final
 from perfmodel.ingest.launch._accelerate import ACCELERATE, DEEPSPEED_FILE
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import (
-    AUTO,
-    Entries,
-    Entry,
-    Neighbours,
-    Source,
-    included_entries,
-    read_json,
-    read_yaml,
-)
+from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Neighbours, Source, included_entries
 from perfmodel.ingest.launch._finetuning import is_on
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER

@@ -9,8 +9,9 @@ from typing import Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import followed_script
-from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, read_yaml, yaml_value
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._maxtext import MAXTEXT
+from perfmodel.ingest.launch._read_entries import read_yaml
 from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(

@@ -15,12 +15,13 @@ from typing import Any, Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import parse_toml
 from perfmodel.ingest.launch._arguments import LAUNCHING, followed_script, processes_in_variables
-from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, broken, read_toml, read_yaml
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, broken
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._hook_file import nemo_entries, torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._nemo import BRIDGE
+from perfmodel.ingest.launch._read_entries import read_toml, read_yaml
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.shell import Command
 from perfmodel.spec import Model

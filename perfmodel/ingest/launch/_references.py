@@ -1,0 +1,116 @@
+"""References between the values of a launch file, `${a.b}` and `${oc.env:NAME,default}`, replaced as OmegaConf does."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, Final
+
+from perfmodel.ingest.launch._entries import Entry, broken
+
+MOST_RESOLVED: Final = 1_000_000
+"""Characters of one value with its references replaced: each reference may double what the one before it stands for."""
+MOST_OPERANDS: Final = 16
+"""Operands of one product or sum at most; more factors make a number of thousands of digits."""
+MOST_REFERENCES: Final = 100_000
+"""Values that are looked at while the references of a file are replaced."""
+_REFERENCE: Final = re.compile(r"\$\{([^${}]*)\}")
+
+
+def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
+    """Entries with their references replaced; raises for those that refer to themselves."""
+    looked_at = 0
+
+    def resolve(key: str, value: Any, line: int, path: tuple[str, ...]) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        # Ten keys that each refer twice to the next already stand for a thousand values.
+        if looked_at > MOST_REFERENCES:
+            raise broken(
+                place, line, f"its references expand to more than {MOST_REFERENCES:,} values; write the values out"
+            )
+        if isinstance(value, list):
+            return [resolve(key, item, line, path) for item in value]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        # The innermost reference has no other in it, so that it is replaced first; then the one around it can be read.
+        for _ in range(value.count("${") + 1):
+            match = _REFERENCE.search(value)
+            if match is None:
+                return value
+            referred = _referred(match[1], key, entries)
+            if referred is None:
+                return value
+            name, target = referred
+            if name in path:
+                raise broken(place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
+            target = resolve(name or key, target, line, (*path, name) if name else path)
+            # A value that is one reference keeps the type of its target; inside a text it becomes text.
+            if match[0] == value:
+                return target
+            value = value[: match.start()] + str(target) + value[match.end() :]
+            if len(value) > MOST_RESOLVED:
+                raise broken(place, line, f"{key} becomes longer than {MOST_RESOLVED:,} characters; write its value")
+        return value
+
+    try:
+        return {
+            key: replace(entry, value=resolve(key, entry.value, entry.line, (key,))) for key, entry in entries.items()
+        }
+    except RecursionError:
+        raise broken(place, 0, "its references are nested too deeply; write the values") from None
+
+
+def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:
+    """Key (empty for none) and value that a reference stands for; None where it stands for nothing known."""
+    kind, colon, rest = text.partition(":")
+    if colon:
+        first, comma, default = (part.strip() for part in rest.partition(","))
+        # Resolvers of OmegaConf and of NeMo; all others need the framework to run.
+        if kind in ("oc.env", "env"):
+            value = os.environ.get(first, default if comma else None)
+            return None if value is None else ("", _scalar(value))
+        if kind in RESOLVERS and comma:
+            operands = [_scalar(part.strip()) for part in rest.split(",")]
+            if len(operands) <= MOST_OPERANDS and all(isinstance(operand, int) for operand in operands):
+                result = RESOLVERS[kind](operands)
+                return None if result is None else ("", _scalar(str(result)))
+        return None
+    dots = len(text) - len(text.lstrip("."))
+    name = text.strip(". ")
+    if dots:
+        parents = key.split(".")[:-dots]
+        name = ".".join([*parents, name])
+    # A file of a Hydra group names itself from the root of the configuration: `training.model.X` is its `model.X`.
+    while name not in entries and "." in name and not dots:
+        name = name.partition(".")[2]
+    return (name, entries[name].value) if name in entries else None
+
+
+def _quotient(operands: Sequence[int]) -> int | None:
+    """Quotient of two whole numbers, rounded down; None for other values."""
+    return operands[0] // operands[1] if len(operands) == 2 and operands[1] else None
+
+
+def _quotient_up(operands: Sequence[int]) -> int | None:
+    """Quotient of two whole numbers, rounded up; None for other values."""
+    return -(-operands[0] // operands[1]) if len(operands) == 2 and operands[1] else None
+
+
+RESOLVERS: Final[Mapping[str, Callable[[Sequence[int]], int | None]]] = {
+    "multiply": prod,
+    "sum": sum,
+    "add": sum,
+    "subtract": lambda operands: operands[0] - sum(operands[1:]),
+    "divide_ceil": _quotient_up,
+    "divide_floor": _quotient,
+    "int_div": _quotient,
+    "min": min,
+    "max": max,
+}
+"""Arithmetic in configurations of NeMo (`nemo/core/config`, the launcher's own and its users')."""
+
+
+def _scalar(text: str) -> Any:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text

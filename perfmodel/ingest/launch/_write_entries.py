@@ -1,0 +1,51 @@
+"""Settings written as launch files of TOML, JSON and YAML."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.display import json_text
+
+
+def write_toml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A TOML file of dotted keys, one section per first part."""
+    lines = [f"# {comment}" for comment in comments]
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append(f"{name} = {_toml(value)}")
+    for section, rows in sections.items():
+        lines += ["", f"[{section}]", *rows] if section else rows
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = [f"{json_text(key)} = {_toml(item)}" for key, item in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    return json_text(value) if isinstance(value, (str, bool, int, float)) else str(value)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, name = key.split(".")
+        table = root
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[name] = value
+    return root
+
+
+def write_json(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """Write a JSON object; comments are left out, as JSON has none."""
+    return json_text(_nested(values), indent=2) + "\n"
+
+
+def write_yaml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A YAML file of nested tables."""
+    import yaml
+
+    head = "".join(f"# {comment}\n" for comment in comments)
+    return head + yaml.safe_dump(_nested(values), sort_keys=False, default_flow_style=False)
