@@ -1,5 +1,7 @@
 """Logs of training runs: every format gives the step times, the memory and the events that were written into it."""
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from written_logs import FORMATS, WrittenRun, write_log
 
 from perfmodel.errors import TableError
-from perfmodel.ingest.logs import LOG_FORMATS, LoggedStep, TrainingLog, parse_log, read_log
+from perfmodel.ingest.logs import LOG_FORMATS, LoggedStep, PhaseTimer, TrainingLog, parse_log, read_log
 from perfmodel.units import GIB
 
 STEP_S = [40.0, 6.51, 6.49, 6.5, 6.52, 6.48]
@@ -63,6 +65,81 @@ def test_deepspeed_reports_allocated_memory() -> None:
     assert log.allocated_bytes == pytest.approx(45.0 * GIB)
 
 
+# Bytes of tensors and of what the allocator holds, as libraries print them.
+MEMORY_LINES = {
+    "Megatron-LM": ("memory (MB) | allocated: 1.0 | max allocated: 1024.0 | max reserved: 2048.0", (GIB, 2 * GIB)),
+    "nanotron": ("Memory usage: 1.00MiB. Peak allocated 512.00MiB. Peak reserved: 1536.00MiB", (GIB / 2, 1.5 * GIB)),
+    "DeepSpeed": ("MemAllocated=6.01GB, MaxMemAllocated=19.5GB", (19.5 * GIB, None)),
+    "Composer": ("Train memory/peak_allocated_mem: 41.5", (41.5e9, None)),
+    "Composer, reserved": ("Train memory/peak_reserved_mem: 45.5", (None, 45.5e9)),
+    "MaxText": ("Using (GB) 61.5 / 95.74 (64.2%) on TPU_0", (61.5e9, None)),
+    "peak in bytes": ("peak_memory_usage: 66000000000", (66e9, None)),
+    "torchtune": ("peak_memory_active:40 peak_memory_alloc:41.5 peak_memory_reserved:60.25", (41.5 * GIB, 60.25 * GIB)),
+    "NeMo AutoModel": ("| mem 61.5 GiB | tps", (61.5 * GIB, None)),
+    "xtuner": ("Iter(train) [ 10/1000]  lr: 2e-05  time: 6.19  memory: 61440  loss: 1.2", (60 * GIB, None)),
+    "axolotl": (
+        "{'memory/max_allocated (GiB)': 41.5, 'memory/device_reserved (GiB)': 60.25}",
+        (41.5 * GIB, 60.25 * GIB),
+    ),
+    "torchtitan": ("memory: 61.5GiB(77.65%)", (None, 61.5 * GIB)),
+    "nanotron's fields": ("| cuda_max_memory_reserved: 64.5G |", (None, 64.5e9)),
+    "MS-Swift": ("{'memory(GiB)': 61.5}", (None, 61.5 * GIB)),
+}
+
+
+@pytest.mark.parametrize("name", list(MEMORY_LINES))
+def test_memory_is_read_in_the_unit_of_each_library(name: str) -> None:
+    """The largest of all ranks and times counts."""
+    line, expected = MEMORY_LINES[name]
+    steps = write_log("maxtext", WrittenRun(step_s=STEP_S))
+    smaller = re.sub(r"[1-9]", "1", line)
+    log = parse_log("\n".join([smaller, line, steps, smaller]))
+    assert (log.allocated_bytes, log.reserved_bytes) == pytest.approx(expected)
+
+
+RESOLUTION_S = {"torchtitan": 2e-3, "deepspeed": 2e-3, "composer": 0.4}
+"""Of the clocks of formats; all others print whole seconds."""
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form not in ("megatron-bridge", "nemo", "maxtext", "torchtune", "xtuner")]
+)
+def test_clocks_of_lines_are_as_far_apart_as_their_steps(form: str) -> None:
+    step_s = [40.0, 6.51, 7200.25, 100_000.5, 6.52, 6.48]
+    clocks = [step.clock_s for step in parse_log(write_log(form, WrittenRun(step_s=step_s))).steps]
+    passed_s = [after - before for before, after in pairwise(clock for clock in clocks if clock is not None)]
+    assert passed_s == pytest.approx(step_s[1:], abs=RESOLUTION_S.get(form, 1.0))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_evaluations_are_seen_between_steps(form: str) -> None:
+    log = parse_log(write_log(form, WrittenRun(step_s=STEP_S, evaluations=[2, 5])))
+    first = log.steps[0].step
+    assert [(event.kind, event.after_step - first) for event in log.events] == [("evaluation", 1), ("evaluation", 4)]
+
+
+def test_loss_scales_are_those_of_each_step() -> None:
+    log = parse_log(write_log("megatron", WrittenRun(step_s=STEP_S, skipped=[3])))
+    assert [step.loss_scale for step in log.steps] == [65536.0, 65536.0, 32768.0, 65536.0, 65536.0, 65536.0]
+    assert [step.skipped_steps for step in log.steps] == [0, 0, 1, 0, 0, 0]
+
+
+def test_retries_of_the_allocator_are_seen() -> None:
+    """DeepSpeed's warning, torchtitan's, and the count of ranks that each report the same one."""
+    warnings = (
+        "[WARNING] [stage3.py:2104:step] 1 pytorch allocator cache flushes since last step.",
+        "[titan] WARNING - 3 CUDA memory allocation retries.",
+        "num cudaMalloc retries: 2",
+    )
+    lines = write_log("maxtext", WrittenRun(step_s=STEP_S)).splitlines()
+    for warning in warnings:
+        log = parse_log("\n".join([*lines[:2], warning, warning, *lines[2:4], warning, *lines[4:]]))
+        assert [(event.kind, event.after_step) for event in log.events] == [
+            ("allocator_retry", 2),
+            ("allocator_retry", 4),
+        ]
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_checkpoints_are_seen_between_steps(form: str) -> None:
     run = WrittenRun(step_s=STEP_S, checkpoints=[2, 4], pause_after_s={2: 30.0, 4: 31.0})
@@ -105,6 +182,18 @@ def test_megatron_timers_by_phase() -> None:
     assert (log.timers["compute"].least_s, log.timers["compute"].most_s) == pytest.approx((6.0, 6.4))
     assert (log.timers["data"].least_s, log.timers["data"].most_s) == pytest.approx((0.005, 0.09))
     assert log.timers["gradient_sync"].most_s == pytest.approx(0.31)
+
+
+def test_timers_of_a_phase_add_up_and_a_single_number_is_that_of_the_slowest_rank() -> None:
+    """Each is the median over the steps, which leaves out one that is long."""
+    steps = [
+        {"all-grads-sync": 100.0 * factor, "grads-reduce-scatter": 20.0 * factor, "params-all-gather": 7.0 * factor}
+        for factor in (50, 1, 1)
+    ]
+    lines = [f"    {name} ......: {value:.2f}" for timers_ms in steps for name, value in timers_ms.items()]
+    timers = parse_log(write_log("megatron", WrittenRun(step_s=STEP_S)) + "\n".join(lines)).timers
+    assert timers["gradient_sync"] == PhaseTimer(least_s=0.12, most_s=0.12)
+    assert timers["weight_gather"] == PhaseTimer(least_s=0.007, most_s=0.007)
 
 
 def test_deepspeed_timers_by_phase() -> None:
