@@ -84,7 +84,19 @@ SHIFTED_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 GUARDS = (1e-9, 1e15)
 """Smaller and larger constants keep divisions and logarithms finite: what they are exactly says nothing."""
-INVISIBLE_KEYWORDS = ("strict", "copy", "maxsize", "frozen", "eq", "kw_only", "slots", "repr", "digits", "stacklevel")
+INVISIBLE_KEYWORDS = (
+    "strict",
+    "copy",
+    "maxsize",
+    "frozen",
+    "eq",
+    "kw_only",
+    "slots",
+    "repr",
+    "digits",
+    "stacklevel",
+    "title",
+)
 INVISIBLE_CALLS = ("round", "warn", "lru_cache", "report_progress", "cast", "astype")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 INVISIBLE_NAMES = ("cache", "progress", "tolerance", "rounding", "chunk_bytes")

@@ -99,6 +99,23 @@ def test_predictions_have_the_width_that_was_fitted() -> None:
     assert Coverage().half_width(0.37, dict.fromkeys(UNKNOWNS, 1.0)) == pytest.approx(0.37)
 
 
+def test_a_quarter_of_a_driver_has_five_eighths_of_its_effect() -> None:
+    """s (1 + c) / (s + c) at c = 1/4: nothing for nothing, all for all, and ever less for the next tenth."""
+    coverage = Coverage(base=np.log(2.0), power=0.5, added={"extrapolated": 0.6, "settings_unstated": 0.3})
+    known = 2 * 0.25**0.5
+
+    def half_width(**shares: float) -> float:
+        return coverage.half_width(0.25, shares)
+
+    assert half_width() == half_width(extrapolated=0.0) == pytest.approx(known)
+    assert half_width(extrapolated=1.0) == pytest.approx(np.hypot(known, 0.6))
+    assert half_width(extrapolated=0.25) == pytest.approx(np.hypot(known, 0.6 * (5 / 8) ** 0.5))
+    assert half_width(extrapolated=1.0, settings_unstated=1.0) == pytest.approx(np.sqrt(known**2 + 0.6**2 + 0.3**2))
+    squares = [half_width(extrapolated=share) ** 2 for share in np.linspace(0, 1, 11)]
+    assert (np.diff(squares) > 0).all()
+    assert (np.diff(squares, 2) < 0).all()
+
+
 def test_a_scaled_coverage_scales_every_interval() -> None:
     runs = left_out_runs(50)
     coverage = Coverage(base=-0.3, power=0.6, added={"framework_unnamed": 0.5})

@@ -48,6 +48,7 @@ def test_choices_of_which_no_layout_fits_are_left_out_and_counted(case):
     for usable_bytes in (0.0, *np.quantile(peaks, [0.02, 0.3])):
         costs = price_grids(case.step_problem, grids, usable_bytes)
         for cost, before, grid in zip(costs, whole, grids, strict=True):
+            assert cost.grid.size == len(cost.grid.places()) == len(list(cost.grid.layouts()))
             over = before.too_large(usable_bytes)
             assert (cost.too_large(usable_bytes) + cost.left_out).tolist() == over.tolist()
             fits = before.fits(usable_bytes)
