@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.ops import Attention, Gemm
-from perfmodel.prediction import EAGER, Site, block_times, step_problem
+from perfmodel.prediction import EAGER, Site, block_times, shard_events, step_problem
 from perfmodel.prediction.composition import Phase
 from perfmodel.spec import Framework, Job, Layout
 
@@ -263,8 +263,11 @@ def test_a_phase_lasts_as_long_as_its_events_show(framework: str, cluster: str) 
             assert table.waiting_s[at] == pytest.approx(by_hand.waiting_s), which
             assert table.slowed_s[at] == pytest.approx(by_hand.slowed_s), which
             assert table.phase_s[at] == pytest.approx(by_hand.phase_s), which
-            for name, seconds in vars(by_hand.paired()).items():
+            paired = by_hand.paired()
+            for name, seconds in vars(paired).items():
                 assert getattr(table.paired, name)[at] == pytest.approx(seconds), f"{name} of {which}"
+            shown = paired.phase_s / by_hand.phase_s if by_hand.phase_s else 0.0
+            assert (table.shown(False)[at], table.shown(True)[at]) == (1.0, pytest.approx(shown)), which
 
 
 @pytest.mark.parametrize(
@@ -281,6 +284,36 @@ def test_rings_hide_all_but_a_step_or_what_their_product_lasts(cluster: str, tp:
                 assert hidden == pytest.approx(1 - 1 / tp)
             else:
                 assert 0 < hidden < 0.9 * (1 - 1 / tp)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype", "recipe", "casts"),
+    [
+        ("dgx-h100", "bf16", "", 0),
+        ("dgx-h100", "fp8", "", 0),
+        ("dgx-h100", "fp8", "delayed", 1),
+        ("dgx-h100", "fp8", "current", 2),
+        ("hgx-b200", "fp8", "mxfp8", 1),
+        ("hgx-b200", "fp4", "nvfp4", 2),
+    ],
+)
+def test_experts_are_launched_one_by_one_each_with_the_casts_of_its_operand(
+    cluster: str, dtype: str, recipe: str, casts: int
+) -> None:
+    """A cast is one kernel, or two where a maximum is found first; weight gradients find their operands cast."""
+    job = Job(global_batch=32, seq_len=2048, dtype=dtype, fp8_recipe=recipe)  # pyright: ignore[reportArgumentType]
+    problem = step_problem(catalog.model("mixtral-8x7b"), catalog.cluster(cluster), job, None, EAGER)
+    events = shard_events(problem.setting, Layout(dp=4, ep=4))
+    grouped = [isinstance(op, Gemm) and op.op == "grouped_linear" for op in events.ops]
+    assert events.further_launches[~np.array(grouped)].tolist() == [0.0] * grouped.count(False)
+    passes = set()
+    for op, further in zip(events.ops, events.further_launches.tolist(), strict=True):
+        if isinstance(op, Gemm) and op.op == "grouped_linear":
+            passes.add(op.pass_)
+            assert op.groups == 2
+            kernels = 1 if op.pass_ == "wgrad" else 1 + casts
+            assert further == kernels * op.groups - 1, op
+    assert passes == {"fwd", "dgrad", "wgrad"}
 
 
 def test_contention_lengthens_a_phase_by_what_its_kernels_lose() -> None:

@@ -62,6 +62,15 @@ def test_every_recomputed_layer_costs_time_and_saves_memory(problem) -> None:
     assert {s[1:] for s in saved} == {saved[0][1:]}
 
 
+def test_one_number_of_recomputed_layers_holds_for_all_stages_as_far_as_they_have_them() -> None:
+    """A stage with fewer layers recomputes all of its own."""
+    uneven = EVEN.replace(partition=(3, 14, 13, 2))
+    of_all, stated = (predicted(uneven.replace(recompute_full_layers=layers)) for layers in ((5,), (3, 5, 5, 2)))
+    assert of_all.step_time_s == stated.step_time_s
+    assert of_all.memory == stated.memory
+    assert of_all.breakdown_s == stated.breakdown_s
+
+
 def test_a_short_last_stage_pays_for_a_large_head(problem) -> None:
     """Llama 3's vocabulary makes the head worth about two layers."""
     layouts = [EVEN, EVEN.replace(partition=(9, 9, 8, 6)), EVEN.replace(partition=(6, 8, 9, 9))]

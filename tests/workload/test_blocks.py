@@ -522,3 +522,32 @@ def test_a_loss_of_several_operators_makes_narrow_logits_wide_and_back(dtype, ca
         # it reads 2 bytes and writes 4, or the other way round
         assert all(op.bytes == 6 * 1024 * 128256 for op, _ in wide)
         assert not [op for op, _ in getattr(fused, phase) if op.op == "add" and op.hidden == 128256]
+
+
+FORWARD_KERNELS_OF_BACKWARD = {"add", "mul_scalar", "quantize_fp8_static", "silu"}
+"""Sums of gradients, an adapter's scale, casts of operands, and what Mamba's fused kernel computes again."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt3-1.3b", "llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "bert-large", "t5-base", "gemma-2b", "dit-b-2",
+     "nemotron-3-nano", "gpt-oss-20b", "resnet-50", "mlp-1b"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"flash_attention": False}, {"dtype": "fp8", "fp8_recipe": "current"}, {"frozen": True, "adapter_rank": 8}],
+)
+def test_kernels_of_backward_are_those_of_gradients_and_all_others_are_not(name, fields):
+    net = model(name)
+    if "adapter_rank" in fields and (not isinstance(net, Transformer) or net.decoder_layers or net.norms.adaln):
+        fields = {"frozen": True}
+    job = Job(global_batch=1, seq_len=net.seq_len, **fields)
+    for shard in (Shard(), Shard(tp=2, sequence_parallel=True)):
+        if isinstance(net, ConvNet) and shard.tp > 1:
+            continue
+        for block, _ in blocks(net, job, shard):
+            for phase in ("forward", "recompute_selective", "recompute_full"):
+                assert {op.pass_ for op, _ in getattr(block, phase)} <= {"fwd"}, (block.name, phase)
+            again = {op.op for op, _ in block.backward_input if op.pass_ == "fwd"}
+            assert again <= FORWARD_KERNELS_OF_BACKWARD, block.name
+            assert "fwd" not in {op.pass_ for op, _ in block.backward_weight}, block.name
