@@ -778,3 +778,88 @@ def test_a_benchmark_of_maxtext_is_named_with_where_its_settings_are(words: str)
     text = f"MODEL=x\npython3 -m benchmarks.benchmark_runner xpk --device_type=v6e-256 --num_slices=2 {words}\n"
     with pytest.raises(LaunchFileError, match=r"line 2: benchmark_runner looks llama3_1_405b_8192 up in MaxText's"):
         parse_launch(text, "run.sh")
+
+
+QWEN3_NEXT = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models --num-layers 48 --hidden-size 2048 "
+    "--ffn-hidden-size 5120 --num-attention-heads 16 --num-query-groups 2 --group-query-attention --kv-channels 256 "
+    "--qk-layernorm --normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --vocab-size 151936 --seq-length 8192 --attention-dropout 0 "
+    "--hidden-dropout 0 --num-experts 512 --moe-router-topk 10 --moe-ffn-hidden-size 512 --moe-shared-expert-gate "
+    "--moe-shared-expert-intermediate-size 512 --micro-batch-size 1 --global-batch-size 8 --bf16 "
+    "--attention-output-gate --expert-model-parallel-size 8 "
+)
+DELTA_NETS = (
+    "--linear-conv-kernel-dim 4 --linear-key-head-dim 128 --linear-value-head-dim 128 --linear-num-key-heads 16 "
+    "--linear-num-value-heads 32"
+)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        f"--experimental-attention-variant gated_delta_net --linear-attention-freq 4 {DELTA_NETS}",
+        "--experimental-attention-variant gated_delta_net --linear-attention-freq 4",
+        f"--linear-attention-type gated_delta_net --linear-attention-freq '([1]*3+[0]*1)*12' {DELTA_NETS}",
+        f"--spec slime_plugins.models.qwen3_next get_qwen3_next_spec --linear-attention-freq 4 {DELTA_NETS}",
+    ],
+)
+@pytest.mark.parametrize("experts", ["", "--moe-layer-freq 1", "--moe-layer-freq \"'([1]*48)'\""])
+def test_gated_delta_nets_of_megatron_are_those_of_qwen3_next(layers: str, experts: str) -> None:
+    launch = read("run.sh", f"{QWEN3_NEXT} {layers} {experts}")
+    assert launch.model == catalog.model("qwen3-next-80b-a3b")
+    assert not launch.may_be_wrong
+
+
+def test_delta_nets_stand_before_dense_feed_forwards_too() -> None:
+    launch = read("run.sh", f"{QWEN3_NEXT} --linear-attention-freq 4 {DELTA_NETS} --moe-layer-freq '([0]*2+[1]*46)'")
+    assert isinstance(launch.model, Transformer)
+    assert launch.model.stack[:5] == ("L-", "L-", "LE", "*E", "LE")
+
+
+SLIME = """
+    #!/bin/bash
+    arr=()
+    for ((i=0; i<24; i++)); do arr+=($(( i < 1 ? 0 : 1 ))); done
+    printf -v MOE_LAYER_FREQ "[%s]" "$(IFS=', '; echo "${arr[*]}")"
+    MODEL_ARGS=(
+       --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 --swiglu --vocab-size 32000
+       --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --seq-length 131072
+       --use-rotary-position-embeddings --moe-ffn-hidden-size 512 --moe-router-topk 2 --num-experts 8
+       --moe-layer-freq "$MOE_LAYER_FREQ"
+    )
+    ray start --head --num-gpus 8
+    ray job submit --address="http://127.0.0.1:8265" -- python3 train.py \\
+       --actor-num-nodes 2 --actor-num-gpus-per-node 8 ${MODEL_ARGS[@]} --tensor-model-parallel-size 2 \\
+       --global-batch-size 128 --use-dynamic-batch-size --max-tokens-per-gpu 9216 LOSS ${EVAL_ARGS[@]}
+"""
+"""In the shape of the scripts of slime, which have their own defaults and start no process by torchrun."""
+
+
+@pytest.mark.parametrize(
+    ("loss", "seq_len", "is_plain"),
+    [
+        ("--loss-type sft_loss", 131_072, True),
+        ("--rollout-max-response-len 8192 --advantage-estimator grpo", 8192, False),
+        ("--n-samples-per-prompt 8 --rollout-max-response-len 4096 --fp16", 4096, False),
+    ],
+)
+def test_the_training_half_of_slime(loss: str, seq_len: int, is_plain: bool) -> None:
+    launch = read("run.sh", SLIME.replace("LOSS", loss))
+    assert isinstance(launch.model, Transformer)
+    assert launch.layout is not None
+    assert launch.model.stack[:2] == ("*-", "*E")
+    assert (launch.devices, launch.layout.tp, launch.layout.dp, launch.layout.zero) == (16, 2, 8, 1)
+    assert (launch.global_batch, launch.seq_len) == (128, seq_len)
+    assert launch.job_fields["dtype"] == ("fp16" if "--fp16" in loss else "bf16")
+    assert "packed into passes of 9216 tokens" in launch.may_be_wrong[0]
+    assert any("what is trained" in sentence for sentence in launch.may_be_wrong) is not is_plain
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["--experimental-attention-variant dsa", "--linear-attention-freq 4", "--linear-key-head-dim 64"],
+)
+def test_other_layers_than_attention_are_doubted(argument: str) -> None:
+    launch = read("run.sh", f"{QWEN3_NEXT} {argument}")
+    assert launch.may_be_wrong[0].startswith("the model may be wrong: ")

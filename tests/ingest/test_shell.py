@@ -246,3 +246,44 @@ def test_what_a_loop_that_is_not_followed_sets_is_unknown_after_it(loop: str) ->
     """And not what it was before, which would be read as if the script had said it."""
     (words,) = certain(run_script(f"N=1\n{loop}\nrun --n $N", "run.sh", {}))
     assert words == ["run", "--n", "${N}"]
+
+
+@pytest.mark.parametrize("array", ["(a)", "(a b)", "(1 2 3 4)", "()"])
+@pytest.mark.parametrize("separators", ["unset", ", ", ":", "''"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        'A={array}; {ifs}; X="${{A[*]}}"; run --x "$X"',
+        'A={array}; {ifs}; run --x "${{A[*]}}"',
+        'A={array}; printf -v X "%s" "$({ifs}; echo "${{A[*]}}")"; run --x "$X"',
+        'A={array}; set -- "${{A[@]}}"; {ifs}; run --x "$*"',
+    ],
+)
+def test_elements_that_become_one_word_stand_with_the_first_separator_between(
+    script: str, separators: str, array: str
+) -> None:
+    ifs = "unset IFS" if separators == "unset" else f"IFS='{separators.strip(chr(39))}'"
+    between = {"unset": " ", "''": ""}.get(separators, separators[:1])
+    (words,) = certain(run_script(script.format(array=array, ifs=ifs), "run.sh", {}))
+    assert [word for word in words[2:] if word] == ([joined] if (joined := between.join(array[1:-1].split())) else [])
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "text"),
+    [
+        ("%s", "a", "a"),
+        ("[%s]", "1,0", "[1,0]"),
+        ("%d", "7", "7"),
+        ("%03d", "7", "007"),
+        ("%s,", "a b c", "a,b,c,"),
+        ("%s=%d;", "a 1 b", "a=1;b=0;"),
+        ("plain", "", "plain"),
+        ("%s", "", ""),
+    ],
+)
+def test_printf_sets_a_variable_and_repeats_its_form(form: str, values: str, text: str) -> None:
+    for script in (f'printf -v X "{form}" {values}; run --x "=$X"', f'X=$(printf "{form}" {values}); run --x "=$X"'):
+        (words,) = certain(run_script(script, "run.sh", {}))
+        assert words == ["run", "--x", f"={text}"]
+    (words,) = certain(run_script(f'A=(k k); printf -v "A[1]" "{form}" {values}; run "=${{A[1]}}"', "run.sh", {}))
+    assert words == ["run", f"={text}"]

@@ -15,7 +15,7 @@ from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._arguments import write_arguments
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import Launch
-from perfmodel.ingest.launch._model import catalog_model, model_fields, model_of, shape
+from perfmodel.ingest.launch._model import PARTS_OF_MODEL, catalog_model, model_fields, model_of, shape
 from perfmodel.ingest.launch._read import launch_format, parse_launch, recognised, text_of
 from perfmodel.ingest.launch._read_entries import wrapper_of
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
@@ -334,9 +334,7 @@ def _parents(key: str) -> set[str]:
 
 def without_model(fields: Fields) -> Fields:
     """All fields but those of the model."""
-    return {
-        key: value for key, value in fields.items() if not key.startswith(("model.", "experts.", "latent.", "mamba."))
-    }
+    return {key: value for key, value in fields.items() if not key.startswith(PARTS_OF_MODEL)}
 
 
 def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:

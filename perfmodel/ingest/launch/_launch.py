@@ -11,7 +11,7 @@ from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._format import LaunchFormat, Stated
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread, doubts
-from perfmodel.ingest.launch._model import model_of
+from perfmodel.ingest.launch._model import PARTS_OF_MODEL, model_of
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
 
@@ -108,7 +108,7 @@ class Overrides:
 
     def states(self, field: str) -> bool:
         """Whether the caller sets a field of the file (`perfmodel.ingest.launch._table`)."""
-        if field.startswith(("model", "experts.", "latent.", "mamba.")):
+        if field == "model" or field.startswith(PARTS_OF_MODEL):
             return self.model is not None
         if field in ("devices", "nodes"):
             return self.devices is not None

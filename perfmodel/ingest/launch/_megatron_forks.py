@@ -1,12 +1,13 @@
 """Arguments that only forks of Megatron-LM have: for the layout, and for adapters.
 
 Megatron-DeepSpeed: `megatron/arguments.py`. MindSpeed and MindSpeed-LLM: `mindspeed/features_manager`,
-`mindspeed_llm/training/arguments.py`.
+`mindspeed_llm/training/arguments.py`. slime: `slime/backends/megatron_utils/arguments.py`.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._finetuning import Adapters, objective_fields, tuning_fields
 from perfmodel.ingest.launch._megatron_model import OFFLOADED_WEIGHTS, idle_layers, stated
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
@@ -204,7 +205,48 @@ def _objective(arguments: Mapping[str, Any]) -> Fields:
     }
 
 
+_SLIME_DEVICES: Final = "actor-num-gpus-per-node"
+_SLIME: Final = (
+    _SLIME_DEVICES,
+    "actor-num-nodes",
+    "loss-type",
+    "rollout-max-response-len",
+    "max-tokens-per-gpu",
+    "use-dynamic-batch-size",
+    "fp16",
+    "fp8-format",
+)
+"""Arguments of slime, which trains on text that it generates, or by plain fine-tuning."""
+
+
+def _slime(arguments: Mapping[str, Any]) -> Fields:
+    """The training half of slime: its devices, its own defaults, and what of it no prediction knows."""
+    if _SLIME_DEVICES not in arguments:
+        return {}
+    devices = WHOLE.read(arguments[_SLIME_DEVICES]) * WHOLE.read(arguments.get("actor-num-nodes", 1))
+    fields: Fields = {"devices": devices, "zero": 1}
+    # `_set_default_megatron_args`: the distributed optimizer always, and bf16 unless a script asks for fp16.
+    if not arguments.get("fp8-format"):
+        fields["dtype"] = "fp16" if stated(arguments, "fp16") else "bf16"
+    # Sequences are as long as their data; `--seq-length` is only what positions allow.
+    longest = arguments.get("rollout-max-response-len")
+    if longest is not None:
+        fields["seq_len"] = WHOLE.read(longest)
+    lengths = "sequences are as long as the data"
+    if stated(arguments, "use-dynamic-batch-size") and "max-tokens-per-gpu" in arguments:
+        lengths += f", packed into passes of {WHOLE.read(arguments['max-tokens-per-gpu'])} tokens"
+    taken = "the model's own length" if longest is None else f"--rollout-max-response-len {longest}"
+    fields["doubt.lengths"] = f"the batch may be wrong: {lengths}, but {taken} is predicted; give --seq-len"
+    if as_list(arguments.get("loss-type"))[:1] != ["sft_loss"]:
+        fields["doubt.stage"] = (
+            "what is trained may be wrong: text is generated and scored before every step, but only the training step "
+            "of the actor is predicted"
+        )
+    return fields
+
+
 FORKS: Final = (
+    Rule(keys=_SLIME, read=_slime, fields=("devices",)),
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
     Rule(
         keys=("context-parallel-algo", "context-parallel-size"),

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import as_list
-from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers, hybrid_layers
+from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers
+from perfmodel.ingest.launch._megatron_hybrids import DELTA_NETS, HYBRID, delta_net_fields, hybrid_fields
 from perfmodel.ingest.launch._megatron_settings import dropout_rule, latent_rules, mixture_rules
 from perfmodel.ingest.launch._model import LATENT_DEFAULTS
 from perfmodel.ingest.launch._table import (
-    NUMBER,
     PRESENT,
     SOME,
     SWITCH,
@@ -136,7 +136,7 @@ def idle_layers(value: Any) -> set[int]:
     return {int(text) for text in texts}
 
 
-_EXPERT_LAYERS: Final = (
+EXPERT_LAYERS: Final = (
     "moe-layer-freq",
     "first-k-dense-replace",
     "expert-interval",
@@ -164,11 +164,24 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     if "num-layers" not in arguments:
         # The model is given otherwise; what can be said without its layers is said.
         return {"experts.first_dense_layers": dense} if str(frequency) in ("1", "-1") else {}
-    layers = WHOLE.read(arguments["num-layers"])
+    return expert_fields(_has_experts(arguments))
+
+
+def _has_experts(arguments: Mapping[str, Any]) -> list[bool]:
+    """Whether each layer that does something has experts, in a model that has some."""
+    dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
+    pattern = expert_layers(arguments.get("moe-layer-freq", 1), WHOLE.read(arguments["num-layers"]))
     idle = idle_layers(arguments.get("noop-layers"))
-    pattern = expert_layers(frequency, layers)
-    has_experts_by_layer = [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]
-    return expert_fields(has_experts_by_layer)
+    return [has_experts and i >= dense for i, has_experts in enumerate(pattern) if i not in idle]
+
+
+def _delta_nets(arguments: Mapping[str, Any]) -> Fields:
+    """Gated delta nets in place of most attentions, before a feed-forward or experts."""
+    if "num-layers" not in arguments:
+        return {}
+    several = _count_experts(arguments.get("num-experts")) > 1
+    layers = WHOLE.read(arguments["num-layers"])
+    return delta_net_fields(arguments, _has_experts(arguments) if several else [False] * layers)
 
 
 _OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
@@ -261,73 +274,6 @@ def _latent(arguments: Mapping[str, Any]) -> Fields:
     return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()}
 
 
-_HYBRID: Final = (
-    "hybrid-override-pattern",
-    "hybrid-layer-pattern",
-    "hybrid-attention-ratio",
-    "hybrid-mlp-ratio",
-    "is-hybrid-model",
-    SCRIPT,
-    "spec",
-    "num-layers",
-    "hidden-size",
-    "mamba-state-dim",
-    "mamba-head-dim",
-    "mamba-num-groups",
-    "mamba-num-heads",
-    "num-attention-heads",
-)
-_PLAIN_SPECS: Final = ("qwen3_spec", "deepseek_spec", "gpt_layer_specs", "llama")
-"""Specifications of layers that have nothing but what other arguments say."""
-
-
-def hybrid_fields(arguments: Mapping[str, Any]) -> Fields:
-    """Models of `pretrain_mamba.py`: layers of Mamba-2, attention and feed-forwards."""
-    # Whether layers are hybrid is decided by the program (`pretrain_mamba.py`)
-    # or the specification of layers, not by a flag.
-    program = PurePosixPath(str(arguments.get(SCRIPT, ""))).name
-    spec = " ".join(map(str, as_list(arguments.get("spec", ""))))
-    if "mamba" not in program and "mamba" not in spec and not any(name.startswith("hybrid") for name in arguments):
-        if not spec or any(known in spec for known in _PLAIN_SPECS):
-            return {}
-        return {
-            "doubt.spec": f"the model may be wrong: --spec {spec} defines its layers, and perfmodel does not read it"
-        }
-    if "hidden-size" not in arguments:
-        return {}
-    pattern = arguments.get("hybrid-override-pattern", arguments.get("hybrid-layer-pattern"))
-    if pattern is not None:
-        # Behind a slash stand modules that predict further tokens; bars only divide stages.
-        letters = str(pattern).split("/")[0].replace("|", "")
-        layers = WHOLE.read(arguments.get("num-layers", len(letters)))
-        if layers != len(letters):
-            raise BadValue(f"must name every layer, or Megatron stops; got {len(letters)}, and --num-layers {layers}")
-    elif "num-layers" in arguments:
-        attention_ratio = NUMBER.read(arguments.get("hybrid-attention-ratio", 0.0))
-        mlp_ratio = NUMBER.read(arguments.get("hybrid-mlp-ratio", 0.0))
-        letters = hybrid_layers(WHOLE.read(arguments["num-layers"]), attention_ratio, mlp_ratio)
-    else:
-        return {}
-    if set(letters) - set("M*-E"):
-        raise BadValue(f"can have only layers M, *, - and E; got {pattern!r}")
-    fields: Fields = {"model.layers": len(letters), "model.mixers": letters}
-    # Without attention no heads need be stated, but a model has to have some.
-    if "*" not in letters:
-        fields["model.heads"] = WHOLE.read(arguments.get("num-attention-heads", 1))
-    if "M" in letters:
-        # Defaults of Mamba-2 in Megatron-Core (megatron/core/ssm/mamba_mixer.py): twice the hidden size in heads of
-        # 64, 128 states, 8 groups.
-        head_dim = WHOLE.read(arguments.get("mamba-head-dim", 64))
-        heads = WHOLE.read(arguments.get("mamba-num-heads", 2 * WHOLE.read(arguments["hidden-size"]) // head_dim))
-        fields |= {
-            "mamba.heads": heads,
-            "mamba.head_dim": head_dim,
-            "mamba.state": WHOLE.read(arguments.get("mamba-state-dim", 128)),
-            "mamba.groups": WHOLE.read(arguments.get("mamba-num-groups", 8)),
-        }
-    return fields
-
-
 _KINDS: Final = (
     SCRIPT,
     "encoder-num-layers",
@@ -402,8 +348,13 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     return fields
 
 
+_NORMS_BEHIND: Final = ("post-self-attn-layernorm", "post-mlp-layernorm")
+"""Arguments of slime for norms behind attention and feed-forward, beside those before."""
+
+
 def _norm_ends(arguments: Mapping[str, Any]) -> Fields:
-    return {"model.norm_at": "both"} if stated(arguments, "post-norm") else {}
+    both_ends = stated(arguments, "post-norm") or all(stated(arguments, name) for name in _NORMS_BEHIND)
+    return {"model.norm_at": "both"} if both_ends else {}
 
 
 def stated(arguments: Mapping[str, Any], name: str) -> bool:
@@ -449,13 +400,15 @@ MODEL: Final = (
     key("kv-channels", "model.head_dim"),
     Rule(keys=_FEED_FORWARD, read=_feed_forward, write=_write_feed_forward),
     key("normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
-    Rule(keys=("post-norm",), read=_norm_ends),
+    Rule(keys=("post-norm", *_NORMS_BEHIND), read=_norm_ends),
     Rule(keys=("position-embedding-type", *_POSITION_SWITCHES), read=_positions, write=_write_positions),
     key("untie-embeddings-and-output-weights", "model.tied_embeddings", words({True: False})),
     key("disable-bias-linear", "model.bias", words({True: False})),
     key("mtp-num-layers", "model.mtp_layers", SOME, also=("num-nextn-predict-layers",)),
     key("add-qkv-bias", "model.qkv_bias", SWITCH),
     key("qk-layernorm", "model.qk_norm", SWITCH),
+    read_only("attention-output-gate", "model.attention_gate", SWITCH),
+    read_only("use-gated-attention", "model.attention_gate", SWITCH),
     read_only("softmax-type", "model.attention_sinks", words(_SINKS)),
     read_only("activation-func-clamp-value", "model.clamped_glu", PRESENT),
     read_only("attn-logit-softcapping", "model.attention_softcap", PRESENT),
@@ -481,7 +434,7 @@ MODEL: Final = (
     ),
     key("shared-expert-gate", "experts.shared_gate", SWITCH, also=("moe-shared-expert-gate",)),
     key("moe-latent-size", "experts.latent", SOME),
-    Rule(keys=_EXPERT_LAYERS, read=_layers_with_experts, write=_write_dense_layers, optional=_OF_DEEPSPEED),
+    Rule(keys=EXPERT_LAYERS, read=_layers_with_experts, write=_write_dense_layers, optional=_OF_DEEPSPEED),
     Rule(
         keys=("multi-latent-attention", "multi-head-latent-attention"),
         read=_latent,
@@ -495,6 +448,7 @@ MODEL: Final = (
     Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
-    Rule(keys=_HYBRID, read=hybrid_fields, optional=(SCRIPT, "spec")),
+    Rule(keys=HYBRID, read=hybrid_fields, optional=(SCRIPT, "spec")),
+    Rule(keys=(*DELTA_NETS, *EXPERT_LAYERS), read=_delta_nets, optional=(*_OF_DEEPSPEED, "spec")),
 )
 """Rules of all arguments that say the model; of several that say the same field the last wins."""

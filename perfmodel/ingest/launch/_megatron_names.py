@@ -22,6 +22,8 @@ _SWITCHES: Final = {
     "dropping": "disable-moe-token-dropping",
     "graphs": "enable-cuda-graph external-cuda-graph",
     "offload": "cpu-optimizer optimizer-cpu-offload",
+    "gates": "attention-output-gate use-gated-attention moe-shared-expert-gate use-dynamic-batch-size",
+    "norms": "post-self-attn-layernorm post-mlp-layernorm",
 }
 SWITCHES: Final = frozenset(" ".join(_SWITCHES.values()).split())
 """Arguments that take no value, of those that are read."""
@@ -49,6 +51,8 @@ _HARMLESS: Final = {
     "Hugging Face": "hf-model-name-or-path convert-from-hf convert-to-hf stderr-sink-level legacy-tokenizer",
     "kernels of rotary embeddings": "apply-rope-fusion",
     "Megatron-SWIFT": "packing padding-free save-safetensors max-epochs cached-dataset",
+    "slime": "rollout-* num-rollout n-samples-per-prompt colocate hf-checkpoint ref-load *advantage* *kl-* eps-clip*",
+    "its losses and server": "entropy-coef sglang-* rm-type balance-data debug-train-only megatron-to-hf-mode",
     "forks": "model-type-hf use-tutel deepspeed-activation-checkpointing is-hybrid-model bert-no-binary-head",
     "scales": "original-max-position-embeddings scale-depth scale-emb dim-model-base embed-scale",
     "checks": "output-multiplier-scale check-for-* no-check-for-* record-memory-history memory-snapshot-path",

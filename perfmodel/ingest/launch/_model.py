@@ -7,7 +7,7 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import Experts, LatentAttention, Mamba, Model, Transformer
+from perfmodel.spec import DeltaNet, Experts, LatentAttention, Mamba, Model, Transformer
 
 LATENT_DEFAULTS: Final = {
     "q_lora_rank": 0,
@@ -17,7 +17,7 @@ LATENT_DEFAULTS: Final = {
     "v_head_dim": 128,
 }
 """Sizes of latent attention where nobody says them (Megatron-Core `MLATransformerConfig`)."""
-_PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.")
+PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.", "delta.")
 """Beginnings of the fields of a file that describe its model."""
 
 
@@ -49,9 +49,11 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
             sizes["latent_attention"] = LatentAttention(**(LATENT_DEFAULTS | latent))
             # Latent attention expands its compressed keys and values to every head: no groups share them.
             sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["latent_attention"].v_head_dim}
-        mamba = _of(known, "mamba.")
+        mamba, delta_net = _of(known, "mamba."), _of(known, "delta.")
         if mamba:
             sizes["mamba"] = Mamba(**mamba)
+        if delta_net:
+            sizes["delta_net"] = DeltaNet(**delta_net)
         model = Transformer(name=name, source=f"launch file {place}", **sizes)
     except PerfModelError as error:
         raise LaunchFileError(f"{place}: {error}") from None
@@ -70,7 +72,7 @@ def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: s
     recipe_fields = model_fields(recipe_model)
     changes: Fields = {}
     for key, value in known.items():
-        if key.startswith(_PARTS_OF_MODEL) and recipe_fields.get(key) != value:
+        if key.startswith(PARTS_OF_MODEL) and recipe_fields.get(key) != value:
             changes[key] = value
     # A recipe's vocabulary is the model's; the tokenizer of its data does not change it.
     if "model.vocab_size" not in entries:
@@ -97,10 +99,11 @@ def model_fields(model: Model) -> Fields:
         ("experts.", model.experts),
         ("latent.", model.latent_attention),
         ("mamba.", model.hybrid.mamba),
+        ("delta.", model.hybrid.delta_net),
     ):
         if part is not None:
             stated |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
-    for key in ("experts", "latent_attention", "mamba", "name", "source", "aliases"):
+    for key in ("experts", "latent_attention", "mamba", "delta_net", "name", "source", "aliases"):
         del stated[f"model.{key}"]
     return stated
 

@@ -8,7 +8,7 @@ from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._finetuning import Adapters
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._megatron_model import hybrid_fields
+from perfmodel.ingest.launch._megatron_hybrids import hybrid_fields
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
     SHARDING,

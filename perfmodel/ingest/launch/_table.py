@@ -2,7 +2,8 @@
 writing cannot diverge.
 
 A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
-`model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`; `global_batch`, `seq_len`, `dtype`,
+`model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`, of `Mamba` behind `mamba.`, of
+`DeltaNet` behind `delta.`; `global_batch`, `seq_len`, `dtype`,
 `flash_attention`, `grad_dtype`, `optimizer`, `recompute_modules`, `expert_dispatcher`, `expert_capacity_factor` and
 `cuda_graphs` of `Job`;
 and what these follow from:

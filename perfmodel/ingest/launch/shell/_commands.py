@@ -14,7 +14,7 @@ from perfmodel.ingest.launch.shell import _syntax as syntax
 from perfmodel.ingest.launch.shell import _tree as tree
 from perfmodel.ingest.launch.shell._builtins import LONGEST_VALUE, Builtins
 from perfmodel.ingest.launch.shell._expansion import LAUNCH_VARIABLES, Command, State, Word, pieces, shown
-from perfmodel.ingest.launch.shell._output import command_output
+from perfmodel.ingest.launch.shell._output import command_output, formatted
 from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
 
 SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
@@ -87,6 +87,8 @@ class Commands(Builtins):
     def command(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         """Run a command: it changes the script's state if it is a part of the shell, else it is collected."""
         head = argv[0].text
+        if head == "printf" and [word.text for word in argv[1:2]] == ["-v"]:
+            return self.print_into(argv)
         builtin = self.builtin(head)
         if builtin is not None:
             return builtin(node, argv)
@@ -160,6 +162,18 @@ class Commands(Builtins):
 
     def evaluate(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         return self.in_this_shell(" ".join(word.text for word in argv[1:]), node.line)
+
+    def print_into(self, argv: Sequence[Word]) -> bool:
+        """`printf -v NAME form value ...` sets a variable, or an element of an array."""
+        texts = [word.text for word in argv[2:]]
+        target = re.fullmatch(r"([A-Za-z_]\w*)(?:\[(.+)\])?", texts[0]) if len(texts) > 1 else None
+        text = formatted(texts[1], texts[2:]) if target else None
+        if target is None or text is None:
+            return False
+        name = self.state.references.get(target[1], target[1])
+        before = self.state.variables.get(name, {}) if target[2] else {}
+        self.state.variables[name] = {**before, self.index(target[2]) if target[2] else "0": Word(text, argv[0].line)}
+        return True
 
     def stop(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         if argv[0].text == "exit" and not self.obeys_exit:

@@ -102,8 +102,14 @@ class Expander:
         texts = []
         for part in raw.parts:
             values = self.values(part)
-            texts.append(part.written if values is None else " ".join(word.text for word in values))
+            separator = self.separator() if _is_joined(part) else " "
+            texts.append(part.written if values is None else separator.join(word.text for word in values))
         return Word("".join(texts), raw.line)
+
+    def separator(self) -> str:
+        """What stands between the elements of an array that are written as one word: the first character of IFS."""
+        separators = self.state.variables.get("IFS", {}).get("0")
+        return " " if separators is None else separators.text[:1]
 
     def expand(self, raw: tree.RawWord) -> list[Word]:
         """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
@@ -124,8 +130,8 @@ class Expander:
                 for value in values:
                     divided += pieces(value)
                 values = divided
-            elif len(values) > 1 and (part.text == "*" or "[*]" in part.text):
-                values = [Word(" ".join(value.text for value in values), values[0].line)]
+            elif len(values) > 1 and _is_joined(part):
+                values = [Word(self.separator().join(value.text for value in values), values[0].line)]
             elif not values and not _is_list(part):
                 begun = True
             for i, value in enumerate(values):
@@ -374,6 +380,11 @@ def pieces(word: Word) -> list[Word]:
 def _is_list(part: tree.Part) -> bool:
     """Whether a part stands for any number of words, also when it is quoted (`"$@"`, `"${A[@]}"`)."""
     return part.kind == "parameter" and (part.text in ("@", "*") or "[@]" in part.text or "[*]" in part.text)
+
+
+def _is_joined(part: tree.Part) -> bool:
+    """Whether a part stands for all elements as one word when it is quoted (`"$*"`, `"${A[*]}"`)."""
+    return part.kind == "parameter" and (part.text == "*" or "[*]" in part.text)
 
 
 def shown(text: str) -> str:

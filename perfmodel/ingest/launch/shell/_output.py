@@ -66,7 +66,7 @@ def command_output(
         texts = [argument for argument in arguments if argument not in ("-e", "-n", "-E")]
         return " ".join(texts) + ("" if "-n" in arguments[:1] else "\n")
     if head == "printf" and arguments:
-        return _formatted(arguments[0], arguments[1:])
+        return formatted(arguments[0], arguments[1:])
     if head == "expr":
         value = calculate(" ".join(arguments))
         return None if value is None else f"{value}\n"
@@ -90,19 +90,26 @@ def command_output(
     return None if stdin is None else _filtered(head, arguments, stdin)
 
 
-def _formatted(form: str, values: list[str]) -> str | None:
+def formatted(form: str, values: list[str]) -> str | None:
     """Output of printf; None for forms that are not known."""
     form = form.replace("\\n", "\n").replace("\\t", "\t")
-    # Only as many values as marks: with more of them printf repeats its form.
     marks = re.findall(r"%(?:0?\d*d|s)", form)
-    if len(marks) != len(values) or "%" in re.sub(r"%(?:0?\d*d|s)", "", form) or unknown(" ".join(values)):
+    if "%" in re.sub(r"%(?:0?\d*d|s)", "", form) or unknown(" ".join(values)):
         return None
-    try:
-        return form % tuple(
-            value if mark.endswith("s") else int(value) for mark, value in zip(marks, values, strict=True)
-        )
-    except ValueError:
-        return None
+    # With more values than marks printf repeats its form, and marks without a value get nothing.
+    if not marks:
+        return form
+    times = max(1, -(-len(values) // len(marks)))
+    padded = [*values, *[""] * (times * len(marks) - len(values))]
+    arguments: list[str | int] = []
+    for mark, value in zip(marks * times, padded, strict=True):
+        if mark.endswith("s"):
+            arguments.append(value)
+        elif re.fullmatch(r"-?\d*", value):
+            arguments.append(int(value or 0))
+        else:
+            return None
+    return (form * times) % tuple(arguments)
 
 
 def _filtered(head: str, arguments: list[str], text: str) -> str | None:
