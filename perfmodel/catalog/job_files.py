@@ -22,18 +22,9 @@ from perfmodel.catalog.entries import checked_fields, read_toml
 from perfmodel.display import shorten_reprs
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import parse_toml
-from perfmodel.spec import (
-    Cluster,
-    Framework,
-    Job,
-    JobKeywords,
-    Layout,
-    Model,
-    Problem,
-    key_fields,
-    written,
-    written_values,
-)
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, key_fields
+from perfmodel.spec.keywords import JobKeywords
+from perfmodel.spec.notation import written, written_values
 
 _JOB_KEYS: Final = {key: entry for key, entry in key_fields(Job).items() if key != "assumed"}
 JOB_WORDS: Final = tuple(sorted(_JOB_KEYS, key=lambda key: len(_JOB_KEYS[key].path)))

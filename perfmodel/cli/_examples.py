@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
-from perfmodel.spec import SCHEDULES, Layout
+from perfmodel.spec import Layout
+from perfmodel.spec.notation import SCHEDULES
 
 _OF_A_JOB: Final = "--model llama3-8b --cluster dgx-h100 --global-batch 64"
 _TWO: Final = {

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 from perfmodel.cli._files import add_from, add_job_file, job_fields, require
 from perfmodel.cli._show import note
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import (
-    OPTIMIZERS,
-    USUAL_DTYPES,
-    Cluster,
-    Framework,
-    Layout,
-    Model,
-    Problem,
-    RecomputeModule,
-    written_values,
-)
+from perfmodel.spec import OPTIMIZERS, USUAL_DTYPES, Cluster, Framework, Layout, Model, Problem, RecomputeModule
+from perfmodel.spec.notation import written_values
 from perfmodel.units import dtype_name, parse_length, parse_quantity, plain_number
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import emit, note, written
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Layout, Problem, written_values
+from perfmodel.spec import Layout, Problem
+from perfmodel.spec.notation import written_values
 from perfmodel.units import duration
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from perfmodel.cli._flags import add_calibration, add_json, sequence_length
 from perfmodel.cli._show import emit
 from perfmodel.display import new_console, table
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Framework, HostCosts
+from perfmodel.spec import Framework
+from perfmodel.spec.framework_facts import HostCosts
 from perfmodel.units import GIB, dtype_name, duration, parse_seconds
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import (
     get_type_hints,
 )
 
-from perfmodel.spec import SCHEDULE_ALIASES, Job, Layout, documented, key_fields, written
+from perfmodel.spec import Job, Layout, documented, key_fields
+from perfmodel.spec.notation import SCHEDULE_ALIASES, written
 
 if TYPE_CHECKING:
     from perfmodel.ingest.tables import TableKind

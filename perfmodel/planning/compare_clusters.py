@@ -13,7 +13,8 @@ from perfmodel.planning.goodput import Reliability
 from perfmodel.planning.layouts import SearchOptions, SearchSpace, Tariff, search
 from perfmodel.planning.training_run import TrainingRun, training_run
 from perfmodel.prediction import Prediction
-from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Model, Problem
+from perfmodel.spec.keywords import JobKeywords
 from perfmodel.units import MIN_FIT
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from perfmodel.prediction._zero import StateLayout
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, ranks_of, shard_events
 from perfmodel.prediction.phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.program import PAIRED, Kind, ProgramSpec
-from perfmodel.spec import Layout, PerRank
+from perfmodel.spec import Layout
+from perfmodel.spec.notation import PerRank
 from perfmodel.workload import layer_count
 
 

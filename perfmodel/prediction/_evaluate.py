@@ -21,7 +21,8 @@ from perfmodel.prediction._programs import PartitionedProgram, WeightedDurations
 from perfmodel.prediction.sites import Adjustment
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
-from perfmodel.spec import Layout, PerRank
+from perfmodel.spec import Layout
+from perfmodel.spec.notation import PerRank
 from perfmodel.timeline import CompiledStructure, ProgramBatch, makespan, makespan_and_grad, makespan_many
 
 PART_OPS: Final = 1_500_000

@@ -17,7 +17,8 @@ from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._zero import checkpoint_bytes
 from perfmodel.prediction.blocks import shard_events
 from perfmodel.schedule import weight_versions
-from perfmodel.spec import Device, Layout, MemoryCounter, Transformer
+from perfmodel.spec import Device, Layout, Transformer
+from perfmodel.spec.framework_facts import MemoryCounter
 from perfmodel.units import GIB
 
 # What to change so that the largest category shrinks; the text is part of the message that users read.

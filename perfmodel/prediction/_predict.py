@@ -30,7 +30,8 @@ from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Predi
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import WeightedDurations, prepared
 from perfmodel.prediction.sites import Site
-from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, StepKeywords, Transformer
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
+from perfmodel.spec.keywords import StepKeywords
 from perfmodel.timeline import times
 
 

@@ -20,7 +20,8 @@ from perfmodel.prediction.phases import PassClasses, pass_classes
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.session import current_session
-from perfmodel.spec import Layout, PerStage, Transformer
+from perfmodel.spec import Layout, Transformer
+from perfmodel.spec.notation import PerStage
 from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
 
 MAX_SEGMENTS = 16

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.schedule import even_split
-from perfmodel.spec import PerStage
+from perfmodel.spec.notation import PerStage
 from perfmodel.workload import BlockOps
 
 

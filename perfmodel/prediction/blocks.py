@@ -27,7 +27,8 @@ from perfmodel.prediction.overlap import (
 )
 from perfmodel.prediction.phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction.placement import BLOCK_GROUPS, Network, Placement
-from perfmodel.spec import DIMENSIONS, Device, Framework, Job, Layout, PerRank
+from perfmodel.spec import DIMENSIONS, Device, Framework, Job, Layout
+from perfmodel.spec.notation import PerRank
 from perfmodel.workload import BlockOps, Comm, Shard, is_cast
 from perfmodel.workload import blocks as workload_blocks
 

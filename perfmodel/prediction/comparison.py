@@ -17,7 +17,8 @@ from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction.sites import Site
 from perfmodel.schedule import ChimeraModel, chimera_model, get_schedule, rabenseifner_s, schedule_names
-from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.spec.keywords import JobKeywords
 
 if TYPE_CHECKING:
     import pandas as pd

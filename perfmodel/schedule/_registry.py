@@ -13,7 +13,7 @@ from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameErr
 from perfmodel.schedule._construct import looped_stages, repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
-from perfmodel.spec import schedule_name
+from perfmodel.spec.notation import schedule_name
 
 MOST_PASSES: Final = 2**23
 """Micro-batches times chunks of all devices, beyond which a schedule's order takes gigabytes."""

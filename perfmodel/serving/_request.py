@@ -12,7 +12,8 @@ from perfmodel import catalog
 from perfmodel.catalog import checked_fields
 from perfmodel.catalog.job_files import JobFile
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Cluster, Framework, HostCosts, Model
+from perfmodel.spec import Cluster, Framework, Model
+from perfmodel.spec.framework_facts import HostCosts
 from perfmodel.units import DTYPE_BYTES, whole
 
 Batching = Literal["continuous", "static"]

@@ -1,26 +1,18 @@
 """Frozen records of devices, clusters, models, frameworks, layouts and jobs. No JAX, no I/O.
 
-A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one answer to it, which
-`_notation` reads and writes as `tp=8,pp=16,dp=8`.
+A `Problem` is a `Job` of a `Model` on a `Cluster` of `Device`s by a `Framework`; a `Layout` is one answer to it.
+
+Four modules are doors of their own: `parts` of a transformer, `framework_facts`, `notation` (how values and layouts are
+written, `tp=8,pp=16,dp=8`) and `keywords` (types of the keyword arguments that stand for a record's fields).
 """
 
 from perfmodel.display import shorten_reprs
 from perfmodel.spec._cluster import Cluster, NetworkLevel, interleaved_groups
 from perfmodel.spec._device import BACKENDS, USUAL_DTYPES, Device, PeakRates
-from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Dimension
+from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
 from perfmodel.spec._framework import AttentionKernel, Framework
-from perfmodel.spec._framework_facts import (
-    Capabilities,
-    CommunicationCosts,
-    Execution,
-    HostCosts,
-    LaunchDefaults,
-    MemoryCosts,
-    MemoryCounter,
-    ReportedRanks,
-)
-from perfmodel.spec._job import OPTIMIZERS, Job, Optimizer
+from perfmodel.spec._job import OPTIMIZERS, Job
 from perfmodel.spec._job_sections import (
     BASE_WEIGHT_BYTES,
     AdapterModule,
@@ -31,34 +23,13 @@ from perfmodel.spec._job_sections import (
     RecomputeModule,
     WideModule,
 )
-from perfmodel.spec._keywords import JobKeywords, LayoutKeywords, StepKeywords, TransformerKeywords
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
-from perfmodel.spec._notation import (
-    SCHEDULE_ALIASES,
-    SCHEDULES,
-    PerRank,
-    PerStage,
-    schedule_name,
-    written,
-    written_values,
-)
-from perfmodel.spec._parts import (
-    AdaLN,
-    DeltaNet,
-    Experts,
-    LatentAttention,
-    Mamba,
-    NarrowEmbedding,
-    Patches,
-    SelectiveScan,
-    ShortConv,
-    Spectrogram,
-)
 from perfmodel.spec._problem import Problem
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec._stage_partition import partition_by_cost
 
-# Sections are shown inside the records that the door offers.
-for _door in (__name__, "perfmodel.spec._job_sections", "perfmodel.spec._model_sections"):
-    shorten_reprs(_door)
+# Records that another one holds are shown inside it, by whichever door they come.
+for _module in ("_dimensions", "_job", "_job_sections", "_model_sections", "framework_facts", "parts"):
+    shorten_reprs(f"{__name__}.{_module}")
+shorten_reprs(__name__)

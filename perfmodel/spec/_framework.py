@@ -7,7 +7,13 @@ from typing import Any, Final, Literal, get_args
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._framework_facts import (
+from perfmodel.spec._job import Job
+from perfmodel.spec._job_sections import Fp8Recipe, Implementation
+from perfmodel.spec._layout import Layout, Recompute
+from perfmodel.spec._model import Model, Transformer, concerns
+from perfmodel.spec._sections import Sectioned, flat_keywords, section
+from perfmodel.spec._stage_partition import partition_by_cost
+from perfmodel.spec.framework_facts import (
     Capabilities,
     CommunicationCosts,
     Execution,
@@ -16,13 +22,7 @@ from perfmodel.spec._framework_facts import (
     MemoryCosts,
     ReportedRanks,
 )
-from perfmodel.spec._job import Job
-from perfmodel.spec._job_sections import Fp8Recipe, Implementation
-from perfmodel.spec._layout import Layout, Recompute
-from perfmodel.spec._model import Model, Transformer, concerns
-from perfmodel.spec._notation import written, written_values
-from perfmodel.spec._sections import Sectioned, flat_keywords, section
-from perfmodel.spec._stage_partition import partition_by_cost
+from perfmodel.spec.notation import written, written_values
 from perfmodel.units import dtype_bytes, untraced, whole
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]

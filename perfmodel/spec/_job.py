@@ -15,7 +15,7 @@ from perfmodel.spec._sections import flat_keywords, section
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, whole
 
 if TYPE_CHECKING:
-    from perfmodel.spec._keywords import JobKeywords
+    from perfmodel.spec.keywords import JobKeywords
 
 BLOCK_OF_8_BIT: Final = 256
 """Elements that share a scale in 8-bit states (Dettmers et al., arXiv 2110.02861; bitsandbytes since 0.44)."""

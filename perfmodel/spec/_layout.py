@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
-from perfmodel.spec._notation import (
+from perfmodel.spec.notation import (
     PerRank,
     PerStage,
     read_values,

@@ -17,12 +17,12 @@ from perfmodel.spec._model_sections import (
     Norms,
     OutputHead,
 )
-from perfmodel.spec._parts import Experts, LatentAttention
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
+from perfmodel.spec.parts import Experts, LatentAttention
 from perfmodel.units import whole
 
 if TYPE_CHECKING:
-    from perfmodel.spec._keywords import TransformerKeywords
+    from perfmodel.spec.keywords import TransformerKeywords
 
 MOST_LAYERS: Final = 10**5
 """More layers than any model has: a typing error."""

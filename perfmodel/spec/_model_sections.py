@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from perfmodel.spec._documented import Stated
-from perfmodel.spec._parts import (
+from perfmodel.spec.parts import (
     AdaLN,
     DeltaNet,
     Mamba,

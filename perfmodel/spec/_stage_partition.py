@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 from perfmodel.spec._model import Model, Transformer
-from perfmodel.spec._notation import PerStage
+from perfmodel.spec.notation import PerStage
 
 
 def partition_by_cost(model: Model, stages: int) -> PerStage:

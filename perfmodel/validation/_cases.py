@@ -18,7 +18,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_table
 from perfmodel.prediction import GAUSS_90, Prediction, Site
 from perfmodel.prediction.sites import model_kind
-from perfmodel.spec import Framework, MemoryCounter
+from perfmodel.spec import Framework
+from perfmodel.spec.framework_facts import MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
 from perfmodel.validation._run_sources import source_of_run

@@ -6,7 +6,8 @@ The core is scores, softmax and context, fused or materialised, on one device or
 from dataclasses import replace
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp
-from perfmodel.spec import AdapterModule, LatentAttention, Transformer
+from perfmodel.spec import AdapterModule, Transformer
+from perfmodel.spec.parts import LatentAttention
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes

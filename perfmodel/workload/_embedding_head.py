@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.ops import Embedding
-from perfmodel.spec import Patches, Spectrogram, Transformer
+from perfmodel.spec import Transformer
+from perfmodel.spec.parts import Patches, Spectrogram
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, gather_copy, linear, scatter_copy
 from perfmodel.workload._local import ShardSizes, masked_tokens

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Exchange, Gemm, KernelOp, MoE
-from perfmodel.spec import Experts, Job, Model, Transformer
+from perfmodel.spec import Job, Model, Transformer
+from perfmodel.spec.parts import Experts
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear

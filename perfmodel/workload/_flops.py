@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
+from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
+from perfmodel.spec.parts import Patches
 from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._local import masked_tokens

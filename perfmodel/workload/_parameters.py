@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Mlp, Model, Patches, Transformer
+from perfmodel.spec import ConvNet, Mlp, Model, Transformer
+from perfmodel.spec.parts import Patches
 from perfmodel.workload._attention import attention_weights, unbiased_outputs
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights, table_width
 from perfmodel.workload._flops import ffn_weights

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from perfmodel.errors import Reason
 from perfmodel.ops import Recurrence
-from perfmodel.spec import DeltaNet, Mamba, SelectiveScan, ShortConv, Transformer
+from perfmodel.spec import Transformer
+from perfmodel.spec.parts import DeltaNet, Mamba, SelectiveScan, ShortConv
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise

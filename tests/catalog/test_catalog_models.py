@@ -4,7 +4,8 @@ import pytest
 
 from perfmodel.catalog import model, models
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import ConvNet, Experts, Mlp, Transformer
+from perfmodel.spec import ConvNet, Mlp, Transformer
+from perfmodel.spec.parts import Experts
 
 
 def test_every_listed_model_loads_and_names_its_source():

@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel.catalog import model, model_from_config
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import DeltaNet, Job, Patches
+from perfmodel.spec import Job
+from perfmodel.spec.parts import DeltaNet, Patches
 from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, parameters, step_flops
 
 

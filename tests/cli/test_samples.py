@@ -11,7 +11,8 @@ from command_line import run
 from perfmodel.cli import VOCABULARY, examples, parser, parsers, samples, vocabulary
 from perfmodel.ingest.tables import COLUMNS, RUN_COLUMNS
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import SCHEDULES, Layout
+from perfmodel.spec import Layout
+from perfmodel.spec.notation import SCHEDULES
 
 README = samples()["README.md"]
 COMMANDS = re.findall(r"\| `([\w.]+)` \|.*`perfmodel ([^`]*)` \|", README)

@@ -19,7 +19,8 @@ from perfmodel.prediction.placement import Placement
 from perfmodel.prediction.sites import FORWARD_SHARE, STOCK_PRODUCTS, attention_slowdown, generation
 from perfmodel.prediction.sites.constants import source_medians, sustained
 from perfmodel.prediction.sites.teams import share_a_team, team_key
-from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Experts, Job, Layout, Transformer
+from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Job, Layout, Transformer
+from perfmodel.spec.parts import Experts
 from perfmodel.workload import Kernels, Shard, blocks, is_cast
 
 A100, H100, B200 = (catalog.device(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"))

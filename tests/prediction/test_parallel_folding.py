@@ -14,7 +14,8 @@ from perfmodel.ops import Collective
 from perfmodel.prediction import check_layout, explain, layout_batches, step_problem
 from perfmodel.prediction.composition import bundle_events
 from perfmodel.prediction.placement import Placement
-from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Experts, Job, Layout, Transformer
+from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Job, Layout, Transformer
+from perfmodel.spec.parts import Experts
 from perfmodel.workload import Shard, blocks, matmul_flops
 
 NET = Transformer(

@@ -8,7 +8,8 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import UnknownNameError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, explain, step_problem, step_times_s, without
-from perfmodel.spec import Experts, Framework, Job, Layout
+from perfmodel.spec import Framework, Job, Layout
+from perfmodel.spec.parts import Experts
 
 NAMES = [term.name for term in STEP_TERMS]
 LOADED = Framework(

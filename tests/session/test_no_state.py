@@ -13,7 +13,7 @@ CACHED = {
     "catalog._clusters._catalog": "files of the package",
     "catalog._clusters._stated": "files of the package",
     "spec._documented.documented": "source of the package",
-    "spec._notation.schedule_name": "words",
+    "spec.notation.schedule_name": "words",
     "spec._sections.key_fields": "fields of a class",
     "catalog._devices._catalog": "files of the package",
     "catalog._devices._stated": "files of the package",

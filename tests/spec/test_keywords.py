@@ -11,16 +11,8 @@ from perfmodel.catalog.job_files import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts.search_words import SEARCH_WORDS, SearchKeywords
 from perfmodel.serving import ServingKeywords, ServingOptions
-from perfmodel.spec import (
-    Job,
-    JobKeywords,
-    Layout,
-    LayoutKeywords,
-    StepKeywords,
-    Transformer,
-    TransformerKeywords,
-    key_fields,
-)
+from perfmodel.spec import Job, Layout, Transformer, key_fields
+from perfmodel.spec.keywords import JobKeywords, LayoutKeywords, StepKeywords, TransformerKeywords
 
 EXPLICIT = {"global_batch", "seq_len", "dtype"}
 PROBLEM_FUNCTIONS = [

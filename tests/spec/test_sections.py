@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Framework, Job, MemoryCosts, Sectioned, Transformer, documented, key_fields, nested
+from perfmodel.spec import Framework, Job, Sectioned, Transformer, documented, key_fields, nested
+from perfmodel.spec.framework_facts import MemoryCosts
 
 RECORDS: list[type[Sectioned]] = [Framework, Job, Transformer]
 MOST_FIELDS = 25

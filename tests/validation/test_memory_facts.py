@@ -14,7 +14,8 @@ from perfmodel import catalog
 from perfmodel.prediction import EAGER, Site, explain, step_problem
 from perfmodel.prediction.memory import FRAGMENTATION, peak_memory, workspace_bytes
 from perfmodel.prediction.sites.constants import MemorySpread, source_figures, spread_from
-from perfmodel.spec import Job, Layout, MemoryCounter, ReportedRanks, Transformer, partition_by_cost
+from perfmodel.spec import Job, Layout, Transformer, partition_by_cost
+from perfmodel.spec.framework_facts import MemoryCounter, ReportedRanks
 from perfmodel.validation import counter_of, memory_bytes
 
 MODEL = Transformer(

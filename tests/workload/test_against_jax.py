@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfmodel.spec import Experts, Job, Transformer
+from perfmodel.spec import Job, Transformer
+from perfmodel.spec.parts import Experts
 from perfmodel.workload import Shard, blocks, matmul_flops
 
 SEQ, BATCH = 32, 2

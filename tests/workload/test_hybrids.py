@@ -7,7 +7,8 @@ import pytest
 from perfmodel import catalog, predict
 from perfmodel.cost import KernelModel
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.spec import Job, Mamba
+from perfmodel.spec import Job
+from perfmodel.spec.parts import Mamba
 from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
 
 NANO = catalog.model("nemotron-3-nano")

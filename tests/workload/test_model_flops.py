@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from perfmodel.spec import AdaLN, ConvLayer, ConvNet, DeltaNet, Experts, Job, LatentAttention, Mamba, Mlp, Patches
+from perfmodel.spec import ConvLayer, ConvNet, Job, Mlp
 from perfmodel.spec import Transformer as Model
+from perfmodel.spec.parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches
 from perfmodel.workload import step_flops
 
 BATCH, S, H, HEADS, KV, D, FFN, VOCAB, LAYERS = 3, 48, 40, 4, 2, 12, 72, 131, 2

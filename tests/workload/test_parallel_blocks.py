@@ -9,7 +9,8 @@ from perfmodel import predict
 from perfmodel.catalog import model
 from perfmodel.errors import PerfModelError
 from perfmodel.ops import MemoryBound
-from perfmodel.spec import AdaLN, Experts, Job, LatentAttention
+from perfmodel.spec import Job
+from perfmodel.spec.parts import AdaLN, Experts, LatentAttention
 from perfmodel.workload import Shard, blocks, matmul_flops, parameter_count, step_flops
 
 B, TP = 2, 2

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.catalog import model, models
-from perfmodel.spec import AdaLN, Job, NarrowEmbedding, Spectrogram, Transformer
+from perfmodel.spec import Job, Transformer
+from perfmodel.spec.parts import AdaLN, NarrowEmbedding, Spectrogram
 from perfmodel.workload import Shard, blocks, padded_vocab, parameter_count, parameters, step_flops
 
 EXACT = {

@@ -10,7 +10,7 @@ from perfmodel.catalog.huggingface._experts import LlamaWithExperts
 from perfmodel.catalog.huggingface._layers import mixer_words
 from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields, Llama
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import ShortConv
+from perfmodel.spec.parts import ShortConv
 
 CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {"conv": "C", "full_attention": "*"}
 """Letters of `MIXERS` for the words of LFM2's `layer_types`."""

@@ -19,7 +19,7 @@ from perfmodel.catalog.huggingface._llama import (
     activation,
     plain_sizes,
 )
-from perfmodel.spec import NarrowEmbedding
+from perfmodel.spec.parts import NarrowEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from perfmodel.catalog.huggingface._llama import (
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import NarrowEmbedding, Spectrogram
+from perfmodel.spec.parts import NarrowEmbedding, Spectrogram
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from perfmodel.catalog.huggingface._llama import (
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts
+from perfmodel.spec.parts import Experts
 
 EXPERT_KEYS: Final[Mapping[str, str]] = {
     # experts of a layer

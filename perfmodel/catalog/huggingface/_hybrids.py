@@ -20,7 +20,7 @@ from perfmodel.catalog.huggingface._llama import (
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import DeltaNet, Experts, Mamba, SelectiveScan
+from perfmodel.spec.parts import DeltaNet, Experts, Mamba, SelectiveScan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Any, Final
 from perfmodel.catalog.entries import checked
 from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts, Transformer
+from perfmodel.spec import Transformer
+from perfmodel.spec.parts import Experts
 
 ATTENTION_LETTERS: Final[Mapping[str, str]] = {
     "full_attention": "*",

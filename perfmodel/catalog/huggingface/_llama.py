@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import LatentAttention
+from perfmodel.spec.parts import LatentAttention
 
 MOST = 10**9
 Count = Annotated[int, Ge(1), Le(MOST)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from perfmodel.catalog.huggingface._llama import Count, Fields, Layers, activation, plain_sizes
-from perfmodel.spec import AdaLN, Patches
+from perfmodel.spec.parts import AdaLN, Patches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ from perfmodel.ingest.launch._read import launch_format, parse_launch, recognise
 from perfmodel.ingest.launch._read_entries import wrapper_of
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._write_entries import write_json, write_toml, write_yaml
-from perfmodel.spec import Job, Layout, Model, partition_by_cost, written
+from perfmodel.spec import Job, Layout, Model, partition_by_cost
+from perfmodel.spec.notation import written
 
 _WRITERS: Final = {"arguments": write_arguments, "json": write_json, "toml": write_toml, "yaml": write_yaml}
 _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml": ".yaml"}

@@ -7,7 +7,8 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import DeltaNet, Experts, LatentAttention, Mamba, Model, Transformer
+from perfmodel.spec import Model, Transformer
+from perfmodel.spec.parts import DeltaNet, Experts, LatentAttention, Mamba
 
 LATENT_DEFAULTS: Final = {
     "q_lora_rank": 0,

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import TrainingLog
-from perfmodel.spec import Layout, Problem, written
+from perfmodel.spec import Layout, Problem
+from perfmodel.spec.notation import written
 
 _OF_JOB: Final = ("global_batch", "seq_len")
 _DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")

@@ -7,16 +7,8 @@ from typing import Any, Final
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import (
-    Cluster,
-    ConvNet,
-    Framework,
-    Layout,
-    PerStage,
-    Problem,
-    Transformer,
-    schedule_name,
-)
+from perfmodel.spec import Cluster, ConvNet, Framework, Layout, Problem, Transformer
+from perfmodel.spec.notation import PerStage, schedule_name
 from perfmodel.units import divisors
 from perfmodel.workload import Shard, blocks, layer_count
 

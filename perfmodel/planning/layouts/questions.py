@@ -15,7 +15,8 @@ from perfmodel.planning.layouts._space import SearchSpace, Space, default_space
 from perfmodel.planning.what_if import Scenario, model_in_scenario
 from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
-from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem, partition_by_cost
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, partition_by_cost
+from perfmodel.spec.keywords import JobKeywords
 
 
 class Context(NamedTuple):

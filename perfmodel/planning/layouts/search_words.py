@@ -10,7 +10,8 @@ from perfmodel import catalog
 from perfmodel.catalog import job_files
 from perfmodel.display import shorten_reprs
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import JobKeywords, Problem
+from perfmodel.spec import Problem
+from perfmodel.spec.keywords import JobKeywords
 from perfmodel.units import MIN_FIT
 
 # `perfmodel catalog` lists the words without the modules that they are for, which import JAX.

@@ -36,7 +36,8 @@ from perfmodel.prediction import (
 from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, program_live, stage_costs
 from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.prediction.memory import fitting
-from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.spec.keywords import JobKeywords
 
 MOST_CUTS: Final = 200
 """Ways to cut, with orders of the kinds, that are all tried where dynamic programming does not apply."""

@@ -24,7 +24,8 @@ from perfmodel.prediction import StepProblem, layout_batches
 from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.schedule.memory import LiveState
-from perfmodel.spec import Layout, PerRank
+from perfmodel.spec import Layout
+from perfmodel.spec.notation import PerRank
 
 T = TypeVar("T")
 CutOnKinds = tuple[tuple[int, ...], PerRank]

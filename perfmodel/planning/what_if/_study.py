@@ -24,7 +24,8 @@ from perfmodel.prediction import StepProblem, check_layout, layout_batches, layo
 from perfmodel.prediction.composition import step_programs, step_time_s
 from perfmodel.prediction.memory import fit_probabilities, peak_memory
 from perfmodel.program import N_STREAMS, Stream
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem, StepKeywords
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.spec.keywords import StepKeywords
 from perfmodel.units import duration
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from perfmodel.prediction.differentiable._prices import Bounds, StepParameters, 
 from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
 from perfmodel.prediction.sites import Site
 from perfmodel.schedule.memory import LiveState
-from perfmodel.spec import Cluster, Framework, Job, JobKeywords, Layout, Model, Problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.spec.keywords import JobKeywords
 
 FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""

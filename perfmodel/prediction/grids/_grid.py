@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import Layout, PerStage, Recompute
+from perfmodel.spec import Layout, Recompute
+from perfmodel.spec.notation import PerStage
 
 
 class PipelineChoice(NamedTuple):

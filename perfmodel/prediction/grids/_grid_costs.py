@@ -24,7 +24,8 @@ from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, longest_p
 from perfmodel.prediction.phases import PASSED, Phase, full_recompute_s, modes_of, recompute_s
 from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Layout, PerStage
+from perfmodel.spec import Layout
+from perfmodel.spec.notation import PerStage
 
 
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:

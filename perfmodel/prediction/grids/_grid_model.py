@@ -30,7 +30,8 @@ from perfmodel.prediction.phases import PLAIN, Variant
 from perfmodel.prediction.placement import rank_strides
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Layout, PerStage, StateOffload
+from perfmodel.spec import Layout, StateOffload
+from perfmodel.spec.notation import PerStage
 from perfmodel.workload import layer_count
 
 K = TypeVar("K", bound=Hashable)

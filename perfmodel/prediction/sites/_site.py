@@ -14,7 +14,8 @@ from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.prediction.sites._population import GENERIC, SitePopulation, SitePrior, population
 from perfmodel.prediction.sites.constants import MemorySpread, Sustained, memory_spread, sustained
 from perfmodel.prediction.sites.teams import team_key
-from perfmodel.spec import AttentionKernel, Device, Framework, HostCosts, Job, Model
+from perfmodel.spec import AttentionKernel, Device, Framework, Job, Model
+from perfmodel.spec.framework_facts import HostCosts
 
 WITH_CLOCKS_OF_THEIR_OWN: Final = ("NVIDIA", "AMD")
 """Vendors whose devices each choose their clock, by their own leakage, temperature and power limit."""

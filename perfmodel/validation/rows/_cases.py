@@ -13,15 +13,8 @@ from perfmodel import catalog
 from perfmodel.calibration import Run
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
-from perfmodel.spec import (
-    Cluster,
-    Framework,
-    Job,
-    Layout,
-    Model,
-    Transformer,
-    written,
-)
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
+from perfmodel.spec.notation import written
 from perfmodel.units import GB
 from perfmodel.validation.rows._cells import (
     FROM_OTHERS,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel import catalog
 from perfmodel.catalog import job_files
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Framework, Job, Layout, key_fields, written
+from perfmodel.spec import Framework, Job, Layout, key_fields
+from perfmodel.spec.notation import written
 from perfmodel.validation.rows._cells import Row, Unusable, number, text
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts, Framework, Job, Model, Transformer
+from perfmodel.spec import Framework, Job, Model, Transformer
+from perfmodel.spec.parts import Experts
 from perfmodel.validation.rows._cells import Row, Unusable, count, number, text
 from perfmodel.validation.rows._keys import key_tables, states_whole_model
 from perfmodel.validation.rows._words import seq_len_of, vocab_of

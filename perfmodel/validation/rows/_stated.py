@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Framework, Layout, Model, Transformer, schedule_name, written
+from perfmodel.spec import Framework, Layout, Model, Transformer
+from perfmodel.spec.notation import schedule_name, written
 from perfmodel.units import divisors
 from perfmodel.validation.rows._cells import Row, Spread, Unusable, count, number, text
 from perfmodel.validation.rows._keys import layout_values

@@ -14,7 +14,8 @@ from perfmodel import catalog
 from perfmodel.catalog.job_files import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.prediction import check_layout
-from perfmodel.spec import Cluster, Device, Framework, Layout, Model, Transformer, written
+from perfmodel.spec import Cluster, Device, Framework, Layout, Model, Transformer
+from perfmodel.spec.notation import written
 from perfmodel.validation.rows import (
     Case,
     Row,

@@ -60,7 +60,8 @@ from perfmodel.prediction.memory import bundle_memory
 from perfmodel.prediction.phases import Phase
 from perfmodel.program import Kind
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Experts, Layout
+from perfmodel.spec import Layout
+from perfmodel.spec.parts import Experts
 from perfmodel.timeline import times
 
 

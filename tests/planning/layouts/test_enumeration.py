@@ -21,7 +21,8 @@ from perfmodel.planning.layouts import (
 from perfmodel.prediction import check_layout
 from perfmodel.prediction.composition import placement_on_network
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Experts, Job, Layout, Problem
+from perfmodel.spec import Job, Layout, Problem
+from perfmodel.spec.parts import Experts
 from perfmodel.workload import Shard, blocks
 
 

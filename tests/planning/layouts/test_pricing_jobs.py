@@ -25,7 +25,8 @@ from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.memory import peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.session import Session
-from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer, key_fields
+from perfmodel.spec import OPTIMIZERS, Framework, Job, Layout, Mlp, Transformer, key_fields
+from perfmodel.spec.parts import Experts
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
 DENSE = Transformer(

@@ -18,8 +18,8 @@ from perfmodel.spec._job_sections import (
     WideModule,
 )
 from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
-from perfmodel.spec._notation import PerRank, PerStage
-from perfmodel.spec._parts import (
+from perfmodel.spec.notation import PerRank, PerStage
+from perfmodel.spec.parts import (
     AdaLN,
     DeltaNet,
     Experts,
