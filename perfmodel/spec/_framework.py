@@ -25,8 +25,17 @@ from perfmodel.spec.framework_facts import (
 from perfmodel.spec.notation import written, written_values
 from perfmodel.units import dtype_bytes, untraced, whole
 
-AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
-"""Generations of fused attention kernels; `fastest`: the newest there is for the device."""
+AttentionKernel = Literal[
+    "fastest",
+    "torch-fastest",
+    "flash-2-then-cudnn",
+    "torch-flash-2",
+    "flash-2",
+    "flash-1-triton",
+    "flash-1",
+]
+"""Generations of fused attention kernels; `fastest`: the newest there is for the device. `torch-fastest` and
+`torch-flash-2`: by torch's `scaled_dot_product_attention`, which is AOTriton on AMD's devices."""
 
 _OF_EVERY_LAYOUT: Final = ("zero", "recompute")
 _OF_TENSOR_PARALLEL: Final = ("sequence_parallel", "tp_overlap")

@@ -251,8 +251,8 @@ def test_a_pipeline_of_torchtitan_2024_makes_a_micro_batch_per_stage(stages: int
 @pytest.mark.parametrize("name", ["deepspeed", "fsdp", "fsdp-compile", "pytorch"])
 def test_torch_prefers_cudnn_attention_from_2026_on(name: str) -> None:
     """`sdp_utils.cpp` of PyTorch 2.13; FlashAttention-2 came first in 2.9."""
-    assert catalog.framework(f"{name}@2025").attention == "flash-2"
-    assert catalog.framework(f"{name}@2026").attention == "fastest"
+    assert catalog.framework(f"{name}@2025").attention == "torch-flash-2"
+    assert catalog.framework(f"{name}@2026").attention == "torch-fastest"
 
 
 @pytest.mark.parametrize("name", ["accelerate", "axolotl", "deepspeed", "fsdp", "llama-factory", "ms-swift", "trl"])

@@ -90,6 +90,9 @@ def test_older_attention_kernels_are_slower_and_hopper_widens_the_gap() -> None:
     for device in (A100, H100):
         assert over("flash-2-then-cudnn", device) == over("flash-2", device)
     assert over("flash-2-then-cudnn", B200) == 1.0 < over("flash-2", H100) < over("flash-2", B200)
+    for device in (A100, H100, B200, catalog.device("Gaudi2")):
+        assert over("torch-flash-2", device) == over("flash-2", device)
+        assert over("torch-fastest", device) == over("fastest", device)
     assert over("flash-2", catalog.device("RTX-PRO-6000-Server")) == 1.0
 
 
@@ -112,6 +115,9 @@ def test_torch_attends_more_slowly_than_libraries_of_amd(name: str, head_dim: in
     device, op = catalog.device(name), replace(HEADS, head_dim=head_dim, pass_=pass_)
     library, torch = (attention_slowdown(kernel, device, op) for kernel in ("fastest", "flash-2-then-cudnn"))
     assert 1 < library < torch
+    # it is the same kernel in each of torch's versions
+    for kernel in ("torch-flash-2", "torch-fastest"):
+        assert attention_slowdown(kernel, device, op) == torch
     # the gap is widest in the backward
     backward = replace(op, pass_="bwd")
     assert torch / library <= attention_slowdown("flash-2-then-cudnn", device, backward) / attention_slowdown(

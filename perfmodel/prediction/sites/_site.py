@@ -127,6 +127,9 @@ devices, by die, pass and elements per head up to which it holds: geometric mean
 tokens in bf16. MI300X forward: midiareshadi/attn-dsl-bench, results/raw/sweep_v1.csv (ROCm 7.2; 242 to 494 TFLOP/s).
 MI350X forward and MI355X backward: HazyResearch/HipKittens, analysis/attn (AITER 897 to 976 TFLOP/s, composable kernel
 749 to 1,081). Nobody's table has MI300X's backward, which is assumed alike."""
+_TORCH: Final[Mapping[AttentionKernel, AttentionKernel]] = {"torch-fastest": "fastest", "torch-flash-2": "flash-2"}
+"""Generations that torch's `scaled_dot_product_attention` runs on devices which are not AMD's."""
+_OF_TORCH: Final = (*_TORCH, "flash-2-then-cudnn")
 _AOTRITON: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
     "gfx942": {("fwd", 64): 2.71, ("fwd", 128): 2.78, ("bwd", 128): 6.2},
     "gfx950": {("fwd", 128): 2.27, ("bwd", 128): 6.2},
@@ -153,8 +156,10 @@ def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -
     if device.architecture.startswith("CDNA"):
         # Of older dies no table has attention: theirs are of the same design as the oldest that was measured.
         die = device.die if device.die in _AMD_LIBRARIES else "gfx942"
-        of_library = _AOTRITON if kernel == "flash-2-then-cudnn" else _AMD_LIBRARIES
+        of_library = _AOTRITON if kernel in _OF_TORCH else _AMD_LIBRARIES
         return _OLDER.get(kernel, 1.0) * _slowdown_of(of_library[die], op)
+    if kernel in _TORCH:
+        return attention_slowdown(_TORCH[kernel], device, op)
     if kernel == "fastest" or device.vendor not in ("NVIDIA", "AMD"):
         return 1.0
     if kernel == "flash-2-then-cudnn":
