@@ -19,7 +19,7 @@ from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._durations import durations, pass_times
 from perfmodel.prediction._evaluate import evaluate, step_derivatives, step_times_s
 from perfmodel.prediction._explain import EventShares, event_shares
-from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors
+from perfmodel.prediction._interval import Joint, joint_errors
 from perfmodel.prediction._predict import explain, predict
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart, Prediction, StageMemory
 from perfmodel.prediction._price import priced_events
@@ -28,6 +28,6 @@ from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._terms import STEP_TERMS, without
 from perfmodel.prediction.blocks import shard_events
 from perfmodel.prediction.comparison import compare_schedules
-from perfmodel.prediction.sites import COMPILED, EAGER, Site
+from perfmodel.prediction.sites import COMPILED, EAGER, GAUSS_90, Site
 
 shorten_reprs(__name__)

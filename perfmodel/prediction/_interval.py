@@ -12,14 +12,9 @@ from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import layout_coordinates
-from perfmodel.prediction.sites import CLASSES, DEGREES, Adjustment, FittedRuns, SitePrior, factors_of
+from perfmodel.prediction.sites import CLASSES, GAUSS_90, NOISE, Adjustment, FittedRuns, SitePrior, factors_of
 from perfmodel.prediction.sites.known_runs import CovarianceTerms, half_width, widened
 from perfmodel.spec import Layout
-
-GAUSS_90 = 1.6448536269514722
-"""95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
-NOISE = "own"
-"""Source of error that no two layouts share: the noise between one run and another (the name is stored in results)."""
 
 
 def step_interval(
@@ -46,33 +41,12 @@ def _before_runs(
     problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
     """The interval of a site without runs, from the published record."""
-    site_prior = problem.site_prior
-    sources: dict[str, float] = {}
-
-    # Events' own intervals, which are those of kernels, widened as far as steps show.
-    for family, half_width_of_family in path.family_half_widths().items():
-        sources[f"events: {family}"] = site_prior.events * half_width_of_family / GAUSS_90
-
-    # Factors of the site, as far as the step spends on each class. Independent combinations are the columns of a root
-    # of their covariance.
-    shares = path.class_shares
-    loads = np.array([shares[name] for name in CLASSES]) @ site_prior.root
-    for name, load in zip(CLASSES, loads, strict=True):
-        sources[f"site: {name}"] = float(load)
-
-    # What was assumed, extrapolated or idles makes a step less certain.
-    for name, sd in zip(DEGREES, site_prior.degrees, strict=True):
-        sources[f"site: {name}"] = float(sd) * degrees[name]
-
-    # The prior has the covariance of the classes itself: the rest comes on top.
-    variance_beyond = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
     unknown = {
         "settings_unstated": degrees["unstated"],
         "extrapolated": degrees["extrapolated"],
         "contradictions": float(problem.site.contradictions),
     }
-    half = site_prior.half_width(shares, variance_beyond, unknown)
-    return (exp(-half), exp(half)), sources | {NOISE: site_prior.noise}
+    return problem.site_prior.interval(path.class_shares, path.family_half_widths(), degrees, unknown)
 
 
 def _given_runs(

@@ -7,7 +7,6 @@ works with, and the cache of keys and values, which takes the rest.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp
 from typing import Final
 
 import numpy as np
@@ -15,9 +14,9 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
-from perfmodel.prediction import GAUSS_90, shard_events
+from perfmodel.prediction import shard_events
 from perfmodel.prediction.composition import Phase, Placement, Setting, stage_blocks
-from perfmodel.prediction.sites import DEGREES, SitePrior
+from perfmodel.prediction.sites import SitePrior
 from perfmodel.serving._request import (
     MEMORY_SHARE,
     PAGE_TOKENS,
@@ -72,7 +71,7 @@ class Cost:
 
     def interval(self, site_prior: SitePrior) -> tuple[float, float]:
         """Ends of the 90 % interval as factors on the seconds. As in predictions of training steps, errors are common
-        within a part and independent between parts and the site (`belief`)."""
+        within a part and independent between parts and the site (`SitePrior.interval`)."""
         total_s = self.total_s
         # Shares of the time weigh the uncertainty of what they go to, as for training steps.
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
@@ -85,11 +84,10 @@ class Cost:
             "inter_node": between_nodes,
             "intra_node": max(0.0, communication - between_nodes),
         }
-        # Variances of the log of the time add up: of what lies beyond the tables, and of each part's own regressors.
-        more = (extrapolated * float(site_prior.degrees[DEGREES.index("extrapolated")])) ** 2
-        more += site_prior.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
-        half = site_prior.half_width(shares, more)
-        return exp(-half), exp(half)
+        half_widths = (self.uncertain_s / total_s).tolist()
+        by_part: dict[str, float] = dict(zip(PARTS, half_widths, strict=True))
+        ends, _ = site_prior.interval(shares, by_part, {"extrapolated": extrapolated})
+        return ends
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,8 +23,10 @@ from perfmodel.prediction.sites._population import CARD_NAME as POPULATION_CARD
 from perfmodel.prediction.sites._population import (
     CLASSES,
     DEGREES,
+    GAUSS_90,
     GENERIC,
     NEUTRAL,
+    NOISE,
     SitePopulation,
     SitePrior,
     class_of,

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
+from math import exp
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,6 +34,10 @@ seconds that no event takes (waits for the slowest rank, kernels slowed by commu
 DEGREES: Final[tuple[str, ...]] = ("unstated", "extrapolated", "bubble")
 """Drivers that make a step less certain without being a part of it: share of a run's settings that had to be assumed;
 share of the critical path timed beyond what was measured; share of the step that pipelines idle."""
+GAUSS_90: Final = 1.6448536269514722
+"""95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
+NOISE: Final = "own"
+"""Source of error that no two layouts share: the noise between one run and another (the name is stored in results)."""
 FILE_NAME: Final = "population.json"
 """File of the fitted numbers."""
 CARD_NAME: Final = "population.md"
@@ -110,6 +115,47 @@ class SitePrior:
         scales = self.scales
         of_model = float(half_width(loads @ loads + within * scales.within + own * scales.own, scales.weight))
         return self.coverage.half_width(of_model, {**self.unknown, **unknown})
+
+    def interval(
+        self,
+        shares: Mapping[str, float],
+        event_half_widths: Mapping[str, float] = NOTHING_UNKNOWN,
+        degrees: Mapping[str, float] = NOTHING_UNKNOWN,
+        unknown: Mapping[str, float] = NOTHING_UNKNOWN,
+    ) -> tuple[tuple[float, float], dict[str, float]]:
+        """The 90 % interval of a time that is composed of events, and its sources.
+
+        Whatever composes a time from events has its interval from here: steps, requests to a server, imported programs.
+
+        Args:
+            shares: shares of the time by class.
+            event_half_widths: half-width of the 90 % interval of the time that errors of events contribute, relative to
+                it, by what has errors in common.
+            degrees: how much the time has of each of `DEGREES`; those that are left out count 0.
+            unknown: see `half_width`.
+
+        Returns:
+            The interval's ends as factors on the time; standard deviations of its log by source.
+        """
+        # Events' own intervals, which are those of kernels, widened as far as steps show.
+        of_events = {name: self.events * half_width / GAUSS_90 for name, half_width in event_half_widths.items()}
+
+        # Factors of the site, as far as the time is spent on each class. Independent combinations are the columns of a
+        # root of their covariance.
+        loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
+        of_classes = dict(zip(CLASSES, loads.tolist(), strict=True))
+
+        # What was assumed, extrapolated or idles makes a time less certain.
+        of_degrees = {}
+        for name, sd in zip(DEGREES, self.degrees.tolist(), strict=True):
+            of_degrees[name] = sd * degrees.get(name, 0.0)
+
+        # The half-width has the covariance of the classes itself: the rest comes on top.
+        variance_beyond = sum(sd**2 for sd in (*of_events.values(), *of_degrees.values()))
+        half = self.half_width(shares, variance_beyond, unknown)
+        sources = {f"events: {name}": sd for name, sd in of_events.items()}
+        sources |= {f"site: {name}": sd for name, sd in (of_classes | of_degrees).items()}
+        return (exp(-half), exp(half)), sources | {NOISE: self.noise}
 
     def expected(self, device: Device) -> Adjustment:
         """The parameters of runs at the mean of the factors."""
