@@ -176,17 +176,19 @@ def step_problem(
     site = site or Site()
     weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
     session = current_session()
-    adjustment_of_device = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
 
     def compute() -> StepProblem:
+        kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
+
         # The user's own runs on the device, or else the median site of the published record.
-        adjustment = adjustment_of_device.get(cluster.device.name) or site.expected(framework, cluster.device)
+        of_devices = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
+        adjustment = of_devices.get(cluster.device.name) or site.expected(framework, cluster.device)
         return StepProblem(
             model=model,
             job=job,
             cluster=cluster,
-            kernels=KernelModel.of(weights),
-            collectives=CollectiveModel.of(weights),
+            kernels=kernels,
+            collectives=collectives,
             framework=framework,
             site=site,
             adjustment=adjustment,

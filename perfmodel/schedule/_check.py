@@ -1,7 +1,4 @@
-"""Checks that a schedule can run and does all work exactly once.
-
-Also what its instructions wait for, and slots in unit time that respect it.
-"""
+"""Checks that a schedule can run and does all work exactly once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,7 +91,7 @@ def _placement_and_order(schedule: Schedule) -> list[Problem]:
         problems.append(Problem("placement", schedule[i], message))
 
     # A device runs its instructions in order, so that waiting for a later one never ends.
-    for need in waits(schedule):
+    for need in schedule.waits:
         for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
             message = f"{schedule[i]} comes before {schedule[j]}, on which it depends"
             problems.append(Problem("order", schedule[i], message))
@@ -116,65 +113,8 @@ def _deadlocks(schedule: Schedule) -> list[Problem]:
     one_before_is_stuck = np.append(False, stuck[:-1]) & (schedule.position > 0)
     problems = []
     for index in np.flatnonzero(stuck & ~one_before_is_stuck).tolist():
-        needs = [int(need[index]) for need in waits(schedule)]
+        needs = [int(need[index]) for need in schedule.waits]
         cause = next(schedule[need] for need in needs if need != NEVER and stuck[need])
         message = f"{schedule[index]} waits for {cause}, which never starts"
         problems.append(Problem("deadlock", schedule[index], message))
     return problems
-
-
-def slots_hold(schedule: Schedule) -> bool:
-    """Whether the schedule's slots respect device orders and data dependencies."""
-    slot = schedule.slot
-    same_device = np.diff(schedule.device) == 0
-    if (np.diff(slot)[same_device] <= 0).any():
-        return False
-    return all(((need == NEVER) | (slot[need] < slot)).all() for need in waits(schedule))
-
-
-def waits(schedule: Schedule) -> list[Int[np.ndarray, " instructions"]]:
-    """The dependencies of each instruction; the first of a pair also waits for its partner's.
-
-    What a pair computes is there when both have run: whoever needs the first waits for the second.
-    """
-    needs = list(schedule.dependencies)
-    if not schedule.paired.any():
-        return needs
-
-    # A pair's second instruction directly follows its first, so waiting for it is an index one higher.
-    needs = [need + ((need != NEVER) & schedule.paired[need]) for need in needs]
-
-    # Both start together: the first also waits for what the second needs.
-    first_of_pair = np.flatnonzero(schedule.paired)
-    for need in list(needs):
-        need_of_partner = np.full_like(need, NEVER)
-        need_of_partner[first_of_pair] = need[first_of_pair + 1]
-        needs.append(need_of_partner)
-    return needs
-
-
-def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
-    """Earliest starts if every instruction took one slot and transfers none; `NEVER` in a deadlock.
-
-    All devices advance together, one slot at a time, so the cost is one vector step per slot.
-    """
-    # Instruction n stands for none: it ran before the first slot.
-    n = schedule.n_instructions
-    unknown = np.iinfo(np.int32).max
-    slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))
-    needs = np.stack([np.where(need == NEVER, n, need) for need in waits(schedule)])
-
-    # Each device runs its next instruction if all of its needs ran in earlier slots. A slot in which no
-    # device can is the end, or a deadlock.
-    following, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
-    now = 0
-    while True:
-        active = np.flatnonzero(following < end)
-        candidate = following[active]
-        ready = (slot[needs[:, candidate]] < now).all(axis=0)
-        if not ready.any():
-            break
-        slot[candidate[ready]] = now
-        following[active[ready]] += 1
-        now += 1
-    return np.where(slot[:-1] == unknown, NEVER, slot[:-1])

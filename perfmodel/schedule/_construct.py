@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason
-from perfmodel.schedule._check import earliest_slots, slots_hold
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 
 ENDS = 2
@@ -299,6 +298,42 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
 def with_slots(schedule: Schedule) -> Schedule:
     """The schedule with valid slots, simulated if necessary."""
     return schedule if slots_hold(schedule) else replace(schedule, slot=earliest_slots(schedule))
+
+
+def slots_hold(schedule: Schedule) -> bool:
+    """Whether the schedule's slots respect device orders and data dependencies."""
+    slot = schedule.slot
+    same_device = np.diff(schedule.device) == 0
+    if (np.diff(slot)[same_device] <= 0).any():
+        return False
+    return all(((need == NEVER) | (slot[need] < slot)).all() for need in schedule.waits)
+
+
+def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
+    """Earliest starts if every instruction took one slot and transfers none; `NEVER` in a deadlock.
+
+    All devices advance together, one slot at a time, so the cost is one vector step per slot.
+    """
+    # Instruction n stands for none: it ran before the first slot.
+    n = schedule.n_instructions
+    unknown = np.iinfo(np.int32).max
+    slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))
+    needs = np.stack([np.where(need == NEVER, n, need) for need in schedule.waits])
+
+    # Each device runs its next instruction if all of its needs ran in earlier slots. A slot in which no
+    # device can is the end, or a deadlock.
+    following, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
+    now = 0
+    while True:
+        active = np.flatnonzero(following < end)
+        candidate = following[active]
+        ready = (slot[needs[:, candidate]] < now).all(axis=0)
+        if not ready.any():
+            break
+        slot[candidate[ready]] = now
+        following[active[ready]] += 1
+        now += 1
+    return np.where(slot[:-1] == unknown, NEVER, slot[:-1])
 
 
 def _schedule(

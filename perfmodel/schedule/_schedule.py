@@ -264,6 +264,27 @@ class Schedule:
             return need
         return np.maximum.reduceat(need, np.cumsum(self.span) - self.span)
 
+    @cached_property
+    def waits(self) -> tuple[Int[np.ndarray, " instructions"], ...]:
+        """The dependencies of each instruction; the first of a pair also waits for its partner's.
+
+        What a pair computes is there when both have run: whoever needs the first waits for the second.
+        """
+        needs = list(self.dependencies)
+        if not self.paired.any():
+            return tuple(needs)
+
+        # A pair's second instruction directly follows its first, so waiting for it is an index one higher.
+        needs = [need + ((need != NEVER) & self.paired[need]) for need in needs]
+
+        # Both start together: the first also waits for what the second needs.
+        first_of_pair = np.flatnonzero(self.paired)
+        for need in list(needs):
+            need_of_partner = np.full_like(need, NEVER)
+            need_of_partner[first_of_pair] = need[first_of_pair + 1]
+            needs.append(need_of_partner)
+        return tuple(needs)
+
     def __getitem__(self, index: int) -> Instruction:
         return Instruction(
             int(self.device[index]),

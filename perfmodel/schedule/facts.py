@@ -11,7 +11,6 @@ from jaxtyping import Float
 from perfmodel.display import frame_html, shorten_reprs
 from perfmodel.errors import PerfModelError
 from perfmodel.schedule._asynchronous import weight_versions
-from perfmodel.schedule._check import waits
 from perfmodel.schedule._registry import MOST_PASSES, Scheduler, get_schedule
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 from perfmodel.schedule.memory import peak_live
@@ -76,7 +75,7 @@ def starts_and_ends(
     # Lists, as the loop below reads single numbers.
     seconds = times.instruction_s(schedule).tolist()
     device = schedule.device.tolist()
-    needs = [need.tolist() for need in waits(schedule)]
+    needs = [need.tolist() for need in schedule.waits]
     start, end = [0.0] * len(device), [0.0] * len(device)
     free_from = [0.0] * schedule.devices
 

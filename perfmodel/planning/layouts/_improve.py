@@ -217,19 +217,24 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
     Raises:
         LayoutError: neither leads to one that fits into memory.
     """
-    results: list[tuple[str, PartitionResult]] = []
+    results: dict[str, PartitionResult] = {}
     with suppress(LayoutError):
-        results.append(("relaxation", relax_layout(problem, layout, choices)))
+        results["relaxation"] = relax_layout(problem, layout, choices)
     with suppress(LayoutError):
         partitioned = partition_stages(problem, layout)
         full_layers = set(partitioned.layout.recompute_full_layers or ())
         if choices.by_stage or len(full_layers) <= 1:
-            results.append(("dynamic programming" if layout.vpp == 1 else "moves of layers", partitioned))
+            results["dynamic programming" if layout.vpp == 1 else "moves of layers"] = partitioned
     if not results:
         raise LayoutError(f"no division of {layout.label} into stages fits into memory")
 
-    # Of two that differ by rounding the relaxation's is taken, which was asked for.
-    how, best = min(results, key=lambda result: result[1].step_time_s * (1 + SAME * (result[0] != "relaxation")))
+    def compared_s(method: str) -> float:
+        # Of two that differ by rounding the relaxation's is taken, which was asked for.
+        tolerance = 0.0 if method == "relaxation" else SAME
+        return results[method].step_time_s * (1 + tolerance)
+
+    how = min(results, key=compared_s)
+    best = results[how]
     buckets = None
     with suppress(LayoutError):  # no reductions to group
         buckets = launchable_buckets(problem, best.layout)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.planning.optimise._contiguous import NothingFitsError
+from perfmodel.planning.optimise._contiguous import NothingFitsError, relative_gap
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Assignment:
     @property
     def gap(self) -> float:
         """Largest relative distance of the value from the lower bound; 0 if proved optimal."""
-        return max(0.0, self.value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
+        return relative_gap(self.value_s, self.lower_bound_s)
 
 
 def assign(

@@ -27,6 +27,11 @@ class NothingFitsError(PerfModelError):
     """No division into stages fits."""
 
 
+def relative_gap(value_s: float, lower_bound_s: float) -> float:
+    """Largest relative distance of a value from the optimum, by a lower bound on it; 0 if it is proved optimal."""
+    return max(0.0, value_s / lower_bound_s - 1) if lower_bound_s > 0 else float("inf")
+
+
 @dataclass(frozen=True)
 class Cuts:
     """A division into stages and its cost."""

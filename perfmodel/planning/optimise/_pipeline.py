@@ -19,6 +19,7 @@ from perfmodel.planning.optimise._contiguous import (
     NothingFitsError,
     least_critical_path,
     least_sum_plus_max,
+    relative_gap,
 )
 from perfmodel.prediction import StepProblem, layout_batches
 from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live
@@ -273,7 +274,7 @@ class Certificate:
 
     def gap(self, value_s: float) -> float:
         """Largest relative distance of the result from the bound; 0 if proved optimal."""
-        return max(0.0, value_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else float("inf")
+        return relative_gap(value_s, self.lower_bound_s)
 
     def to_dict(self, value_s: float) -> dict[str, Any]:
         """Plain values, for JSON."""
