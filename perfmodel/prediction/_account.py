@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.ops import MemoryBound
-from perfmodel.prediction._durations import NodeKindShare
+from perfmodel.prediction._node_kinds import NodeKindShare
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared, rank_busy_s
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors

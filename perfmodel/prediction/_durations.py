@@ -1,239 +1,20 @@
-"""Durations of a program's classes, from the times of their blocks and events.
+"""Durations of a program's classes, from the times of their blocks and events."""
 
-On nodes of several kinds every class is of the kind that its stage lies on (`by_node_kind`): all of its blocks and
-collectives are those of that kind, and what two kinds exchange takes as long as at the slower end.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from perfmodel.cost import EventTimes
-from perfmodel.ops import Collective, Op
-from perfmodel.prediction._block_times import block_times
-from perfmodel.prediction._communication import EventClasses, across, rank_of_stage
-from perfmodel.prediction._compose import LayoutBatch, composed, event_classes, layout_batches, pass_s, phase_s
-from perfmodel.prediction._price import priced_events
+from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s
+from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
-from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s, host_takes_part
-from perfmodel.prediction.blocks import BlockTimes
-from perfmodel.prediction.layer_copies import copy_waits_s
-from perfmodel.prediction.phases import full_recompute_s, passes_s, phase_counts
-from perfmodel.program import PAIRED, Kind
+from perfmodel.prediction._zero import host_bandwidth
+from perfmodel.prediction.phases import full_recompute_s, passes_s
+from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
-
-_REPLACED: Final = -1
-"""Owner of entries that exchanges between kinds of nodes stand for."""
-_EXCHANGED: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.EMBEDDING_REDUCE)
-"""Classes that stages exchange something in, which may lie on different kinds of nodes."""
-
-
-@dataclass(frozen=True, eq=False)
-class NodeKindShare:
-    """The part of a program that runs on one kind of nodes."""
-
-    problem: StepProblem
-    """The step on this kind."""
-    batch: LayoutBatch
-    """The layouts as this kind runs them."""
-    events: list[EventClasses]
-    """Events between blocks, for each of the batch's layouts."""
-    on: Bool[np.ndarray, " classes"] | None = None
-    """Classes whose blocks lie on this kind of nodes; None: all."""
-    ranks: Bool[np.ndarray, " ranks"] | None = None
-    """Pipeline ranks that lie on this kind of nodes; None: all."""
-
-    def only(self, values: Float[np.ndarray, "classes *rest"]) -> Float[np.ndarray, "classes *rest"]:
-        """Set the entries of classes on other kinds of nodes to zero."""
-        if self.on is None:
-            return values
-        return values * self.on.reshape(-1, *[1] * (values.ndim - 1))
-
-    @cached_property
-    def copy_waits_s(self) -> Float[np.ndarray, "lanes classes"]:
-        """Seconds that each layout's passes wait for copies of activations."""
-        return self.only(copy_waits_s(self.problem, self.batch).T).T
-
-    @cached_property
-    def host_state_s(self) -> Float[np.ndarray, "lanes classes"]:
-        """Seconds that each layout's states in host memory add to its classes: copies and host updates."""
-        return self.only(_host_state_s(self.problem, self.batch).T).T
-
-    @cached_property
-    def passes(self) -> list["VariantPasses"]:
-        """Passes of the first layout, by variant."""
-        layout, passes = self.batch.layouts[0], self.batch.program.passes
-        slices = self.batch.spec.scheduler.slices
-        by_variant = []
-        for variant, classes_of_kind in passes.of_variant.items():
-            _, _, beside = variant
-            runs = []
-            for kind, classes in classes_of_kind.items():
-                if len(classes):
-                    counts = phase_counts(kind, layout.recompute, passes.blocks[classes], passes.full[classes])
-                    runs.append(PassRuns(kind, classes, counts))
-            times = block_times(self.problem, layout, variant, slices)
-            by_variant.append(VariantPasses(times, beside == PAIRED, runs))
-        return by_variant
-
-
-class PassRuns(NamedTuple):
-    """Classes of one kind of pass, and how often each runs every phase of every block."""
-
-    kind: Kind
-    """Kind of pass."""
-    classes: Int[np.ndarray, " classes"]
-    """Numbers of the classes."""
-    counts: Float[np.ndarray, "classes blocks phases"]
-    """How often each class runs through every phase."""
-
-
-class VariantPasses(NamedTuple):
-    """Passes that take the same time in each block."""
-
-    times: BlockTimes
-    """Times of the blocks."""
-    paired: bool
-    """Whether each runs beside another pass."""
-    runs: list[PassRuns]
-    """One entry for each kind of pass."""
-
-
-def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare]:
-    """Divide a batch's program by kind of nodes; a single entry if all nodes are of one kind."""
-    if not problem.kinds:
-        return [NodeKindShare(problem, batch, event_classes(problem, batch))]
-    structure, spec = prepared(batch.spec).structure, batch.spec
-    kind_of_rank = kind_of_ranks(problem, batch.layouts[0])
-    kind_of_stage = kind_of_rank[rank_of_stage(spec)]
-    kind_of_class = kind_of_stage[structure.class_stage]
-
-    # The stage at the other end of what a class exchanges: the next, the one before, or for tied embeddings the last.
-    class_kind, class_stage = structure.class_kind, structure.class_stage
-    peer = class_stage + np.where(class_kind == Kind.SEND_BACKWARD, -1, 1)
-    peer = np.where(class_kind == Kind.EMBEDDING_REDUCE, spec.n_stages - 1 - class_stage, peer)
-    kind_of_peer = kind_of_stage[np.clip(peer, 0, spec.n_stages - 1)]
-    kind_of_peer = np.where(np.isin(class_kind, _EXCHANGED), kind_of_peer, kind_of_class)
-
-    # Every kind prices the whole program; then each event goes to the kind that runs it.
-    batches: dict[int, LayoutBatch] = {}
-    events_of_kinds: dict[int, list[EventClasses]] = {}
-    for kind in np.unique(kind_of_rank).tolist():
-        on_kind = problem.kinds[kind]
-        batches[kind] = replace(batch, composed=tuple(composed(on_kind, batch.layouts)))
-        events_of_kinds[kind] = event_classes(on_kind, batches[kind])
-    assigned_events: dict[int, list[EventClasses]] = {kind: [] for kind in batches}
-    for lane in range(len(batch.layouts)):
-        events = {kind: of_layouts[lane] for kind, of_layouts in events_of_kinds.items()}
-        exchanges_all = class_kind == Kind.EMBEDDING_REDUCE
-        assigned = _assign_to_kinds(problem, events, kind_of_class, kind_of_peer, exchanges_all)
-        for kind, events_on_kind in assigned.items():
-            assigned_events[kind].append(events_on_kind)
-    shares = []
-    for kind, batch_on_kind in batches.items():
-        share = NodeKindShare(
-            problem=problem.kinds[kind],
-            batch=batch_on_kind,
-            events=assigned_events[kind],
-            on=kind_of_class == kind,
-            ranks=kind_of_rank == kind,
-        )
-        shares.append(share)
-    return shares
-
-
-def kind_of_ranks(problem: StepProblem, layout: Layout) -> Int[np.ndarray, " ranks"]:
-    """Index in `StepProblem.kinds` of each pipeline rank's kind of nodes (0 if not named)."""
-    names = [kind.cluster.name for kind in problem.kinds]
-    name_of_rank = layout.kinds or names[:1] * layout.pp
-    return np.array([names.index(name) for name in name_of_rank])
-
-
-def _assign_to_kinds(
-    problem: StepProblem,
-    events: Mapping[int, EventClasses],
-    kind_of_class: Int[np.ndarray, " classes"],
-    kind_of_peer: Int[np.ndarray, " classes"],
-    exchanges_all: Bool[np.ndarray, " classes"],
-) -> dict[int, EventClasses]:
-    """Assign each event of one layout to the kind of nodes that runs it.
-
-    Args:
-        events: events of the whole program, as priced on each kind.
-        kind_of_class: kind of nodes that every class lies on.
-        kind_of_peer: kind of nodes of the stage that the class exchanges something with.
-        exchanges_all: classes all of whose events are exchanges; of others only sends are.
-    """
-    # Entries are the same on all kinds but for their network. An exchange between two kinds goes to the end at which it
-    # takes longer, whatever completes it on arrival to the receiver.
-    entries = next(iter(events.values())).class_index
-    owner = kind_of_class[entries].copy()
-    crossing: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
-    for entry in np.flatnonzero(kind_of_class[entries] != kind_of_peer[entries]).tolist():
-        event_class = int(entries[entry])
-        sender, receiver = int(kind_of_class[event_class]), int(kind_of_peer[event_class])
-        op = events[sender].ops[events[sender].op_index[entry]]
-        if isinstance(op, Collective) and (op.collective == "send_recv" or exchanges_all[event_class]):
-            slower, crossing_op = _slower_end(problem, op, sender, receiver)
-            crossing[slower].append((crossing_op, event_class))
-            owner[entry] = _REPLACED
-        else:
-            owner[entry] = receiver
-    assigned = {}
-    for kind, on_kind in events.items():
-        assigned[kind] = _with_crossing(on_kind, owner == kind, crossing[kind], problem.links[kind])
-    return assigned
-
-
-def _slower_end(problem: StepProblem, op: Collective, sender: int, receiver: int) -> tuple[int, Collective]:
-    """Find the kind of nodes at whose end of the link an exchange takes longer, and the exchange as seen from there."""
-    ends = [(kind, across(op, problem.links[kind].cluster)) for kind in (sender, receiver)]
-    seconds = [priced_events(problem.links[kind], [crossing]).time_s.item() for kind, crossing in ends]
-    return ends[int(np.argmax(seconds))]
-
-
-def _with_crossing(
-    events: EventClasses,
-    runs_here: Bool[np.ndarray, " entries"],
-    crossing: Sequence[tuple[Op, int]],
-    link: StepProblem,
-) -> EventClasses:
-    """The entries that one kind of nodes runs, and those of its exchanges with other kinds at which it is slower.
-
-    Args:
-        events: events of the whole program.
-        runs_here: entries that this kind runs.
-        crossing: exchanges with other kinds, each with its class.
-        link: network between the kinds, as seen from this one.
-    """
-    if not crossing:
-        return replace(events, class_index=events.class_index[runs_here], op_index=events.op_index[runs_here])
-    ops = [op for op, _ in crossing]
-    classes = [event_class for _, event_class in crossing]
-    numbers = len(events.ops) + np.arange(len(ops))
-    return EventClasses(
-        ops=(*events.ops, *ops),
-        times=_joined(events.times, priced_events(link, ops)),
-        class_index=np.concatenate([events.class_index[runs_here], classes]).astype(int),
-        op_index=np.concatenate([events.op_index[runs_here], numbers]).astype(int),
-        n_classes=events.n_classes,
-    )
-
-
-def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
-    return EventTimes(
-        time_s=np.concatenate([first.time_s, second.time_s]),
-        lo_s=np.concatenate([first.lo_s, second.lo_s]),
-        hi_s=np.concatenate([first.hi_s, second.hi_s]),
-        provenance=first.provenance + second.provenance,
-    )
 
 
 def durations(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
@@ -283,23 +64,6 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
         optimizer = optimizer[share.on[optimizer]]
     overhead_s = problem.adjusted_framework.host.step_overhead_s
     return with_step_costs(seconds, overhead_s, beside_loss(problem), scale, optimizer, program.beside)
-
-
-def _host_state_s(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
-    """Seconds that the host adds to every class: copies beside gathers and reductions, updates of states it holds."""
-    structure = batch.program.structure
-    seconds = np.zeros((len(batch.layouts), structure.n_classes))
-    for lane, (terms, layout) in enumerate(zip(batch.composed, batch.layouts, strict=True)):
-        if host_takes_part(problem.setting, layout):
-            seconds[lane] += host_state_s(
-                host_block_s(problem.setting, layout, terms.events, batch.spec),
-                structure.class_kind,
-                structure.class_stage,
-                structure.class_segment,
-                batch.spec.stage_map,
-                batch.program.counts,
-            )
-    return seconds
 
 
 def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np.ndarray, "lanes classes"]) -> None:

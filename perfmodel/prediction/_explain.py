@@ -12,8 +12,8 @@ from jaxtyping import Float
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._compose import layout_batches
-from perfmodel.prediction._durations import NodeKindShare, by_node_kind
 from perfmodel.prediction._evaluate import per_step, step_programs
+from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
-from perfmodel.prediction._durations import kind_of_ranks
 from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, rank_memory
 from perfmodel.prediction._memory_inputs import RankBlocks, Sharding, communicators
+from perfmodel.prediction._node_kinds import kind_of_ranks
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_live

@@ -11,7 +11,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import layout_batches, weighted_programs
-from perfmodel.prediction._durations import NodeKindShare, by_node_kind, durations_on
+from perfmodel.prediction._durations import durations_on
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
@@ -26,6 +26,7 @@ from perfmodel.prediction._fits import (
     usable_of_ranks,
 )
 from perfmodel.prediction._interval import step_interval
+from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._programs import WeightedDurations, prepared
