@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._node_kinds import NodeKindShare
 from perfmodel.prediction._problem import StepProblem, session_cached
-from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared, rank_busy_s
+from perfmodel.prediction._programs import Prepared, TimedProgram, prepared, rank_busy_s
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.layer_copies import offloads_layers
@@ -103,7 +103,7 @@ class Account:
 
 
 def step_account(
-    problem: StepProblem, parts: Sequence[Sequence[NodeKindShare]], programs: Sequence[WeightedDurations], step_s: float
+    problem: StepProblem, parts: Sequence[Sequence[NodeKindShare]], programs: Sequence[TimedProgram], step_s: float
 ) -> Account:
     """Divide the time of one layout's step among activities.
 
@@ -194,7 +194,7 @@ class _Program:
     """Kernels of passes and optimizer, timed alone and as fast as their intervals allow."""
 
     @classmethod
-    def of(cls, shares: Sequence[NodeKindShare], durations: WeightedDurations) -> "_Program":
+    def of(cls, shares: Sequence[NodeKindShare], durations: TimedProgram) -> "_Program":
         """Break down a program's time, from its shares by kind of nodes and the durations of its classes."""
         program, all_s, weight = durations
         kind = program.structure.class_kind
@@ -239,12 +239,9 @@ class _Program:
 
 def _step_without_s(programs: list[_Program], activity: str) -> float:
     """The step time without an activity and without those before it in `ABLATIONS`."""
-    weighted_s = (
-        program.weight * float(makespan(program.prepared.compiled, program.durations_s[activity]))
-        for program in programs
-    )
-    busy_s = rank_busy_s((program.prepared, program.durations_s[activity], program.weight) for program in programs)
-    return max(sum(weighted_s), float(busy_s.max()))
+    without = [TimedProgram(program.prepared, program.durations_s[activity], program.weight) for program in programs]
+    weighted_s = [weight * float(makespan(program.compiled, durations_s)) for program, durations_s, weight in without]
+    return max(sum(weighted_s), float(rank_busy_s(without).max()))
 
 
 def _of_kinds(kinds: Iterable[Kind]) -> Bool[np.ndarray, " Kind"]:

@@ -40,12 +40,11 @@ def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, 
     Raises:
         LayoutError: the model does not divide.
     """
-    span, index, beside = variant
-    placed = placed_shard(problem.setting, of_span(layout, span))
+    placed = placed_shard(problem.setting, of_span(layout, variant.span))
     ring_steps = layout.tp if layout.tp_overlap else 1
     checked = problem.framework.communication.checks(layout.pp)
-    combined = beside == COMBINED and placed.shard.ep_overlap
-    return _times_of(problem, placed, ring_steps, checked, slices, index, combined)
+    combined = variant.beside == COMBINED and placed.shard.ep_overlap
+    return _times_of(problem, placed, ring_steps, checked, slices, variant.slice, combined)
 
 
 @session_cached

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from perfmodel.prediction._compose import LayoutBatch, joined, layout_batches, weighted_programs
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import PartitionedProgram, WeightedDurations, prepared, rank_busy_s
+from perfmodel.prediction._programs import PartitionedProgram, TimedProgram, prepared, rank_busy_s
 from perfmodel.prediction.sites import Adjustment
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
@@ -62,7 +62,7 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
                 # A step without a flush takes no less than its busiest rank.
                 for (layout_batch, weight), durations_s in zip(group, np.split(seconds, ends), strict=True):
                     if layout_batch.spec.steps > 1:
-                        busy = rank_busy_s([(prepared(layout_batch.spec), durations_s, weight)])
+                        busy = rank_busy_s([TimedProgram(prepared(layout_batch.spec), durations_s, weight)])
                         busy_s[layout_batch.lanes] = busy_s.get(layout_batch.lanes, 0.0) + busy
             spans.append(loops.submit(makespan_many, batch, durations_of_part))
         # Results are waited for here: an interrupt while an executor joins its thread would leave that running.
@@ -96,18 +96,18 @@ def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, Progra
     return batches
 
 
-def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
+def step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[TimedProgram]]:
     """Programs that make up the step of each layout."""
-    programs_of_layout: list[list[WeightedDurations]] = [[] for _ in layouts]
+    programs_of_layout: list[list[TimedProgram]] = [[] for _ in layouts]
     for whole_step in layout_batches(problem, layouts):
         for layout_batch, weight in weighted_programs(whole_step):
             program = prepared(layout_batch.spec)
             for lane, seconds in zip(whole_step.lanes, durations(problem, layout_batch), strict=True):
-                programs_of_layout[lane].append((program, seconds, weight))
+                programs_of_layout[lane].append(TimedProgram(program, seconds, weight))
     return programs_of_layout
 
 
-def step_time_s(programs: Sequence[WeightedDurations]) -> float:
+def step_time_s(programs: Sequence[TimedProgram]) -> float:
     """Step time (float64) of the programs that make up a step."""
     spans_s = 0.0
     for program, durations_s, weight in programs:
@@ -121,7 +121,7 @@ def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.nd
     return np.maximum(computed_s, problem.job.input_s)
 
 
-def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
+def step_gradients(programs: Sequence[TimedProgram]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
     """Step time, and the gradient of each program's makespan with respect to class durations."""
     step_s, gradients = 0.0, []
     for program, durations_s, weight in programs:
@@ -132,26 +132,36 @@ def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[F
     # Where the busiest rank sets the step, its time is what follows from the durations.
     busy_s = rank_busy_s(programs)
     if busy_s.max() > step_s * (1 + 1e-12):
-        return float(busy_s.max()), [program.rank_count[busy_s.argmax()] for program, *_ in programs]
+        return float(busy_s.max()), [program.prepared.rank_count[busy_s.argmax()] for program in programs]
     return step_s, gradients
 
 
-def per_step(
-    programs: Sequence[WeightedDurations],
-) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
-    """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first program."""
+class StepGradient(NamedTuple):
+    """A step time with what it depends on, by the classes of its (first) program."""
+
+    step_s: float
+    """Seconds of the step, before it waits for input."""
+    gradient: Float[np.ndarray, " classes"]
+    """Derivative of the step time by the duration of each class: how often it lies on the critical path."""
+    compute_count: Float[np.ndarray, " classes"]
+    """Occurrences of each class on compute streams."""
+
+
+def per_step(programs: Sequence[TimedProgram]) -> StepGradient:
+    """The step time of the programs that make up a step, with its gradient."""
     step_s, gradients = step_gradients(programs)
+    first = programs[0].prepared
     if len(programs) == 1:
-        return step_s, gradients[0], programs[0][0].compute_count
+        return StepGradient(step_s, gradients[0], first.compute_count)
 
     # Programs of fewer or more steps have the same classes, but may number them otherwise.
-    classes = {key: i for i, key in enumerate(_class_keys(programs[0][0].structure))}
+    classes = {key: i for i, key in enumerate(_class_keys(first.structure))}
     of_step, count = np.zeros((2, len(classes)))
     for (program, _, weight), gradient in zip(programs, gradients, strict=True):
         index = [classes[key] for key in _class_keys(program.structure)]
         of_step += weight * np.bincount(index, gradient, len(classes))
         count += weight * np.bincount(index, program.compute_count, len(classes))
-    return step_s, of_step, count
+    return StepGradient(step_s, of_step, count)
 
 
 def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
@@ -209,7 +219,7 @@ def derivatives_towards(
         step_s[lane], gradients = step_gradients(programs)
         for place, ((_, seconds, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
             # d T / d parameter: the gradient of the makespan times the difference quotients of the durations.
-            moved_seconds = [of_layouts[lane][place][1] for of_layouts in moved_programs]
+            moved_seconds = [of_layouts[lane][place].durations_s for of_layouts in moved_programs]
             slopes = np.array([(of_moved - seconds) / step for of_moved in moved_seconds])
             by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]
             if place == 0:

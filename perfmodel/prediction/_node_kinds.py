@@ -71,14 +71,13 @@ class NodeKindShare:
         slices = self.batch.spec.scheduler.slices
         by_variant = []
         for variant, classes_of_kind in passes.of_variant.items():
-            _, _, beside = variant
             runs = []
             for kind, classes in classes_of_kind.items():
                 if len(classes):
                     counts = phase_counts(kind, layout.recompute, passes.blocks[classes], passes.full[classes])
                     runs.append(PassRuns(kind, classes, counts))
             times = block_times(self.problem, layout, variant, slices)
-            by_variant.append(VariantPasses(times, beside == PAIRED, runs))
+            by_variant.append(VariantPasses(times, variant.beside == PAIRED, runs))
         return by_variant
 
 

@@ -29,7 +29,7 @@ from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
-from perfmodel.prediction._programs import WeightedDurations, prepared
+from perfmodel.prediction._programs import TimedProgram, prepared
 from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
 from perfmodel.spec.keywords import StepKeywords
@@ -101,11 +101,11 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     # How long each class of the program's events takes. Without a flush between steps, a step is the difference
     # between a longer and a shorter program.
     shares_of_programs: list[list[NodeKindShare]] = []
-    programs: list[WeightedDurations] = []
+    programs: list[TimedProgram] = []
     for weighted, weight in weighted_programs(batch):
         on_kinds = by_node_kind(problem, weighted)
         shares_of_programs.append(on_kinds)
-        programs.append((prepared(weighted.spec), durations_on(on_kinds)[0], weight))
+        programs.append(TimedProgram(prepared(weighted.spec), durations_on(on_kinds)[0], weight))
     program, durations_s, _ = programs[0]
 
     # The longest path through the program, how often each class lies on it, and what the step consists of.

@@ -149,17 +149,25 @@ class Prepared:
         return np.bincount(rank_and_class, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
 
 
-WeightedDurations = tuple[Prepared, Float[np.ndarray, "*lanes classes"], float]
-"""A program, the durations of its classes, and the weight of its makespan in the step time."""
+class TimedProgram(NamedTuple):
+    """A program that is all of a step, or one of those whose weighted makespans add up to it."""
+
+    prepared: Prepared
+    """The program."""
+    durations_s: Float[np.ndarray, "*lanes classes"]
+    """Durations of its classes."""
+    weight: float
+    """Weight of its makespan in the step time."""
 
 
-def rank_busy_s(programs: Iterable[WeightedDurations]) -> Float[np.ndarray, "*lanes ranks"]:
+def rank_busy_s(programs: Iterable[TimedProgram]) -> Float[np.ndarray, "*lanes ranks"]:
     """Seconds of a step in which each rank's compute stream is busy.
 
     No step is shorter than its busiest rank's. One that is the difference of two streams could be: while the pipeline
     fills, another rank may set the pace than in the long run, for longer than any stream is.
     """
-    return np.sum([weight * (durations @ prepared.rank_count.T) for prepared, durations, weight in programs], axis=0)
+    busy_s = [program.weight * (program.durations_s @ program.prepared.rank_count.T) for program in programs]
+    return np.sum(busy_s, axis=0)
 
 
 def prepared(spec: ProgramSpec) -> Prepared:

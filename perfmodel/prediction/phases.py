@@ -38,9 +38,20 @@ PHASES: Final = {
 PASS_KINDS: Final = tuple(PHASES)
 PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 """Phases that every micro-batch runs through once."""
-Variant = tuple[int, int, int]
-"""Micro-batches in one go, slice of the sequence, beside what other pass (`Structure.variants`)."""
-PLAIN: Final[Variant] = (1, 0, 0)
+
+
+class Variant(NamedTuple):
+    """What passes compute that take the same time in each block (a row of `Structure.variants`)."""
+
+    span: int = 1
+    """Micro-batches in one go."""
+    slice: int = 0
+    """Slice of the sequence."""
+    beside: int = 0
+    """Beside which other pass they run: none (0), `PAIRED` or `COMBINED`."""
+
+
+PLAIN: Final = Variant()
 """Passes of one micro-batch and the whole sequence, beside no other pass."""
 RECOMPUTE_MODES: Final = ("none", "selective", "full")
 """Values of `Layout.recompute`; arrays of modes hold places in this tuple."""
@@ -193,12 +204,12 @@ def pass_classes(
     """Assign the blocks of stages and segments to the classes of a structure that are passes."""
     is_pass = np.isin(structure.class_kind, PASS_KINDS)
     of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]] = {}
-    for number, (span, index, beside) in enumerate(structure.variants.tolist()):
+    for number, variant in enumerate(structure.variants.tolist()):
         is_variant = structure.class_variant == number
         # A program's transfers have variants that no pass has.
         if (is_pass & is_variant).any():
             of_kind = {kind: np.flatnonzero((structure.class_kind == kind) & is_variant) for kind in PASS_KINDS}
-            of_variant[span, index, beside] = of_kind
+            of_variant[Variant(*variant)] = of_kind
     stage, segment = structure.class_stage, structure.class_segment
     blocks = in_classes(stage, segment, counts) * is_pass[:, None]
     recomputed_in_full = in_classes(stage, segment, full) * is_pass[:, None]

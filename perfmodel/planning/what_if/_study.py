@@ -262,9 +262,9 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
         if batch.spec.replicas > 1:
             raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
         slowed_programs = []
-        for program, seconds_of_class, weight in programs:
-            factors = _slower(program.structure, *slowed)
-            slowed_programs.append((program, seconds_of_class * factors, weight))
+        for program in programs:
+            factors = _slower(program.prepared.structure, *slowed)
+            slowed_programs.append(program._replace(durations_s=program.durations_s * factors))
         programs = slowed_programs
     return step_time_s(programs)
 

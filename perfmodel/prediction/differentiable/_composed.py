@@ -126,7 +126,7 @@ def composed(
         prepared=tuple(prepared(part.batches[0].spec) for part in parts),
         steps=tuple(part.step for part in parts),
         weights=tuple(part.weight for part in parts),
-        lanes=tuple((step, variant[2] == PAIRED) for step, variant in lanes),
+        lanes=tuple((step, variant.beside == PAIRED) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
         loss=beside_loss(problem),
         ring_steps=layout.tp if layout.tp_overlap else 1,

@@ -21,7 +21,7 @@ from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.grids._grid import LayoutGrid
 from perfmodel.prediction.grids._grid_model import GridModel, distinct
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, longest_path_s
-from perfmodel.prediction.phases import PASSED, Phase, full_recompute_s, modes_of, recompute_s
+from perfmodel.prediction.phases import PASSED, Phase, Variant, full_recompute_s, modes_of, recompute_s
 from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
@@ -103,10 +103,10 @@ def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) 
     """Seconds of a pipeline's passes through each block, under each recompute choice."""
     slices = pipeline.spec.scheduler.slices
     of_variants = []
-    for variant in map(tuple, pipeline.variants.tolist()):
-        _, _, beside = variant
-        times = model.times(grid, variant, slices)
-        of_variants.append(np.stack([t.paired.phase_s if beside == PAIRED else t.phase_s for t in times], axis=-1))
+    for row in pipeline.variants.tolist():
+        variant = Variant(*row)
+        times, paired = model.times(grid, variant, slices), variant.beside == PAIRED
+        of_variants.append(np.stack([t.paired.phase_s if paired else t.phase_s for t in times], axis=-1))
     phase_s = np.stack(of_variants)  # variants, blocks, phases, shards
 
     # Recomputation is a function of the phases, which it takes as the last axis.
