@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import log
+from operator import attrgetter
 
 import numpy as np
 from jaxtyping import Float
@@ -12,15 +13,24 @@ from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import layout_coordinates
-from perfmodel.prediction.sites import CLASSES, GAUSS_90, NOISE, Adjustment, FittedRuns, SitePrior, factors_of
+from perfmodel.prediction.sites import (
+    CLASSES,
+    GAUSS_90,
+    NOISE,
+    Adjustment,
+    FittedRuns,
+    LogInterval,
+    SitePrior,
+    factors_of,
+)
 from perfmodel.prediction.sites.known_runs import CovarianceTerms, half_width, widened
 from perfmodel.spec import Layout
 
 
 def step_interval(
     problem: StepProblem, layout: Layout, path: CriticalPath, degrees: Mapping[str, float]
-) -> tuple[tuple[float, float], dict[str, float]]:
-    """Ends of the 90 % interval as factors on the step time, with their sources (`Uncertainty.by_source`).
+) -> LogInterval:
+    """The 90 % interval of a step time.
 
     Args:
         path: events on the critical path.
@@ -29,17 +39,15 @@ def step_interval(
     # On several kinds of nodes the one of which least is known decides.
     if problem.kinds:
         by_kind = [_before_runs(kind, path, degrees) for kind in problem.kinds]
-        return max(by_kind, key=lambda interval: interval[0][1])
+        return max(by_kind, key=attrgetter("half_width"))
     known = problem.adjustment
     if known is not None and known.runs is not None:
-        widest = _before_runs(problem, path, degrees)[0][1]
-        return _given_runs(problem, known, known.runs, layout, path, log(widest))
+        before = _before_runs(problem, path, degrees)
+        return _given_runs(problem, known, known.runs, layout, path, log(before.upper))
     return _before_runs(problem, path, degrees)
 
 
-def _before_runs(
-    problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
-) -> tuple[tuple[float, float], dict[str, float]]:
+def _before_runs(problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]) -> LogInterval:
     """The interval of a site without runs, from the published record."""
     unknown = {
         "settings_unstated": degrees["unstated"],
@@ -51,7 +59,7 @@ def _before_runs(
 
 def _given_runs(
     problem: StepProblem, adjustment: Adjustment, runs: FittedRuns, layout: Layout, path: CriticalPath, before: float
-) -> tuple[tuple[float, float], dict[str, float]]:
+) -> LogInterval:
     """The interval of a site with runs of its own.
 
     Args:
@@ -74,7 +82,7 @@ def _given_runs(
     values, vectors = np.linalg.eigh(runs.posterior)
     loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))
     fit = {f"fit: {i}": float(load) for i, load in enumerate(loads)}
-    return (exp(-half), exp(half)), events | fit | {NOISE: adjustment.noise}
+    return LogInterval(half, events | fit | {NOISE: adjustment.noise})
 
 
 def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:

@@ -135,7 +135,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
 
     # How far the measured step may be from this one.
     degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
-    (lower, upper), error_sources = step_interval(problem, layout, path, degrees)
+    interval = step_interval(problem, layout, path, degrees)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
             f"{_without_measurement(provenance, devices)}; measure it (perfmodel calibrate), or leave --strict out"
@@ -156,8 +156,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         global_batch=problem.job.global_batch,
         seq_len=problem.job.seq_len,
         step_time_s=step_s,
-        step_time_lo_s=max(computed_s * lower, account.kernels_s, input_s),
-        step_time_hi_s=max(computed_s * upper, input_s),
+        step_time_lo_s=max(computed_s * interval.lower, account.kernels_s, input_s),
+        step_time_hi_s=max(computed_s * interval.upper, input_s),
         tokens_per_s_per_device=problem.job.global_batch * problem.job.tokens_per_sequence / step_s / layout.devices,
         tflops_per_device=per_device / 1e12,
         mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
@@ -191,7 +191,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
         ),
         uncertainty=Uncertainty(
-            by_source=error_sources,
+            by_source=interval.sources,
             unknown_shares=shares,
             class_shares=path.class_shares,
         ),

@@ -9,7 +9,7 @@ default, that is how Megatron-Core numbers them (its `RankGenerator` for experts
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, gcd, prod
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,8 +22,15 @@ from perfmodel.workload import ExpertChoice
 Group = Literal["tp", "cp", "ep", "etp", "dp", "expert_dp", "pp", "embedding"]
 BLOCK_GROUPS: tuple[Group, ...] = BLOCK_KEYS  # pyright: ignore[reportAssignmentType]
 """Process groups whose collectives run inside blocks."""
-Axis = tuple[int, int]
-"""Number of ranks, and how far apart neighbours are."""
+
+
+class Axis(NamedTuple):
+    """One dimension of a grid of ranks."""
+
+    ranks: int
+    """Number of ranks along it."""
+    stride: int
+    """How far apart neighbours are."""
 
 
 def rank_strides(layout: Layout) -> dict[str, int]:
@@ -96,7 +103,7 @@ class Placement:
     @property
     def size(self) -> int:
         """Ranks of the group."""
-        return prod(n for n, _ in self.axes)
+        return prod(axis.ranks for axis in self.axes)
 
     def times(self, replicas: int, layout: Layout) -> "Placement":
         """The group joined with those of the pipeline ranks that hold replicas of the stage.
@@ -107,7 +114,7 @@ class Placement:
         if replicas == 1 or layout.pp < replicas:
             return self
         stride = rank_strides(layout)["pp"] * layout.pp // replicas
-        return Placement((*self.axes, (replicas, stride)))
+        return Placement((*self.axes, Axis(replicas, stride)))
 
     def split(self, inner: int) -> tuple["Placement", "Placement"]:
         """Split into groups of the `inner` nearest ranks, and groups across them."""
@@ -170,20 +177,21 @@ def _placement(group: Group, order: str, degrees: tuple[int, ...]) -> Placement:
     strides = rank_strides(layout)
     match group:
         case "tp" | "cp" | "pp":
-            return _grid((getattr(layout, group), strides[group]))
+            return _grid(Axis(getattr(layout, group), strides[group]))
         case "embedding":
             # First and last stage.
-            return _grid((2, strides["pp"] * (layout.pp - 1)))
+            return _grid(Axis(2, strides["pp"] * (layout.pp - 1)))
 
     # Weights are replicated over context-parallel ranks too.
-    data = sorted(((layout.cp, strides["cp"]), (layout.dp, strides["dp"])), key=itemgetter(1))
+    by_stride = attrgetter("stride")
+    data = sorted([Axis(layout.cp, strides["cp"]), Axis(layout.dp, strides["dp"])], key=by_stride)
     if group == "dp":
         return _grid(*data)
 
     # Experts divide the ranks of a stage anew: those that shard an expert first along tp, then from the inside out;
     # then those with different experts; the rest are replicas.
-    sharding, remaining = _split([(layout.tp, strides["tp"]), *data], layout.expert_tp)
-    holding, replicas = _split(sorted(remaining, key=itemgetter(1)), layout.ep)
+    sharding, remaining = _split([Axis(layout.tp, strides["tp"]), *data], layout.expert_tp)
+    holding, replicas = _split(sorted(remaining, key=by_stride), layout.ep)
     return _grid(*{"etp": sharding, "ep": holding, "expert_dp": replicas}[group])
 
 
@@ -194,22 +202,23 @@ def _split(axes: list[Axis], degree: int) -> tuple[list[Axis], list[Axis]]:
         # As many ranks of this axis as divide the group's degree; the next axes give the rest.
         part = gcd(degree, n)
         degree //= part
-        inside.append((part, stride))
-        between.append((n // part, stride * part))
+        inside.append(Axis(part, stride))
+        between.append(Axis(n // part, stride * part))
     return inside, between
 
 
 def _grid(*axes: Axis) -> Placement:
     """A placement along some axes, in its one normal form, so that equal groups compare equal."""
     joined: list[Axis] = []
-    for n, stride in axes:
+    for axis in axes:
         # An axis of one rank says nothing. One that continues the one before it is part of it.
-        if n == 1:
+        if axis.ranks == 1:
             continue
-        if joined and joined[-1][0] * joined[-1][1] == stride:
-            joined[-1] = (joined[-1][0] * n, joined[-1][1])
+        last = joined[-1] if joined else None
+        if last is not None and last.ranks * last.stride == axis.stride:
+            joined[-1] = Axis(last.ranks * axis.ranks, last.stride)
         else:
-            joined.append((n, stride))
+            joined.append(axis)
     return Placement(tuple(joined))
 
 

@@ -86,8 +86,8 @@ class Cost:
         }
         half_widths = (self.uncertain_s / total_s).tolist()
         by_part: dict[str, float] = dict(zip(PARTS, half_widths, strict=True))
-        ends, _ = site_prior.interval(shares, by_part, {"extrapolated": extrapolated})
-        return ends
+        interval = site_prior.interval(shares, by_part, {"extrapolated": extrapolated})
+        return interval.lower, interval.upper
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -254,7 +254,7 @@ class OpTable:
         site_prior = Site().site_prior(COMPILED, device)
         shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
         # How uncertain a site is depends on how much of the time is products and how much is communication.
-        (lowest, highest), _ = site_prior.interval(shares)
+        interval = site_prior.interval(shares)
         # An allocator cannot use the last bytes, and a context takes its own.
         room = COMPILED.memory.usable_bytes(device.memory_bytes) - COMPILED.memory.context_bytes
         provenance = {}
@@ -264,8 +264,8 @@ class OpTable:
         return StepEstimate(
             step_time_s=total,
             # A step takes no less than its kernels alone, however short the rest.
-            step_time_lo_s=max(float(lo_s.sum()) * lowest, float(lo_s[: len(self.kernels)].sum())),
-            step_time_hi_s=float(hi_s.sum()) * highest,
+            step_time_lo_s=max(float(lo_s.sum()) * interval.lower, float(lo_s[: len(self.kernels)].sum())),
+            step_time_hi_s=float(hi_s.sum()) * interval.upper,
             overlapped_time_s=max(kernel_s, total - kernel_s),
             kernel_time_s=kernel_s,
             collective_time_s=total - kernel_s,

@@ -27,6 +27,7 @@ from perfmodel.prediction.sites._population import (
     GENERIC,
     NEUTRAL,
     NOISE,
+    LogInterval,
     SitePopulation,
     SitePrior,
     class_of,

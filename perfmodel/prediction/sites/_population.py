@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from importlib.resources import files
 from math import exp
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -58,6 +58,25 @@ def class_of(parameter: str) -> str:
     if tier in CLASSES:
         return tier
     return "memory" if parameter in KERNEL_FACTORS else "other"
+
+
+class LogInterval(NamedTuple):
+    """The 90 % interval of the log of a time, around its prediction."""
+
+    half_width: float
+    """Half of its width."""
+    sources: dict[str, float]
+    """Standard deviations of the log by source (`Uncertainty.by_source`)."""
+
+    @property
+    def lower(self) -> float:
+        """Lower end, as a factor on the time."""
+        return exp(-self.half_width)
+
+    @property
+    def upper(self) -> float:
+        """Upper end, as a factor on the time."""
+        return exp(self.half_width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +141,7 @@ class SitePrior:
         event_half_widths: Mapping[str, float] = NOTHING_UNKNOWN,
         degrees: Mapping[str, float] = NOTHING_UNKNOWN,
         unknown: Mapping[str, float] = NOTHING_UNKNOWN,
-    ) -> tuple[tuple[float, float], dict[str, float]]:
+    ) -> LogInterval:
         """The 90 % interval of a time that is composed of events, and its sources.
 
         Whatever composes a time from events has its interval from here: steps, requests to a server, imported programs.
@@ -133,9 +152,6 @@ class SitePrior:
                 it, by what has errors in common.
             degrees: how much the time has of each of `DEGREES`; those that are left out count 0.
             unknown: see `half_width`.
-
-        Returns:
-            The interval's ends as factors on the time; standard deviations of its log by source.
         """
         # Events' own intervals, which are those of kernels, widened as far as steps show.
         of_events = {name: self.events * half_width / GAUSS_90 for name, half_width in event_half_widths.items()}
@@ -155,7 +171,7 @@ class SitePrior:
         half = self.half_width(shares, variance_beyond, unknown)
         sources = {f"events: {name}": sd for name, sd in of_events.items()}
         sources |= {f"site: {name}": sd for name, sd in (of_classes | of_degrees).items()}
-        return (exp(-half), exp(half)), sources | {NOISE: self.noise}
+        return LogInterval(half, sources | {NOISE: self.noise})
 
     def expected(self, device: Device) -> Adjustment:
         """The parameters of runs at the mean of the factors."""
