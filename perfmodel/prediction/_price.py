@@ -2,8 +2,8 @@
 
     physics -> regressor -> laws -> the framework's kernels -> growth -> clock -> divided attention -> runs of the site
 
-1. **Alone.** What a kernel takes by itself (`perfmodel.cost.KernelModel`, whose file lists physics, regressor and
-   laws), or a collective on idle links (`perfmodel.cost.CollectiveModel`). Rests on the kernel and collective tables.
+1. **`times_alone`**: what a kernel takes by itself (`perfmodel.cost.KernelModel`, whose file lists physics, regressor
+   and laws), or a collective on idle links (`perfmodel.cost.CollectiveModel`). Tables of kernels and collectives.
 2. **`kernels_of_framework`**: the kernels that a framework runs instead of the fastest ones. Published benchmarks of
    kernels beside each other.
 3. **`no_longer_than_backward`**, **`no_longer_than_single_products`**: kernels that the tables time as something
@@ -66,7 +66,7 @@ def event_prices(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, Even
     grid = MonotoneGrid.of(ops)
     ops = list(grid.ops)
 
-    times = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
+    times = times_alone(problem, ops)
     times = kernels_of_framework(problem, ops, times)
     times = no_longer_than_backward(problem, ops, times)
     times = no_longer_than_single_products(problem, ops, times)
@@ -77,6 +77,11 @@ def event_prices(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, Even
 
     columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, slowdown.tolist())
     return zip(ops, map(EventPrice, *columns), strict=True)
+
+
+def times_alone(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
+    """Times of events by themselves: of kernels on a cool device, of collectives on links that nobody else uses."""
+    return event_times(ops, problem.cluster, problem.kernels, problem.collectives)
 
 
 def kernels_of_framework(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
@@ -103,7 +108,7 @@ def no_longer_than_backward(problem: StepProblem, ops: Sequence[Op], times: Even
         if backward is not None:
             forwards.append(i)
             backwards.append(backward)
-    backward_times = event_times(backwards, problem.cluster, problem.kernels, problem.collectives)
+    backward_times = times_alone(problem, backwards)
     return times.at_most(forwards, backward_times.scaled(np.full(len(forwards), FORWARD_SHARE)))
 
 
@@ -123,7 +128,7 @@ def no_longer_than_single_products(problem: StepProblem, ops: Sequence[Op], time
             grouped.append(i)
             singles.append(_product_of_group(op))
             groups.append(op.groups)
-    single_times = event_times(singles, problem.cluster, problem.kernels, problem.collectives)
+    single_times = times_alone(problem, singles)
     return times.at_most(grouped, single_times.scaled(np.array(groups, float)))
 
 
@@ -174,7 +179,7 @@ def _sustained_share(problem: StepProblem) -> float:
         if isinstance(op, KernelOp) and count > 0:
             ops.append(op)
             often.append(count)
-    alone = event_times(ops, problem.cluster, problem.kernels, problem.collectives)
+    alone = times_alone(problem, ops)
     alone = kernels_of_framework(problem, ops, alone)
     return sustained_share(device, ops, np.array(often), alone.time_s)
 

@@ -8,6 +8,7 @@ from perfmodel.prediction import layout_batches, step_problem_of, step_times_s
 from perfmodel.prediction.composition import pass_s, phase_s
 from perfmodel.prediction.differentiable import step_time_function_of
 from perfmodel.prediction.grids import lower_bounds_s
+from perfmodel.prediction.phases import Variant
 from perfmodel.program import COMBINED, PAIRED, Kind, ProgramSpec, build, variants_of
 from perfmodel.schedule import Phase
 from perfmodel.spec import Layout
@@ -30,7 +31,7 @@ def times_of_passes(layout):
     (layout_batch,) = layout_batches(step_problem_of(problem(4)), [layout])
     counts = layout_batch.program.counts.sum(axis=(0, 1))
     alone = pass_s(step_problem_of(problem(4)), layout_batch)
-    phases = phase_s(step_problem_of(problem(4)), layout_batch, (1, 0, COMBINED))[0]
+    phases = phase_s(step_problem_of(problem(4)), layout_batch, Variant(beside=COMBINED))[0]
     combined_s = counts @ phases[:, 0], counts @ (phases[:, 1] + phases[:, 2])
     return (counts @ alone[Kind.FORWARD][0], counts @ alone[Kind.BACKWARD][0]), combined_s
 

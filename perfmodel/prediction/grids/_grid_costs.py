@@ -284,7 +284,7 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     training = problem.job.mode == "train"
     phases = PASSED if training else [Phase.FORWARD]
     # No plain pass runs faster than one beside which experts are exchanged.
-    shortest = (1, 0, COMBINED)
+    shortest = Variant(beside=COMBINED)
     phase_s_of_shards = []
     for layout in layouts:
         times = block_times(problem, layout, shortest)
