@@ -95,10 +95,40 @@ class PricesCollectives(Protocol):
         ...
 
 
-def _relayed(
+def collective_times(cluster: Cluster, ops: Sequence[Collective], collectives: PricesCollectives) -> EventTimes:
+    """Times of collectives on a cluster: of its links, then what the cluster states beyond them, one after the other.
+
+    Each step is a function with what it rests on; `perfmodel.cost.learn.collectives` has the steps of links.
+    """
+    times = collectives.times(cluster, ops)
+    times = slowed_by_contention(cluster, ops, times)
+    times = waiting_for_ring(cluster, ops, times)
+    return no_less_than_relayed(cluster, ops, times, collectives)
+
+
+def slowed_by_contention(cluster: Cluster, ops: Sequence[Collective], times: EventTimes) -> EventTimes:
+    """Slow groups over several nodes by crowded links, the more the more nodes (`NetworkLevel.contention`)."""
+    factors = []
+    for op in ops:
+        exponent = cluster.levels[op.level].contention
+        factors.append(op.num_nodes**exponent if op.num_nodes > 1 else 1.0)
+    return times.scaled(np.array(factors))
+
+
+def waiting_for_ring(cluster: Cluster, ops: Sequence[Collective], times: EventTimes) -> EventTimes:
+    """Add the wait for each rank of a ring between nodes (`NetworkLevel.rank_latency_s`)."""
+    waits_s = []
+    for op in ops:
+        is_ring_between_nodes = op.num_nodes > 1 and op.collective in _RINGS
+        steps = op.num_ranks - 1 if is_ring_between_nodes else 0
+        waits_s.append(steps * cluster.levels[op.level].rank_latency_s)
+    return times.plus(np.array(waits_s, float))
+
+
+def no_less_than_relayed(
     cluster: Cluster, ops: Sequence[Collective], times: EventTimes, collectives: PricesCollectives
 ) -> EventTimes:
-    """The times of collectives, but no less than what they send on inside nodes takes (`Collective.relayed_bytes`)."""
+    """Let collectives take no less than what they send on inside nodes takes (`Collective.relayed_bytes`)."""
     # Between nodes a rank may receive for its neighbours, and passes on inside the node what is theirs.
     relayed = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
     if not relayed:
@@ -115,25 +145,6 @@ def _relayed(
         )
         inside.append(relay)
     return times.at_least(relayed, collectives.times(cluster, inside))
-
-
-def _contention(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
-    """Factor by which crowded links slow groups over several nodes (`NetworkLevel.contention`)."""
-    factors = []
-    for op in ops:
-        exponent = cluster.levels[op.level].contention
-        factors.append(op.num_nodes**exponent if op.num_nodes > 1 else 1.0)
-    return np.array(factors)
-
-
-def _of_ranks(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
-    """Time that collectives wait for the ranks of their rings between nodes (`NetworkLevel.rank_latency_s`)."""
-    waits_s = []
-    for op in ops:
-        is_ring_between_nodes = op.num_nodes > 1 and op.collective in _RINGS
-        steps = op.num_ranks - 1 if is_ring_between_nodes else 0
-        waits_s.append(steps * cluster.levels[op.level].rank_latency_s)
-    return np.array(waits_s, float)
 
 
 def event_times(
@@ -153,9 +164,5 @@ def event_times(
         parts.append((at_kernels, kernels.times(cluster.device, kernel_ops)))
     if at_collectives:
         sent: list[Collective] = [ops[i] for i in at_collectives]  # pyright: ignore[reportAssignmentType]
-
-        # What the cluster states beyond its links, in this order: contention that grows with the nodes of a group, the
-        # wait for each rank of a ring, and a lower bound by what is sent on inside nodes.
-        times = collectives.times(cluster, sent).scaled(_contention(cluster, sent)).plus(_of_ranks(cluster, sent))
-        parts.append((at_collectives, _relayed(cluster, sent, times, collectives)))
+        parts.append((at_collectives, collective_times(cluster, sent, collectives)))
     return EventTimes.together(len(ops), parts)
