@@ -5,8 +5,18 @@ A kernel's time is made in this order, every step of it a function that says wha
 1. Physics: FLOPs, bytes, tiles and waves of its shape (`physics` of its family in `perfmodel.ops`).
 2. Regressor: a roofline with fitted efficiencies times the residual of a network (`learn.parameters`), for the device,
    kind and software that a plan chooses (`learn.plans`); gradients by their sum or their share (`learn._gradients`).
-3. Dies: what kernels of training are known to take beside those that tables time (`learn._dies`).
-4. Laws: what holds between element types, masks and batches (here: `_predict_products`, `_predict_attention`).
+3. Dies: what kernels of training are known to take beside those that tables time (`learn._dies`, applied by
+   `Regressor`): attention without the copies that servers make (`without_copies`), of other head sizes and in 8 bits
+   (`as_equal_heads`), of training (`log_over_served`), backward by its forward (`log_over_forward`); norms by their
+   bandwidth (`norm_times`); the least time of what streams through memory (`log_least`); products of 8 bits without
+   the quantising that sources timed with them (`log_product_share`). Published benchmarks of these kernels.
+4. Laws between element types, masks and batches, for what was not measured so (here):
+   - products and convolutions (`_predict_products`): 8 bits between half and all of 16; both gradients as the sum of
+     two products; the rate that a device's best product is known to reach; no more than the nominal rate; TF32 and
+     fp64 beside fp32; TF32 beside 16 bits;
+   - attention (`_predict_attention`): wide types by the roofline; causal no longer than all scores; a batch no longer
+     than its halves; no more than the nominal rate;
+   - 4-bit floats and 8-bit integers (`_predict_new`): the share of the roofline that the nearest measured type reaches.
 5. Step and site: the framework's kernels, growth with the work, the clock under load and what runs of a site showed
    hold in a step and not for a kernel alone: `perfmodel.prediction._price` continues this list.
 """
