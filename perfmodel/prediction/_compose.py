@@ -244,7 +244,7 @@ def bundle_events(problem: StepProblem, layout_batch: LayoutBatch, lane: int) ->
 @session_cached
 def _events_between(setting: Setting, program: PartitionedProgram, placed: PlacedBlocks) -> CommunicationEvents:
     """Events between blocks of a placement in a program, before they are priced."""
-    spans = np.unique(program.structure.variants[:, 0]).tolist()
+    spans = program.structure.spans
     return communication_events(
         placed.ranks, placed.states, placed.blocks, program.spec, spans, program.counts, setting.job, setting.cluster
     )

@@ -146,6 +146,11 @@ class Structure:
         return self.variants[self.class_variant, 0]
 
     @property
+    def spans(self) -> list[int]:
+        """Numbers of micro-batches that passes of some variant compute in one go."""
+        return np.unique(self.variants[:, 0]).tolist()
+
+    @property
     def device(self) -> Int[np.ndarray, " ops"]:
         """Pipeline rank of each op, -1 for joins that belong to none."""
         return np.where(self.stream < 0, -1, self.stream // N_STREAMS)

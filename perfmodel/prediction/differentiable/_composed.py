@@ -287,7 +287,7 @@ def _between(
 ) -> _Between:
     """Events between blocks at all knots: as if every stage had so many layers."""
     placed, structure = layout_batch.composed[0].placed, layout_batch.program.structure
-    spans = np.unique(structure.variants[:, 0]).tolist()
+    spans = structure.spans
     index: dict[Op, int] = {}
     knot_of_entry, class_of_entry, op_of_entry = [], [], []
     starts = np.cumsum(layers) - layers
