@@ -105,6 +105,26 @@ def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise()
         assert PLAIN.half_width(shares, more) == pytest.approx(GAUSS_90 * sqrt(variance))
 
 
+def test_an_interval_adds_the_variances_of_events_and_degrees_and_names_its_sources() -> None:
+    shares = {"products": 0.7, "host": 0.3}
+    interval = PLAIN.interval(shares, {"gemm": 0.1, "attention": 0.04}, {"extrapolated": 0.5, "bubble": 0.2})
+    of_events = {name: 0.5 * half / GAUSS_90 for name, half in (("gemm", 0.1), ("attention", 0.04))}
+    of_degrees = {"unstated": 0.0, "extrapolated": 0.2 * 0.5, "bubble": 0.1 * 0.2}
+    beyond = sum(sd**2 for sd in (*of_events.values(), *of_degrees.values()))
+    assert interval.half_width == pytest.approx(PLAIN.half_width(shares, beyond))
+    assert (interval.lower, interval.upper) == (exp(-interval.half_width), exp(interval.half_width))
+
+    # Independent combinations of the classes' factors have the variance of the time that they make together.
+    sources = interval.sources
+    variance_of_classes = sum(sources[f"site: {name}"] ** 2 for name in CLASSES)
+    expected = sum((shares.get(name, 0.0) * 0.01 * (1 + i)) ** 2 for i, name in enumerate(CLASSES))
+    assert variance_of_classes == pytest.approx(expected)
+    assert {name: sources[f"events: {name}"] for name in of_events} == pytest.approx(of_events)
+    assert {name: sources[f"site: {name}"] for name in of_degrees} == pytest.approx(of_degrees)
+    assert sources["own"] == 0.02
+    assert len(sources) == len(of_events) + len(CLASSES) + len(of_degrees) + 1
+
+
 def test_what_is_unknown_of_a_run_adds_to_its_half_width_in_quadrature() -> None:
     coverage = Coverage(base=0.2, power=1.5, added={"device_unseen": 0.3, "settings_unstated": 0.8})
     known = exp(0.2) * PLAIN.half_width({"products": 1.0}, 0.001) ** 1.5

@@ -6,8 +6,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from perfmodel.prediction import GAUSS_90
-from perfmodel.prediction.sites import CLASSES, DEGREES
+from perfmodel.prediction.sites import CLASSES, DEGREES, LogInterval
 from perfmodel.serving import PARTS, Cost
 
 PARTS_S = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -15,14 +14,13 @@ TOTAL_S = PARTS_S.sum()
 
 
 class Recorded:
-    """A belief that keeps what it is asked."""
+    """A prior that keeps what it is asked."""
 
-    degrees = np.arange(1.0, len(DEGREES) + 1)
-    events = 0.5
-
-    def half_width(self, shares: Mapping[str, float], more: float) -> float:
-        self.shares, self.more = dict(shares), more
-        return 0.25
+    def interval(
+        self, shares: Mapping[str, float], event_half_widths: Mapping[str, float], degrees: Mapping[str, float]
+    ) -> LogInterval:
+        self.shares, self.event_half_widths, self.degrees = shares, event_half_widths, degrees
+        return LogInterval(0.25, {})
 
 
 def asked(extrapolated_s: float = 0.0, between_nodes_s: float = 0.0, half: float = 0.0) -> Recorded:
@@ -52,11 +50,11 @@ def test_every_second_counts_once(between_nodes_s: float) -> None:
     assert len(PARTS) == len(PARTS_S)
 
 
-def test_what_is_extrapolated_and_events_intervals_add_variance() -> None:
-    extrapolated = 7.0 / TOTAL_S
-    assert asked(extrapolated_s=7.0).more == pytest.approx((extrapolated * (1 + DEGREES.index("extrapolated"))) ** 2)
-    half_widths = 0.2 * PARTS_S / (GAUSS_90 * TOTAL_S)
-    assert asked(half=0.2).more == pytest.approx(0.5**2 * (half_widths**2).sum())
+def test_what_is_extrapolated_and_events_intervals_are_relative_to_the_time() -> None:
+    assert asked(extrapolated_s=7.0).degrees == {"extrapolated": pytest.approx(7.0 / TOTAL_S)}
+    assert set(asked().degrees) <= set(DEGREES)
+    half_widths = asked(half=0.2).event_half_widths
+    assert half_widths == pytest.approx(dict(zip(PARTS, 0.2 * PARTS_S / TOTAL_S, strict=True)))
 
 
 def test_costs_add_up_scale_and_pass_through_stages() -> None:
