@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         plan_report,
     )
     from perfmodel.catalog import cluster, device, framework, model, problem
+    from perfmodel.cost.learn import fit_calibration as fit
     from perfmodel.errors import PerfModelError
     from perfmodel.ingest import read_measurements, read_profile, read_trace
     from perfmodel.ingest.launch import export_launch, read_launch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from perfmodel.measure import read_plan, run_plan, write_plan
     from perfmodel.planning.compare_clusters import compare_clusters
     from perfmodel.planning.decision import report
-    from perfmodel.planning.design import memory_to_fit, overtake, rank_upgrades
+    from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
     from perfmodel.planning.health import check_run, runs_of_logs
     from perfmodel.planning.layouts import SearchOptions, Tariff, ask, default_space, pareto, restrict, search
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from perfmodel.serving import engine_commands, serve, serve_sweep, starting_point
     from perfmodel.session import Session
     from perfmodel.spec import Cluster, Job, Layout, NetworkLevel, Problem, Transformer
-    from perfmodel.validation import calibration_report, read_runs
-    from perfmodel.viz import gantt
+    from perfmodel.validation import calibration_report, read_runs, validate_cases, validate_kernels
+    from perfmodel.viz import gantt, write_gantt, write_trace
 
 
 __getattr__, __dir__ = lazy_names(__name__)
