@@ -1,16 +1,21 @@
 """Costs of all possible stages against the layouts that have them; bounds against steps."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 
 from perfmodel import catalog
+from perfmodel.cost import EventTimes
 from perfmodel.errors import LayoutError
+from perfmodel.ops import Collective
 from perfmodel.prediction import evaluate, layout_batches, pass_times, step_problem
 from perfmodel.prediction.composition import stage_costs
 from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.prediction.memory import bundle_memory, peak_memory
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Cluster, Job, Layout
 
 PARTITIONS = ((8, 8, 8, 8), (11, 9, 7, 5), (0, 12, 12, 8), (10, 11, 11, 0))
 
@@ -54,6 +59,31 @@ def test_stages_that_do_not_fit_cost_infinitely_much(problem) -> None:
     layout = Layout.parse("tp=1,pp=4,dp=1,schedule=gpipe")
     assert not np.isfinite(stage_costs(problem, layout, recompute_to_fit=False).forward_s[1, 8, 16])
     assert np.isfinite(stage_costs(problem, layout).forward_s[1, 8, 16])
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Prices of collectives that all take as long."""
+
+    seconds: float
+
+    def times(self, cluster: Cluster, ops: Sequence[Collective], /) -> EventTimes:
+        time_s = np.full(len(ops), self.seconds)
+        return EventTimes(time_s, time_s, time_s, ("measured",) * len(ops))
+
+
+@pytest.mark.parametrize("text", ["tp=2,pp=4,dp=1", "tp=1,pp=4,dp=2,recompute=selective"])
+def test_a_stage_sends_to_another_kind_of_nodes_where_that_is_faster(problem, text: str) -> None:
+    """Both ways, from all stages but the last."""
+    layout = Layout.parse(text)
+    sends_s = stage_costs(problem, layout).sends_s
+    assert (sends_s[:-1] > 0).all()
+    assert not sends_s[-1].any()
+    for times_as_long in (0.1, 0.999, 3.0):
+        link_s = float(sends_s[0].min()) / 2 * times_as_long
+        linked = stage_costs(problem, layout, link=replace(problem, collectives=Constant(link_s)))
+        np.testing.assert_allclose(linked.sends_s[:-1], np.minimum(sends_s[:-1], 2 * link_s))
+        assert not linked.sends_s[-1].any()
 
 
 def test_schedules_of_several_stages_per_rank_are_refused(problem) -> None:
