@@ -931,13 +931,13 @@ MAMBA = TRAIN.replace("pretrain_gpt.py", "pretrain_mamba.py")
         ("--hybrid-override-pattern M-M*", "M-M*"),
         ("--hybrid-override-pattern 'M-|M*/*-'", "M-M*"),
         ("", "MMMM"),
-        ("--hybrid-attention-ratio 0.25 --hybrid-mlp-ratio 0.5", "-M*-"),
+        ("--hybrid-attention-ratio 0.25 --hybrid-mlp-ratio 0.5", "M-*-"),
         ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --hybrid-layer-pattern MM*-", "MM*-"),
     ],
 )
 def test_hybrids_of_mamba(arguments: str, mixers: str) -> None:
     found = model(launched(arguments, program=MAMBA))
-    assert sorted(found.hybrid.mixers) == sorted(mixers)
+    assert found.hybrid.mixers == mixers
     assert found.hybrid.mamba is not None
     assert (
         found.hybrid.mamba.heads,
@@ -945,6 +945,12 @@ def test_hybrids_of_mamba(arguments: str, mixers: str) -> None:
         found.hybrid.mamba.state,
         found.hybrid.mamba.groups,
     ) == (16, 64, 128, 8)
+
+
+def test_ratios_of_attention_and_feed_forwards_give_the_published_order_of_layers() -> None:
+    """Of the 8B hybrid of arXiv 2406.07887, trained with these ratios, whose order Megatron-Core's documents print."""
+    hybrid = launched("--num-layers 56 --hybrid-attention-ratio 0.08 --hybrid-mlp-ratio 0.5", program=MAMBA)
+    assert model(hybrid).hybrid.mixers == "M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
 
 
 def test_a_pattern_of_another_length_is_refused() -> None:
