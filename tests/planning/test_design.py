@@ -9,7 +9,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
 from perfmodel.planning.layouts import ask, default_space, restrict, search
-from perfmodel.planning.what_if import Scenario, step_s
+from perfmodel.planning.what_if import Scenario, in_scenario, step_s
 from perfmodel.prediction import explain, step_problem
 from perfmodel.spec import Job, Layout, Problem
 from perfmodel.units import MIN_FIT
@@ -82,8 +82,20 @@ def test_upgrades_are_what_a_search_on_the_better_machine_finds():
             MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space, top=1, settings=[f"{name}=1.5x"]
         )
         assert 1 - better.layouts[0].step_time_s / found.step_time_s == pytest.approx(upgrade.gain, abs=1e-4)
-        assert upgrade.gain >= upgrade.kept_gain - 1e-6
         assert upgrade.gain_per_price == pytest.approx(upgrade.gain / prices[name])
+    now = Layout.parse(found.layout)
+    now_s = step_s(question.step_problem, now, Scenario())
+    for upgrade in found.upgrades:
+        is_latency = upgrade.parameter.endswith("latency")
+        assert upgrade.change == ("-50%" if is_latency else "+50%")
+        better = Scenario.parse([f"{upgrade.parameter}={0.5 if is_latency else 1.5}x"])
+        kept_gain = 1 - step_s(question.step_problem, now, better) / now_s
+        assert upgrade.kept_gain == pytest.approx(kept_gain, abs=1e-9)
+        assert upgrade.gain >= upgrade.kept_gain - 1e-6
+        assert upgrade.changes_layout == (upgrade.layout != found.layout)
+    slopes = in_scenario(question.step_problem, now, Scenario()).sensitivity
+    assert {name: by_name[name].elasticity for name in slopes} == pytest.approx(slopes)
+    assert by_name["memory_bytes"].elasticity == by_name["memory_bytes"].kept_gain == 0.0
     ranked = [u.gain_per_price for u in found.upgrades if u.price]
     assert ranked == sorted(ranked, reverse=True)
     assert len(found.to_frame()) == 7

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
+from perfmodel.prediction.blocks import sliced_job
 from perfmodel.prediction.composition import stage_blocks
 from perfmodel.prediction.placement import Placement
 from perfmodel.schedule import even_split
@@ -72,3 +73,19 @@ def test_groups_know_their_nodes():
     assert (tp.num_ranks, tp.ranks_per_node, tp.num_nodes, tp.level, tp.concurrent) == (4, 4, 1, 0, 1)
     dp = Placement.of("dp", layout).collective("all_reduce", 1e6, "bf16", cluster)
     assert (dp.num_ranks, dp.ranks_per_node, dp.num_nodes, dp.level, dp.concurrent) == (8, 2, 4, 1, 4)
+
+
+def test_a_slice_of_a_sequence_sees_the_slices_before_it() -> None:
+    job = Job(global_batch=4, seq_len=1024)
+    assert [sliced_job(job, 4, index) for index in range(4)] == [
+        replace(job, seq_len=256, cached_tokens=256 * index) for index in range(4)
+    ]
+    # a whole sequence may have tokens behind it, of which it keeps the cache
+    decoding = replace(job, seq_len=1, cached_tokens=1000, mode="inference")
+    assert sliced_job(decoding, 1) == decoding
+    with pytest.raises(LayoutError, match="1024 is not divisible by 3 slices"):
+        sliced_job(job, 3)
+    varied = replace(job, mean_tokens=300.0)
+    assert sliced_job(varied, 1) == varied
+    with pytest.raises(LayoutError, match="equal length"):
+        sliced_job(varied, 2)

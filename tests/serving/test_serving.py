@@ -13,6 +13,7 @@ from serving import compared
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.serving import Serving
+from perfmodel.spec import Framework
 from perfmodel.workload import layer_cache_bytes, parameter_count
 
 SERVED: dict[str, Any] = {"prompt_tokens": 1000, "output_tokens": 100}
@@ -205,6 +206,38 @@ def test_largest_batch_holds_the_limits_and_the_next_does_not():
     assert without.requests.batch == without.memory.most_requests
     assert without.fits
     assert not serve(batch=without.memory.most_requests + 1).fits
+
+
+@pytest.mark.parametrize("prompt_tokens", [400_000, 200_000, 130_000, 100_000])
+def test_one_or_two_requests_fit_where_their_caches_are_as_long(prompt_tokens: int):
+    found = serve(prompt_tokens=prompt_tokens)
+    assert found.requests.batch == found.memory.most_requests == round(430_000 / prompt_tokens)
+    assert not serve(prompt_tokens=prompt_tokens, batch=found.requests.batch + 1).fits
+
+
+@pytest.mark.parametrize(("tp", "collectives"), [(1, 0), (2, 1 + 32 * 2)])
+def test_a_gap_follows_every_kernel_and_engines_add_residuals_in_the_next_norm(tp: int, collectives: int):
+    """Of a layer two norms, four products, rotation, attention and activation; lookup; the last norm and the head."""
+    kernels = 1 + 32 * (2 + 4 + 1 + 1 + 1) + 2
+    for gap_s, overhead_s in ((1e-6, 0.0), (2e-6, 1e-3)):
+        framework = Framework().replace(kernel_gap_s=gap_s, step_overhead_s=overhead_s)
+        found = serve(layout=f"tp={tp}", batch=8, framework=framework)
+        assert found.breakdown_s["gaps"] == pytest.approx((kernels + collectives) * gap_s + overhead_s)
+
+
+def test_json_says_what_was_served():
+    found = serve(batch=4, layout="dp=2", weight_dtype="int4", kv_dtype="fp8")
+    values, plain = found.to_dict(), serve(batch=4).to_dict()
+    assert (values["dtype"], values["weight_dtype"], values["kv_dtype"]) == ("bf16", "int4", "fp8")
+    assert (plain["dtype"], plain["weight_dtype"], plain["kv_dtype"]) == ("bf16", "bf16", None)
+    assert (values["devices"], values["batch"], values["fits"]) == (2, 4, True)
+    for name in ("ttft", "tpot"):
+        ends = getattr(found, f"{name}_interval_s")
+        assert (values[f"{name}_lo_s"], values[f"{name}_hi_s"]) == ends
+        assert values[f"{name}_s"] == getattr(found, f"{name}_s")
+    assert (values["tokens_per_s_lo"], values["tokens_per_s_hi"]) == found.tokens_per_s_interval
+    assert values["tokens_per_s_per_device"] == found.tokens_per_s / 2
+    assert values["memory_bytes"]["available"] == 0.9 * catalog.cluster("dgx-h100").device.memory_bytes
 
 
 def test_sweep_keeps_what_nothing_beats():
