@@ -671,7 +671,7 @@ def test_slices_of_maxtext_are_copies_of_one_another(more: str, replicate: int, 
         ("--tpu-type=v4-32", 16, 1),
         ("--tpu-type=v5litepod-256 --num-slices=4", 1024, 4),
         ("--tpu-type=v6e-256 --num-slices=$SLICES", None, 1),
-        ("--tpu-type=tpu7x-4x4x8", None, 1),
+        ("--tpu-type=tpu7x-4x4x8", 256, 1),
     ],
 )
 def test_kinds_of_tpus_say_how_many_chips_there_are(options: str, devices: int | None, replicate: int) -> None:
@@ -863,3 +863,67 @@ def test_the_training_half_of_slime(loss: str, seq_len: int, is_plain: bool) -> 
 def test_other_layers_than_attention_are_doubted(argument: str) -> None:
     launch = read("run.sh", f"{QWEN3_NEXT} {argument}")
     assert launch.may_be_wrong[0].startswith("the model may be wrong: ")
+
+
+MAXTEXT_SIZES = {
+    "base_num_decoder_layers": ("layers", 16, 24),
+    "base_emb_dim": ("hidden", 2048, 4096),
+    "base_num_query_heads": ("heads", 16, 32),
+    "base_num_kv_heads": ("kv_heads", 16, 8),
+    "base_mlp_dim": ("ffn_hidden", 7168, 9216),
+    "head_dim": ("head_dim", 128, 64),
+}
+"""Keys of MaxText's `base.yml`, the fields that they say, its own sizes and others."""
+
+
+@pytest.mark.parametrize("left_out", [*MAXTEXT_SIZES, "all", "none"])
+def test_sizes_that_a_command_of_maxtext_leaves_out_are_those_of_its_base(left_out: str) -> None:
+    stated = {key: sizes[2] for key, sizes in MAXTEXT_SIZES.items() if left_out not in (key, "all")}
+    settings = " ".join(f"{key}={size}" for key, size in stated.items())
+    launch = read("run.sh", f"python3 MaxText/train.py MaxText/configs/base.yml per_device_batch_size=1 {settings}")
+    for key, (field, usual, _) in MAXTEXT_SIZES.items():
+        assert getattr(launch.model, field) == stated.get(key, usual)
+        assert any(f" {field}={usual}" in sentence for sentence in launch.assumed) == (key not in stated)
+
+
+@pytest.mark.parametrize(
+    ("scale", "sizes"),
+    [
+        (1, (16, 2048, 16, 7168)),
+        (2, (16, 2048, 32, 14336)),
+        (4, (16, 4096, 32, 14336)),
+        (8, (32, 4096, 32, 14336)),
+        (16, (32, 4096, 64, 28672)),
+        (64, (64, 8192, 64, 28672)),
+    ],
+)
+def test_a_scale_of_maxtext_doubles_heads_then_the_width_then_layers(scale: int, sizes: tuple[int, ...]) -> None:
+    launch = read("run.yml", f"base_config: base.yml\nper_device_batch_size: 1\nglobal_parameter_scale: {scale}\n")
+    net: Any = launch.model
+    assert (net.layers, net.hidden, net.heads, net.ffn_hidden) == sizes
+    assert (net.kv_heads, net.head_dim) == (sizes[2], 128)
+
+
+@pytest.mark.parametrize("scale", [0, 3, 12])
+def test_a_scale_of_maxtext_that_is_no_power_of_two_is_refused(scale: int) -> None:
+    with pytest.raises(LaunchFileError, match="global_parameter_scale must be"):
+        read("run.yml", f"per_device_batch_size: 1\nglobal_parameter_scale: {scale}\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [
+        ("v6e-256", 256),
+        ("v6e-16x16", 256),
+        ("v5p-128", 64),
+        ("v5p-4x4x4", 64),
+        ("tpu7x-128", 128),
+        ("tpu7x-4x4x4", 128),
+    ],
+)
+def test_devices_of_a_slice_by_its_name_or_topology(kind: str, devices: int) -> None:
+    train = "python3 -m MaxText.train MaxText/configs/base.yml model_name=llama3.1-8b per_device_batch_size=2"
+    launch = read("run.sh", f'xpk workload create --tpu-type={kind} --num-slices=2 --command="{train}"')
+    assert (launch.devices, launch.global_batch) == (2 * devices, 4 * devices)
+    # A chip of the newest generation is two devices of JAX, and one of the catalog's.
+    assert any("two devices of JAX" in sentence for sentence in launch.may_be_wrong) == kind.startswith("tpu7x")

@@ -219,7 +219,7 @@ def _assumptions(
     assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
     # A model that is given or named has a vocabulary of its own, whatever the tokenizer is called.
     if model is not None and overrides.model is None and "model" not in known:
-        assumed += _assumed_vocabulary(stated)
+        assumed += [*_assumed_sizes(stated, framework_label), *_assumed_vocabulary(stated)]
     if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
         assumed.append(
             f"micro_batch={default_micro_batch} (the file does not state it; --layout micro_batch=N sets another)"
@@ -277,6 +277,19 @@ def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[st
     if not filled:
         return []
     return [f"{', '.join(filled)} ({default_name}'s default{'s' * (len(filled) > 1)})"]
+
+
+_SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden")
+
+
+def _assumed_sizes(stated: Stated, default_name: str) -> list[str]:
+    """A sentence on sizes of the model that the framework fills in."""
+    filled = [
+        f"{name}={stated.defaults[f'model.{name}']}"
+        for name in _SIZES
+        if f"model.{name}" in stated.defaults and f"model.{name}" not in stated.fields
+    ]
+    return [f"a model of {', '.join(filled)} ({default_name}'s own sizes; --model sets others)"] if filled else []
 
 
 def _assumed_vocabulary(stated: Stated) -> list[str]:

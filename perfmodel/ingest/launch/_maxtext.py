@@ -55,6 +55,7 @@ _POLICIES: Final = {
     "save_dot_except_mlp": "full",
     "save_dot_with_context_except_mlp": "full",
     "save_qkv_proj": "full",
+    "proj": "full",
     "save_out_proj": "full",
     "qkv_proj_offloaded": "full",
     "minimal_offloaded": "selective",
@@ -142,7 +143,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         fields["ep_most"] = networks.DEVICES_PER_NODE if slices_are_nodes else _MOST_EXPERT_RANKS
         del fields["ep"]
     elif not open_axes <= {"data", "fsdp"}:
-        raise BadValue(f"sets {', '.join(sorted(open_axes))} to -1; write the degree instead")
+        raise BadValue("must be a degree, because only data, fsdp and expert axes can take what is left; got -1")
     # The fsdp axis shards weights and all that belongs to them, and so does that of experts (`logical_axis_rules` of
     # base.yml: `embed`); without these the data axis may shard optimizer states.
     sharded = bool(open_axes & {"fsdp", "ep"}) or sizes["fsdp"] > 1 or sizes["ep"] > 1
@@ -300,6 +301,13 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
     return {"dtype": _DTYPES.write(fields.get("dtype"))}
 
 
+HALF_CHIPS: Final = "<halves of chips>"
+"""The entry of a slice of TPU7x, whose chips are two devices of JAX each."""
+_OF_HALVES: Final = (
+    "the layout may be wrong: MaxText counts two devices of JAX for every chip of TPU7x, but the prediction counts "
+    "whole chips; give --devices and the degrees of --layout in chips"
+)
+
 _NAMES: Final = tuple(f"{mesh}_{axis}_parallelism" for mesh, axis in product(_MESHES, AXES))
 
 MAXTEXT: Final = LaunchFormat(
@@ -347,6 +355,7 @@ MAXTEXT: Final = LaunchFormat(
         ),
         read_only("context_parallel_load_balance", "cp_balanced", FLAG),
         Rule(keys=("num_vocab_tiling",), read=_tiles),
+        Rule(keys=(HALF_CHIPS,), read=lambda settings: {"doubt.chips": _OF_HALVES}),
         *MODEL,
     ),
     always={

@@ -4,13 +4,14 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import followed_script
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
-from perfmodel.ingest.launch._maxtext import MAXTEXT
+from perfmodel.ingest.launch._maxtext import HALF_CHIPS, MAXTEXT
 from perfmodel.ingest.launch._read_entries import read_yaml
 from perfmodel.ingest.launch.shell import Command
 
@@ -57,12 +58,16 @@ def maxtext_command(
     if slices > 1 and best.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(best):
         # What is left open across slices are copies of what one slice shards.
         best[_COPIES] = Entry(slices, 0)
+    if any(f"{_TWO_DEVICES}-" in word.text for command in script.commands for word in command.argv):
+        best[HALF_CHIPS] = Entry(True, 0)
     return Source(
         place=place, entries=entries | best, notes=(*script.notes, *notes), devices=chips * slices if chips else None
     )
 
 
 _COPIES: Final = "dcn_data_parallelism"
+_TWO_DEVICES: Final = "tpu7x"
+"""The generation of which a chip is two devices of JAX."""
 
 
 def _refuse_benchmark(text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None) -> None:
@@ -100,8 +105,8 @@ def _chips_and_slices(commands: Sequence[Command]) -> tuple[int, int]:
 def _slices(command: Command) -> tuple[int, int] | None:
     """Chips of a slice and slices that a command asks for (`xpk workload create --tpu-type=v6e-256 --num-slices=2`).
 
-    A chip is one device of JAX in these generations. Their names count chips, but for v4 and v5p: these count cores, of
-    which a chip has two (Cloud TPU documentation, "TPU configurations").
+    A chip is one device of JAX in these generations, but two in TPU7x. Names of slices count chips, but for v4, v5p and
+    TPU7x: these count cores, of which a chip has two (Cloud TPU documentation, "TPU configurations").
     """
     options: dict[str, str] = {}
     for i, word in enumerate(command.argv):
@@ -110,12 +115,16 @@ def _slices(command: Command) -> tuple[int, int] | None:
             following = command.argv[i + 1].text if i + 1 < len(command.argv) else ""
             options[name.replace("_", "-")] = value if sign else following
     kind = options.get("--tpu-type", options.get("--device-type", ""))
-    named = re.fullmatch(r"(v4|v5p|v5e|v5litepod|v6e)-(\d+)", kind)
+    named = re.fullmatch(r"(v4|v5p|v5e|v5litepod|v6e|tpu7x)-(\d+(?:x\d+)*)", kind)
     slices = options.get("--num-slices", "1")
     if named is None or not slices.isdecimal():
         return None
+    # A topology counts chips, a plain number what the generation's names count.
+    number = prod(map(int, named[2].split("x")))
+    if "x" in named[2]:
+        return number * (2 if named[1] == _TWO_DEVICES else 1), int(slices)
     cores_of_a_chip = 2 if named[1] in ("v4", "v5p") else 1
-    return int(named[2]) // cores_of_a_chip, int(slices)
+    return number // cores_of_a_chip, int(slices)
 
 
 def _commands_within(argv: list[str]) -> list[list[str]]:

@@ -81,12 +81,68 @@ def _size(settings: Mapping[str, Any], name: str, default: int) -> int:
     return default if value in (None, -1, 0) else WHOLE.read(value)
 
 
-def _layers(settings: Mapping[str, Any]) -> Fields:
-    """Layers of the stack; a block of gemma2 is two of them, one of attention in a window and one in full."""
-    if "base_num_decoder_layers" not in settings:
+_SIZES: Final = {
+    "base_num_decoder_layers": 16,
+    "base_emb_dim": 2048,
+    "base_num_query_heads": 16,
+    "base_num_kv_heads": 16,
+    "base_mlp_dim": 7168,
+    "head_dim": 128,
+}
+"""Sizes of the model in `base.yml`, on which every command and file is based."""
+_FIELDS: Final = {
+    "base_num_decoder_layers": "model.layers",
+    "base_emb_dim": "model.hidden",
+    "base_num_query_heads": "model.heads",
+    "base_num_kv_heads": "model.kv_heads",
+    "base_mlp_dim": "model.ffn_hidden",
+    "head_dim": "model.head_dim",
+}
+_SCALE: Final = "global_parameter_scale"
+_DEFAULTS: Final = {_FIELDS[name]: size for name, size in _SIZES.items()}
+
+
+def _scales(scale: int) -> dict[str, int]:
+    """Factors of the sizes of a model that is enlarged as a whole (`pyconfig.py`, `get_individual_scales`): heads and
+    feed-forward double first, then the width, then the layers."""
+    if scale < 1 or scale & (scale - 1):
+        raise BadValue(f"must be a power of 2, got {scale!r}")
+    base, rest = divmod(scale.bit_length() - 1, 3)
+    wide = 2 ** (base + (rest > 0))
+    return {
+        "base_num_decoder_layers": 2**base,
+        "base_emb_dim": 2 ** (base + (rest > 1)),
+        "base_num_query_heads": wide,
+        "base_num_kv_heads": wide,
+        "base_mlp_dim": wide,
+        "base_moe_mlp_dim": wide,
+    }
+
+
+def _sizes(settings: Mapping[str, Any]) -> Fields:
+    """Sizes of the stack; a block of gemma2 is two layers, one of attention in a window and one in full."""
+    scale = WHOLE.read(settings.get(_SCALE, 1))
+    factors = _scales(scale)
+    fields: Fields = {}
+    for name, field in _FIELDS.items():
+        # Older files count query heads and those of keys together.
+        stated = settings.get(name, settings.get("base_num_heads") if name.endswith("_heads") else None)
+        # What is not stated is `base.yml`'s, but for a scale that enlarges it too.
+        if stated is not None or scale > 1:
+            fields[field] = factors.get(name, 1) * WHOLE.read(_SIZES[name] if stated is None else stated)
+    if settings.get("decoder_block") == "gemma2" and "model.layers" in fields:
+        fields["model.layers"] *= 2
+    return fields
+
+
+def _write_sizes(fields: Fields) -> Mapping[str, Any]:
+    return {name: fields.get(field) for name, field in _FIELDS.items()}
+
+
+def _old_scale(settings: Mapping[str, Any]) -> Fields:
+    if settings["scale"] in (0, 1):
         return {}
-    layers = WHOLE.read(settings["base_num_decoder_layers"])
-    return {"model.layers": 2 * layers if settings.get("decoder_block") == "gemma2" else layers}
+    return {"doubt.scale": f"the model may be wrong: scale {settings['scale']} enlarges it, which is not read"}
 
 
 _PLAIN_BLOCKS: Final = (
@@ -197,6 +253,7 @@ _EXPERT_KEYS: Final = (
     "interleave_moe_layer_step",
     "n_routing_groups",
     "topk_routing_group",
+    "global_parameter_scale",
 )
 
 
@@ -208,6 +265,7 @@ def _experts(settings: Mapping[str, Any]) -> Fields:
     fields: Fields = {"experts.count": count, "experts.topk": _size(settings, "num_experts_per_tok", 1)}
     # The key was renamed; without either, experts are as wide as the dense feed-forward of base.yml.
     width = _size(settings, "base_moe_mlp_dim", _size(settings, "base_moe_dim", _size(settings, "base_mlp_dim", 7168)))
+    width *= _scales(WHOLE.read(settings.get(_SCALE, 1)))["base_moe_mlp_dim"]
     fields["experts.ffn_hidden"] = width
     shared = _size(settings, "shared_experts", 0)
     if shared:
@@ -234,16 +292,6 @@ def _write_experts(fields: Fields) -> Mapping[str, Any]:
     return written
 
 
-def _scaled(settings: Mapping[str, Any]) -> Fields:
-    scale = settings["global_parameter_scale"]
-    if scale == 1:
-        return {}
-    return {
-        "doubt.scale": f"the model may be wrong: global_parameter_scale {scale} enlarges the model, "
-        "and the prediction ignores it"
-    }
-
-
 _CAP: Final = Values(lambda value: NUMBER.read(value) > 0)
 """A limit of logits, of which 0 is none."""
 MODEL: Final = (
@@ -252,16 +300,14 @@ MODEL: Final = (
         read=lambda settings: _named(settings) if "model_name" in settings else {},
     ),
     Rule(
-        keys=("base_num_decoder_layers", "decoder_block"),
-        read=_layers,
-        write=lambda fields: {"base_num_decoder_layers": fields.get("model.layers")},
+        keys=(*_SIZES, "base_num_heads", "decoder_block", _SCALE),
+        read=_sizes,
+        write=_write_sizes,
         optional=("decoder_block",),
+        defaults=_DEFAULTS,
+        fields=("model.",),
     ),
-    key("base_emb_dim", "model.hidden"),
-    key("base_num_query_heads", "model.heads"),
-    key("base_num_kv_heads", "model.kv_heads"),
-    key("head_dim", "model.head_dim"),
-    key("base_mlp_dim", "model.ffn_hidden"),
+    Rule(keys=("scale",), read=_old_scale),
     Rule(keys=("mlp_activations",), read=_activations, write=_write_activations),
     key("vocab_size", "model.vocab", default=32000),
     key("logits_via_embedding", "model.tied_embeddings", words({True: True, False: False}), default=False),
@@ -272,6 +318,5 @@ MODEL: Final = (
     Rule(keys=_EXPERT_KEYS, read=_experts, write=_write_experts),
     Rule(keys=_BLOCK, read=_block),
     Rule(keys=("attention_type", "q_lora_rank", *_LATENT_SIZES), read=_latent),
-    Rule(keys=("global_parameter_scale",), read=_scaled),
 )
 """Rules of the keys that say the model; of several that say the same field the last wins."""
