@@ -58,6 +58,7 @@ Fp8Recipe = Literal[
     "current",
     "tensorwise",
     "rowwise",
+    "rowwise_with_gw_hp",
     "blockwise",
     "mxfp8",
     "nvfp4",
@@ -66,7 +67,8 @@ Fp8Recipe = Literal[
 ]
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
 own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements;
-`aqt`: per row, of integers (github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
+`rowwise_with_gw_hp`: per row, with weight gradients in 16 bits (torchao); `aqt`: per row, of integers
+(github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """The dispatcher that sends tokens to their experts. `alltoall`: sorted into a copy per chosen expert, which an
 all-to-all exchanges, and sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a

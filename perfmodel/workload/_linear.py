@@ -18,6 +18,8 @@ from perfmodel.workload._quantisation import (
     kept_bytes,
     quantised,
     quantised_again,
+    quantised_for_weight_gradient,
+    weight_gradient_dtype,
     widened,
 )
 
@@ -60,9 +62,15 @@ def linear(
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
         backward_weight=(
-            *quantised_again(precision, m, k),
-            *quantised_again(precision, m, n, gradient=True),
-            Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),
+            *quantised_for_weight_gradient(precision, m, n, k),
+            Gemm(
+                dtype=weight_gradient_dtype(precision),
+                m=n,
+                n=k,
+                k=m,
+                pass_="wgrad",
+                accumulate=precision.accumulate,
+            ),
         ),
         forward_comm=forward_comm,
         backward_comm=backward_comm,

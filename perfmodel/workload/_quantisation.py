@@ -1,8 +1,8 @@
 """Kernels that quantise operands of products to 8 or 4 bits, by recipe (`Job.fp8_recipe`).
 
-Every product of a layer's weights runs in the narrow type, forward and both gradients; router, embedding and head stay
-in 16 bits, and so does attention unless it is asked for (`Job.fp8_attention`): Transformer Engine and torchao replace
-the layers' linear modules alone.
+Every product of a layer's weights runs in the narrow type, forward and both gradients (but for one recipe); router,
+embedding and head stay in 16 bits, and so does attention unless it is asked for (`Job.fp8_attention`): Transformer
+Engine and torchao replace the layers' linear modules alone.
 
 A weight is quantised once a step where its narrow copy is kept over micro-batches (Transformer Engine's
 `is_first_microbatch`), which is next to nothing, and maxima are exchanged in one small reduction a step.
@@ -26,6 +26,7 @@ _BYTES: Final = {
     "current": 6.0,
     "tensorwise": 5.0,
     "rowwise": 5.0,
+    "rowwise_with_gw_hp": 5.0,
     "blockwise": 9.0,
     "mxfp8": 5.2,
     "nvfp4": 7.2,
@@ -61,10 +62,15 @@ _GATHERED_BYTES: Final = {
 }
 """Bytes per element of what tensor-parallel ranks gather for a product, with its scales: quantised before it is sent
 (Transformer Engine 2, pytorch/distributed.py `gather_along_first_dim`)."""
-_EACH_PRODUCT: Final = ("tensorwise", "rowwise", "aqt")
+_EACH_PRODUCT: Final = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "aqt")
 """Recipes that quantise both operands anew for each of the three products, in every micro-batch: the weight gradient's
 from what forward kept in 16 bits (torchao 0.8 float8/float8_linear.py `matmul_with_hp_or_float8_args.backward`; AQT
 scales along the contraction, which is another one in each product)."""
+
+
+_WIDE_WEIGHT_GRADIENTS: Final = ("rowwise_with_gw_hp",)
+"""Recipes whose weight gradients are products of 16 bits (torchao 0.8 float8/config.py, LW_AXISWISE_WITH_GW_HP: input
+and gradient keep their precision there; read with times in view)."""
 
 
 def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
@@ -133,6 +139,18 @@ def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: b
     if precision.recipe not in _EACH_PRODUCT:
         return ()
     return quantised(precision, rows, hidden, gradient=gradient)
+
+
+def weight_gradient_dtype(precision: Precision) -> str:
+    """Element type of the products that are gradients of weights."""
+    return precision.wide_dtype if precision.recipe in _WIDE_WEIGHT_GRADIENTS else precision.dtype
+
+
+def quantised_for_weight_gradient(precision: Precision, rows: int, n: int, k: int) -> tuple[MemoryBound, ...]:
+    """The kernels that requantise an input of [rows, k] and a gradient of [rows, n] for the weight gradient."""
+    if precision.recipe in _WIDE_WEIGHT_GRADIENTS:
+        return ()
+    return (*quantised_again(precision, rows, k), *quantised_again(precision, rows, n, gradient=True))
 
 
 def gathered_bytes(precision: Precision) -> float:

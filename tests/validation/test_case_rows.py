@@ -37,6 +37,19 @@ def test_eight_bit_recipes_are_fp8(words, column):
 
 
 @pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        ("fp8 rowwise", "rowwise"),
+        ("float8-rowwise", "rowwise"),
+        ("rowwise_with_gw_hp", "rowwise_with_gw_hp"),
+        ("fp8 rowwise_with_gw_hp, bf16 all-gather", "rowwise_with_gw_hp"),
+    ],
+)
+def test_recipes_per_row_say_what_weight_gradients_are_of(words, recipe):
+    assert read_case(ROW | {"dtype": "fp8", "dtype_recipe": words}).job.narrow.fp8_recipe == recipe
+
+
+@pytest.mark.parametrize(
     ("words", "dtype"),
     [("bf16 (pure bf16 assumed)", "bf16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("half", "fp16"),
      ("fp32", "fp32"), ("tf32", "tf32")],

@@ -208,6 +208,20 @@ def test_recipes_differ_by_what_quantising_moves():
     assert rowwise > plain * 5 / 3
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-6.7b"])
+def test_weight_gradients_of_16_bits_are_not_quantised(name):
+    """torchao float8/config.py, LW_AXISWISE_WITH_GW_HP."""
+    job = Job(global_batch=1, seq_len=4096, dtype="fp8", fp8_recipe="rowwise")
+    narrow, wide = (layer_of(name, replace(job, fp8_recipe=r)) for r in ("rowwise", "rowwise_with_gw_hp"))
+    assert (wide.forward, wide.backward_input) == (narrow.forward, narrow.backward_input)
+    assert any(is_cast(op) for op, _ in narrow.backward_weight)
+    assert not any(is_cast(op) for op, _ in wide.backward_weight)
+    products = [[(op, n) for op, n in one.backward_weight if op.family == "gemm"] for one in (narrow, wide)]
+    assert [(replace(op, dtype="bf16"), n) for op, n in products[0]] == products[1]
+    # the weight gradient's operand is kept in 16 bits either way
+    assert wide.saved_bytes == narrow.saved_bytes
+
+
 def test_the_head_stays_in_16_bits():
     job = Job(global_batch=1, seq_len=4096, dtype="fp8")
     (head,) = (b for b, _ in blocks(model("llama3-8b"), job, Shard()) if b.name == "head")

@@ -39,6 +39,7 @@ _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "blockwise": "blockwise",
     "fp8 blockwise": "blockwise",
     "rowwise": "rowwise",
+    "rowwise with wide weight gradients": "rowwise_with_gw_hp",
     "fp8 rowwise": "rowwise",
     "tensorwise": "tensorwise",
     "fp8 tensorwise": "tensorwise",
