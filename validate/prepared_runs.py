@@ -120,6 +120,23 @@ def experts(row: Row) -> Row:
     return found
 
 
+def overlap(row: Row) -> Row:
+    """Communication that runs beside kernels: none where notes say `no comm overlap`.
+
+    What the README of Megatron-LM times overlaps by `--tp-comm-overlap` as well (NVIDIA/Megatron-LM README.md of Core
+    0.8, Training Speed and Scalability; read with times in view), which its rows leave out.
+    """
+    if "no comm overlap" in _words(row, "notes").lower():
+        return {
+            "layout.tp_overlap": "false",
+            "layout.overlap_grad_reduce": "false",
+            "layout.overlap_param_gather": "false",
+        }
+    page = _words(row, "url_or_repo")
+    of_readme = "NVIDIA/Megatron-LM@" in page and "README performance section" in page
+    return {"layout.tp_overlap": "true"} if of_readme and int(row.get("tp") or 1) > 1 else {}
+
+
 def recipe(row: Row) -> Row:
     """The release of the recipe that the row's settings are of: of the framework, by the notes (`release 26.04`), or of
     the launch scripts, by the tag of the page; `default` where recipes have none."""
@@ -218,6 +235,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     dense_layers,
     decoder_length,
     experts,
+    overlap,
     recipe,
     batch_per_replica,
     shards,

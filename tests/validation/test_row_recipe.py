@@ -208,6 +208,30 @@ def test_scripts_of_a_benchmark_tell_what_their_page_leaves_out(
     assert (prepared_row["job.saves_gathered_weights"], prepared_row["recompute"]) == settings
 
 
+@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize(
+    ("page", "notes", "tp_overlaps", "gradients_overlap"),
+    [
+        ("MooreThreads/SimuMax@4dc:docs/b200.json", "Megatron-LM 0.14, no comm overlap, fp32", False, False),
+        ("github NVIDIA/Megatron-LM@core_v0.15.3:t.png (README performance section)", "", True, True),
+        ("github NVIDIA/Megatron-LM@core_v0.15.3:docs/other.md", "", None, True),
+    ],
+)
+def test_pages_and_notes_tell_what_communication_overlaps(
+    tp: int, page: str, notes: str, tp_overlaps: bool | None, gradients_overlap: bool
+) -> None:
+    row = ROW | {"url_or_repo": page, "notes": notes, "tp": tp, "dp": 8 // tp, "framework": "megatron-core@2025"}
+    row |= {"n_devices": 8, "pp": 1, "sharding": "overlapped grad reduce and param gather"}
+    row |= dict.fromkeys(("layout.tp_overlap", "layout.overlap_grad_reduce"))
+    if not gradients_overlap:
+        row["sharding"] = None
+    (prepared_row,) = rows_of(prepare(pd.DataFrame([row])))
+    case = read_case(prepared_row)
+    assert ("tp_overlap" in case.stated) == (tp_overlaps is not None and (tp > 1 or tp_overlaps is False))
+    assert case.layout.tp_overlap == bool(tp_overlaps and tp > 1)
+    assert case.layout.overlap_grad_reduce == gradients_overlap
+
+
 def test_memory_that_torchtitan_and_kempnerforge_log_is_in_gib() -> None:
     rows = [
         {"notes": "", "memory_unit": "GB", "memory_kind": kind, "framework": framework}
