@@ -43,8 +43,10 @@ def _take_loaded_classes(package: str, source_of: Mapping[str, tuple[str, str]])
 
     door = sys.modules[package]
     for name, (module, name_there) in source_of.items():
-        # A module that is still being imported may lack the name.
-        value = getattr(sys.modules.get(module), name_there, None)
+        # A module that is still being imported may lack the name. One whose names are lazy is not asked for more than
+        # it has: the question would import the module behind the name.
+        present = vars(sys.modules[module]) if module in sys.modules else {}
+        value = present.get(name_there)
         if isinstance(value, type):
             setattr(door, name, value)
     shorten_reprs(package)

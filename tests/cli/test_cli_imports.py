@@ -36,9 +36,18 @@ def test_commands_that_predict_nothing_do_without_jax(argv: list[str]) -> None:
     assert not modules & {"jax", "flax", "torch", "matplotlib", "scipy"}
 
 
-def test_a_prediction_loads_neither_tables_nor_optimisers() -> None:
-    argv = ["predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--layout", "tp=4,dp=2", "--global-batch", "8"]
-    code = f"from perfmodel.cli import main\nassert not main({argv!r})\nimport sys; print('modules', *sys.modules)"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from perfmodel.cli import main\n"
+        "assert not main('predict --model llama3-8b --cluster dgx-h100 --layout tp=4,dp=2 --global-batch 8'.split())",
+        "import perfmodel as pm\nprint(pm.predict('llama3-8b', 'dgx-h100', tp=4, dp=2, global_batch=8))",
+        "import perfmodel as pm\npm.step_time_function('llama3-8b', 'dgx-h100', 'tp=4,dp=2', global_batch=8)",
+    ],
+    ids=["shell", "Python", "gradient"],
+)
+def test_a_prediction_loads_neither_tables_nor_optimisers(code: str) -> None:
+    code = f"{code}\nimport sys; print('modules', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.rsplit("modules", 1)[1].split())
     heavy = {"flax", "optax", "pandas", "matplotlib", "torch", "scipy.linalg", "scipy.optimize", "scipy.stats"}

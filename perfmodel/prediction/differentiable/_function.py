@@ -125,7 +125,7 @@ def between_sizes(
 @partial(jax.jit, static_argnums=0)
 def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
     of_programs, nominal, log_sizes = tables
-    rates = jnp.log(jnp.stack(relative_rates(x, nominal)))
+    rates = jnp.log(relative_rates(x, nominal))
     # Collectives have no factor: their family is the one behind all others.
     factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
     times = programs.times(of_programs, x, rates, factors)

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.ops import Collective, KernelOp, Op
@@ -108,13 +109,17 @@ class Prices(NamedTuple):
         return self.time_s * law * factors[self.family]
 
 
-def relative_rates(parameters: StepParameters, nominal: StepParameters) -> list[Any]:
+def relative_rates(parameters: StepParameters, nominal: StepParameters) -> Float[Array, " rates"]:
     """Rates relative to the nominal ones, in the order of `machines` (of latencies the inverse)."""
-    ratios = [parameters.compute_flops_per_s[name] / rate for name, rate in nominal.compute_flops_per_s.items()]
-    ratios.append(parameters.memory_bytes_per_s / nominal.memory_bytes_per_s)
-    ratios.extend(parameters.link_bytes_per_s / nominal.link_bytes_per_s)
-    ratios.extend(nominal.link_latency_s / parameters.link_latency_s)
-    return ratios
+    # One quotient of all rates: a compiler makes a kernel for each operation on a single number.
+    ratios = _rates(parameters) / _rates(nominal)
+    return jnp.concatenate([ratios, nominal.link_latency_s / parameters.link_latency_s])
+
+
+def _rates(parameters: StepParameters) -> Float[Array, " rates"]:
+    """Peak rates by element type, memory bandwidth, and bandwidths of the network's levels."""
+    by_type = [parameters.compute_flops_per_s[name] for name in sorted(parameters.compute_flops_per_s)]
+    return jnp.hstack([*by_type, parameters.memory_bytes_per_s, parameters.link_bytes_per_s])
 
 
 def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
