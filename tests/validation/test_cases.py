@@ -132,6 +132,8 @@ def test_ranks_of_experts_are_read_or_follow(cells, etp):
         ("selective", "selective core_attn", "selective"), ("selective", "selective core_attn+layernorm", "selective"),
         ("selective", "selective moe_act", "selective"), (None, "remat_policy full", "full"),
         (None, "remat_policy save_dot_except_mlpwi", "none"), ("full", "full per block", "full"),
+        (None, "remat_policy minimal", "selective"), ("minimal_flash", None, "selective"),
+        ("minimal_offloaded", None, "selective"), (None, "remat_policy none", "none"),
         ("none", "none", "none"),
     ],
 )  # fmt: skip
@@ -144,6 +146,21 @@ def test_details_of_recomputation_name_what_is_repeated():
     row = KORTHIKANTI_22B | {"recompute": "selective", "recompute_detail": "selective moe_act+core_attn"}
     assert set(read_case(row).job.activations.recompute_modules) == {"moe_act", "core_attn"}
     assert read_case(KORTHIKANTI_22B).job.activations.recompute_modules == ("core_attn",)
+
+
+@pytest.mark.parametrize(
+    ("policy", "repeats_attention"),
+    [("minimal", True), ("minimal_offloaded", True), ("minimal_flash", False), ("minimal_with_context", False)],
+)
+def test_policies_that_keep_products_repeat_what_is_between_them(policy: str, repeats_attention: bool) -> None:
+    modules = read_case(KORTHIKANTI_22B | {"recompute": policy}).job.activations.recompute_modules
+    assert {"layernorm", "mlp_act"} <= set(modules)
+    assert ("core_attn" in modules) == repeats_attention
+
+
+def test_a_policy_that_keeps_products_on_the_host_copies_all_layers_but_the_last() -> None:
+    case = read_case(KORTHIKANTI_22B | {"recompute": "minimal_offloaded", "framework": "maxtext@2024"})
+    assert (case.layout.recompute, case.layout.offload_layers) == ("selective", case.model.layers - 1)
 
 
 def test_a_policy_that_repeats_one_product_counts_as_that_share_of_the_layers():

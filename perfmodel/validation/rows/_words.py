@@ -117,7 +117,9 @@ _RECOMPUTE_MODES: Final = {
     "policy full": "full",
     "policy custom": "full",
     "policy none": "none",
-    "policy offload": "none",
+    "policy products": "selective",
+    "policy products and attention": "selective",
+    "policy offload": "selective",
     "policy feed-forward": "none",
 }
 
@@ -175,13 +177,27 @@ def leaves_policy_open(row: Row) -> bool:
     return says_custom and not text(row, "recompute_detail")
 
 
+_BETWEEN_PRODUCTS: Final[tuple[RecomputeModule, ...]] = ("layernorm", "mlp_act", "moe_act")
+"""What a layer computes between products of weights and attention."""
+_POLICY_MODULES: Final[dict[str, tuple[RecomputeModule, ...]]] = {
+    "policy products": ("core_attn", *_BETWEEN_PRODUCTS),
+    "policy products and attention": _BETWEEN_PRODUCTS,
+    "policy offload": ("core_attn", *_BETWEEN_PRODUCTS),
+}
+"""Modules that JAX's policies repeat which keep results of products with weights (JAX documentation,
+`jax.checkpoint_policies`: checkpoint_dots_with_no_batch_dims), on the device or on the host. Products of attention have
+batch dimensions."""
+
+
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
     """Return the modules of `selective` recomputation in Megatron-Core's names; empty if not stated."""
     readings = _recompute_readings(row)
-    named = (
+    named: tuple[str, ...] = (
         *readings[0].all_of(*get_args(RecomputeModule)),
         *readings[1].all_of(*get_args(RecomputeModule)),
     )
+    for reading in readings:
+        named += _POLICY_MODULES.get(reading.first(*_POLICY_MODULES), ())
     return tuple(module for module in get_args(RecomputeModule) if module in named)
 
 

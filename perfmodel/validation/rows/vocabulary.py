@@ -168,10 +168,9 @@ RECOMPUTE: Final = (
         "policy full",
     ),
     Phrase(r"(?:remat_policy )?custom", "policy custom"),
-    Phrase(
-        r"(?:remat_policy )?minimal(?:_flash|_with_context)?|remat_policy save_dot_except_logits|remat_policy none",
-        "policy none",
-    ),
+    Phrase(r"(?:remat_policy )?minimal|remat_policy save_dot_except_logits", "policy products"),
+    Phrase(r"(?:remat_policy )?minimal_(?:flash|with_context)", "policy products and attention"),
+    Phrase(r"remat_policy none", "policy none"),
     Phrase(r"(?:remat_policy )?minimal_offloaded", "policy offload"),
     Phrase(r"remat_policy \S*except\S*(?:mlpwi|ffn1)", "policy feed-forward"),
     Phrase(r"not stated|kind not stated"),
