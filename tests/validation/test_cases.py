@@ -131,7 +131,7 @@ def test_ranks_of_experts_are_read_or_follow(cells, etp):
     [
         ("selective", "selective core_attn", "selective"), ("selective", "selective core_attn+layernorm", "selective"),
         ("selective", "selective moe_act", "selective"), (None, "remat_policy full", "full"),
-        (None, "remat_policy save_dot_except_mlpwi", "none"), ("full", "full per block", "full"),
+        (None, "remat_policy save_dot_except_mlpwi", "selective"), ("full", "full per block", "full"),
         (None, "remat_policy minimal", "selective"), ("minimal_flash", None, "selective"),
         ("minimal_offloaded", None, "selective"), (None, "remat_policy none", "none"),
         ("none", "none", "none"),
@@ -163,14 +163,11 @@ def test_a_policy_that_keeps_products_on_the_host_copies_all_layers_but_the_last
     assert (case.layout.recompute, case.layout.offload_layers) == ("selective", case.model.layers - 1)
 
 
-def test_a_policy_that_repeats_one_product_counts_as_that_share_of_the_layers():
-    row = KORTHIKANTI_22B | {"recompute": None}
-    of = {
-        policy: read_case(row | {"recompute_detail": f"remat_policy {policy}"}).layout.recompute_full_layers
-        for policy in ("save_dot_except_mlpwi", "save_dot_except_logits_ffn1", "minimal")
-    }
-    third = (read_case(row).model.layers // 3,)
-    assert of == {"save_dot_except_mlpwi": third, "save_dot_except_logits_ffn1": third, "minimal": None}
+@pytest.mark.parametrize("policy", ["save_dot_except_mlpwi", "save_dot_except_logits_ffn1"])
+def test_a_policy_that_keeps_all_but_the_first_products_of_a_feed_forward_repeats_that(policy: str) -> None:
+    case = read_case(KORTHIKANTI_22B | {"recompute": None, "recompute_detail": f"remat_policy {policy}"})
+    assert case.layout.recompute_full_layers is None
+    assert set(case.job.activations.recompute_modules) == {"core_attn", "layernorm", "mlp"}
 
 
 def test_a_run_that_cannot_have_fitted_otherwise_recomputed():

@@ -139,9 +139,11 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     # Where the data sheet has no host link, nobody knows what copies to the host cost, so they are left out.
     unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
     if offloads_activations(row) and not unknown_offload:
-        # All layers but one: the backward of the last one begins at once.
-        in_pipeline = spread.pp > 1 or not isinstance(model, Transformer)
-        layout_text += ",offload=true" if in_pipeline else f",offload_layers={model.layers - 1}"
+        if isinstance(model, Transformer) and spread.pp == 1:
+            # All layers but one: the backward of the last one begins at once.
+            layout_text += f",offload_layers={model.layers - 1}"
+        else:
+            layout_text += ",offload=true"
     layout_text = with_layout_keys(layout_text, keys.get("layout", {}), run_name)
     layout, _ = run_framework.layout(layout_text, model)
     if layout.devices != count(row, "n_devices", layout.devices):

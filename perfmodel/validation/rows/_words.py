@@ -120,7 +120,7 @@ _RECOMPUTE_MODES: Final = {
     "policy products": "selective",
     "policy products and attention": "selective",
     "policy offload": "selective",
-    "policy feed-forward": "none",
+    "policy feed-forward": "selective",
 }
 
 
@@ -144,8 +144,6 @@ def recompute_of(row: Row) -> str:
 def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
     """Number of fully recomputed layers per stage in a row's words (`full block 21 layers`, `every 2nd layer`); None if
     not stated.
-
-    A JAX policy that keeps all but the feed-forward's first products repeats as much as so many layers in full.
     """
     if not isinstance(model, Transformer):
         return None
@@ -157,12 +155,6 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
         every = reading.figure("every")
         if every:
             return round(-(-model.layers // stages) / every)
-
-    # The policy repeats the first of a layer's products, which is the share `first` of its work.
-    if stages == 1 and any(reading.says("policy feed-forward") for reading in readings):
-        first = model.ffn_hidden * (2 if model.block.gated_ffn else 1)
-        other_products = model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim
-        return round(first / (first + other_products) * model.layers)
     return None
 
 
@@ -183,6 +175,8 @@ _POLICY_MODULES: Final[dict[str, tuple[RecomputeModule, ...]]] = {
     "policy products": ("core_attn", *_BETWEEN_PRODUCTS),
     "policy products and attention": _BETWEEN_PRODUCTS,
     "policy offload": ("core_attn", *_BETWEEN_PRODUCTS),
+    # A compiler leaves out the feed-forward's last product, whose result nothing needs.
+    "policy feed-forward": ("core_attn", "layernorm", "mlp"),
 }
 """Modules that JAX's policies repeat which keep results of products with weights (JAX documentation,
 `jax.checkpoint_policies`: checkpoint_dots_with_no_batch_dims), on the device or on the host. Products of attention have
