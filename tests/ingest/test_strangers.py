@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, export_launch, parse_launch, read_launch, shape
 from perfmodel.prediction import predict
@@ -787,6 +788,24 @@ def test_tokenizers_say_the_vocabulary(tokenizer: str, words: int) -> None:
     launch = launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))
     assert model(launch).vocab == words
     assert not any("it names no tokenizer" in line for line in launch.assumed)
+
+
+ROUNDED_UP = ("gpt", "llama-like", "mpt", "pythia")
+"""Models whose embeddings are rounded up from a tokenizer's vocabulary, each in its own way."""
+
+
+def test_names_of_models_say_the_vocabulary_that_they_have() -> None:
+    read = 0
+    for name in catalog.models():
+        net = catalog.model(name)
+        if not isinstance(net, Transformer) or name.startswith(ROUNDED_UP):
+            continue
+        tokenizer = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model hub/{name}"
+        launch = launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))
+        if any(f"as the tokenizer hub/{name} has" in line for line in launch.assumed):
+            read += 1
+            assert model(launch).vocab == net.vocab, name
+    assert read > 100
 
 
 @pytest.mark.parametrize("tokenizer", ["", "--tokenizer-model $TOKENIZER", "--tokenizer-type SentencePieceTokenizer"])
