@@ -146,7 +146,7 @@ class Selection:
         return self.beliefs.measured
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per round: measurements, and the widest interval over the layouts."""
+        """Return one row per round: the measurements so far, and the widest interval of any layout."""
         import pandas as pd
 
         rows = [{"measurements": r.measurements, "half_width": float(r.half_width.max())} for r in self.rounds]
@@ -248,7 +248,7 @@ def select(
 
 
 def selection_text(selection: Selection) -> str:
-    """Text with measurements and the widest interval per round, and why it stopped."""
+    """Format the measurements and the widest interval of each round, and the reason why the selection stopped."""
     last = selection.rounds[-1]
     lines = [f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}" for r in selection.rounds]
     lines.append(f"{selection.reason} after {last.measurements} measurements")

@@ -32,7 +32,7 @@ class EventTimes:
         return cls(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
 
     def rows(self) -> Iterator[tuple[float, float, float, str]]:
-        """Inverse of `of_rows`."""
+        """Return the times as rows, from which `of_rows` makes them again."""
         return zip(self.time_s.tolist(), self.lo_s.tolist(), self.hi_s.tolist(), self.provenance, strict=True)
 
     @classmethod

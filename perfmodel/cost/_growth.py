@@ -154,12 +154,15 @@ def _least(log_s: Grid, axes: Iterable[int]) -> Grid:
 
 
 def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] = ()) -> Grid:
-    """Times of kernels made to grow by nothing at least and by half at most for every doubling along some axes (by
-    default all), in logarithms: each is the mean of the most and the least that all others leave it, first among the
-    measured ones, between which the others then stay. Growing times are left as they are.
+    """Adjust log times so that a kernel of twice the work takes between one and two times as long.
 
-    Monotone in every time, and moved with all of them. Both bounds are such times themselves (the largest and the
-    smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence their mean is, and what is cut at them.
+    The work doubles from kernel to kernel along `axes` (all axes by default). Every time becomes the mean of the
+    longest and the shortest time that all others allow. This is done for the measured times first, and the others are
+    then kept between them. Times that already grow this way are unchanged.
+
+    The result is monotone in every time, and a common factor on all times carries over to it. Both bounds grow as
+    required (they are the largest and the smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence so do
+    their mean and a time that is clipped to them.
     """
     axes = axes or range(log_s.ndim)
     grown = (_most(log_s, axes) + _least(log_s, axes)) / 2

@@ -211,7 +211,7 @@ def _jitter(dist: Any, torch: Any) -> float:
 
 
 def spread(rounds: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of rows whose means, and columns whose medians, are of no matter.
+    """Standard deviation after the mean of each row and the median of each column are subtracted.
 
     Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
     """

@@ -43,7 +43,7 @@ class Replay:
         return compile_structure(self.structure)
 
     def of(self, kind: str) -> Float[np.ndarray, " classes"]:
-        """Mask of the collectives of a kind (`send_recv`: both sides of messages)."""
+        """Mark the collectives of a kind (`send_recv`: both sides of messages)."""
         return np.array([float(bool(k) and kind in (k, delayed_as(k))) for k in self.kinds])
 
     def time_s(self, kind: str = "", delay_s: float = 0.0) -> float:

@@ -28,15 +28,15 @@ def extend(function: Function) -> Builder:
 
 @dataclass(frozen=True)
 class RankValues:
-    """What the ranks of a program hold that is written down for one of them: its collectives have `replicas`."""
+    """The values of a program that is written for one of several ranks, and which of them differ between ranks."""
 
     ranks: int
     varying: frozenset[str]
-    """Values that differ from rank to rank; of the others all ranks hold the same."""
+    """Values that differ from rank to rank; all ranks hold the same copy of the others."""
 
     @classmethod
     def of(cls, program: Program, ranks: int, sharded: Container[str]) -> Self:
-        """Follow the inputs of which every rank holds its own part through a program."""
+        """Find the values that differ between ranks, starting from the inputs in `sharded`."""
         varying: set[str] = set()
         for tensor in program.inputs:
             if tensor.name in sharded:

@@ -141,7 +141,7 @@ def parse_function(text: str) -> Function:
 
 
 def parse_program(text: str) -> Program:
-    """A function with the whole tensors that stand below it; without them, all inputs are data (`undistributed`).
+    """Parse a function and the whole tensors below it; without these, all inputs are data (`undistributed`).
 
     Raises:
         PerfModelError, ProgramError: as `parse`; a whole tensor of which a piece is no part.

@@ -130,7 +130,8 @@ def cross_entropy(m: Builder, logits: str, labels: str) -> str:
 
 
 def surprise(m: Builder, logits: str, labels: str) -> str:
-    """log(sum(exp(logits))) - logits[label] along the last axis, which stays with size 1; in range by its maximum."""
+    """log(sum(exp(logits))) - logits[label] along the last axis, which stays with size 1; the maximum is subtracted
+    first, so that nothing overflows."""
     last = m.types[logits].rank - 1
     # The maximum keeps exp in range and cancels in the result. In these pieces each step can run on a slice of the
     # vocabulary (maximum and sum are all-reduced), as in Megatron-LM's vocabulary-parallel loss.

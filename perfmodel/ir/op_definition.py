@@ -196,7 +196,7 @@ def operands(count: int, inputs: Tensors) -> None:
 
 
 def required(attributes: Values, name: str, kind: type | tuple[type, ...]) -> Any:
-    """An attribute that must be there and of a type."""
+    """Return an attribute; raise `RuleError` unless it is present and of the given type."""
     value = attributes.get(name)
     # In Python `True` is an integer; in an attribute it is a slip.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
@@ -206,7 +206,7 @@ def required(attributes: Values, name: str, kind: type | tuple[type, ...]) -> An
 
 
 def required_dtype(attributes: Values) -> str:
-    """Return attribute `dtype`, which must be there and known."""
+    """Return the attribute `dtype`; raise `RuleError` unless it is a known type."""
     dtype = required(attributes, "dtype", str)
     if dtype not in ITEM_BYTES:
         raise RuleError(f"unknown dtype {dtype!r}; known: {', '.join(ITEM_BYTES)}")
@@ -214,7 +214,7 @@ def required_dtype(attributes: Values) -> str:
 
 
 def require_gradient_of(out: Tensor, gradient: Tensor) -> None:
-    """Raise `RuleError` unless a gradient has the shape of what it is the gradient by."""
+    """Raise `RuleError` unless a gradient has the shape of the value that it belongs to."""
     if gradient.shape != out.shape:
         raise RuleError(f"the gradient must have the shape {out.shape} of the output, got {gradient.shape}")
 

@@ -186,7 +186,7 @@ class RemainingTime:
         self._started_s = now_s
 
     def device_s(self) -> float:
-        """Device-seconds until the plan is done, the running row in full."""
+        """Device-seconds until the plan is done; the current row counts in full."""
         rest = [*self._left.values(), *([self._current] if self._current else [])]
         return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in rest)
 
@@ -241,7 +241,7 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
 
 
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:
-    """Seconds of the plan's ops that the plan's tables in `folder` hold, measured undisturbed in the usual state."""
+    """Seconds of the plan's ops in the tables of `folder`, if they were measured undisturbed in the usual state."""
     rows_by_key = kept_rows(plan, Path(folder))
     seconds = {}
     for point in (*plan.kernel_points, *plan.collective_points):

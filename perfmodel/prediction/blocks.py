@@ -98,7 +98,7 @@ class ShardBlocks:
         return np.array([block.frozen_params for block in self.blocks], float) + np.array(tied, float)
 
     def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
-        """The blocks with only a share of the casts launched."""
+        """Return the blocks with only a share of the casts launched as kernels."""
         cast = np.array([is_cast(op) for op in self.ops], bool)
         launched = np.where(cast, self.launched * share, self.launched)
         further = []

@@ -162,7 +162,8 @@ class PhaseTimes:
         return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
 
     def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
-        """Share of every phase that shows: all of it, or of a pass beside another what `paired` leaves of it."""
+        """Exposed share of every phase: all of it, or for a pass that runs beside another one the share that `paired`
+        leaves."""
         if not paired:
             return np.ones_like(self.phase_s)
         return self.paired.phase_s / np.maximum(self.phase_s, 1e-300)

@@ -153,7 +153,7 @@ class PassClasses:
 
 
 class DistinctPasses(NamedTuple):
-    """Classes of which no two run through the same blocks alike, as `passes_s` takes them."""
+    """Classes of passes without duplicates: no two run through the same blocks equally often."""
 
     weights: dict[Variant, Float[np.ndarray, "passed_blocks distinct"]]
     """See `PassClasses.weights`."""
@@ -221,7 +221,7 @@ def in_classes(
     segment: Int[np.ndarray, " classes"],
     amounts: Float[Any, "stages segments *some"],
 ) -> Float[Any, "classes *some"]:
-    """Amount in the part of the model that each class is of: a segment, or all segments of a stage (`WHOLE`)."""
+    """Amount in each class's part of the model: one segment, or all segments of a stage (`WHOLE`)."""
     xp = amounts.__array_namespace__()
     is_whole_stage = (segment == WHOLE).reshape(-1, *[1] * (amounts.ndim - 2))
     return xp.where(is_whole_stage, amounts.sum(axis=1)[stage], amounts[stage, segment])

@@ -106,7 +106,7 @@ class Placement:
         return prod(axis.ranks for axis in self.axes)
 
     def times(self, replicas: int, layout: Layout) -> "Placement":
-        """The group joined with those of the pipeline ranks that hold replicas of the stage.
+        """Join the group with the groups of the pipeline ranks that hold replicas of the stage.
 
         Replicas are taken to be evenly spread over the pipeline (those of Chimera lie opposite each other).
         """

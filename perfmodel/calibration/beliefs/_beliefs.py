@@ -121,7 +121,7 @@ class Beliefs:
     groups: Mapping[str, Group] = field(default_factory=dict)
 
     def log_time(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        """Expected log seconds; for a measured op, its measurement."""
+        """Expected log seconds of each op; for an op that was measured, the measurement."""
         result = np.log(self.base(ops))
         for name, part in self.locate(ops).items():
             if name in self.groups:
@@ -132,7 +132,7 @@ class Beliefs:
         return result
 
     def locate(self, ops: Sequence[Op]) -> Events:
-        """Return what covariances need to know of `ops`."""
+        """Group `ops` and find the points from which their covariances are computed."""
         events = {}
         for name, index in by_group(ops).items():
             group_ops = [ops[i] for i in index]
@@ -183,7 +183,7 @@ def prior(kinds: Sequence[Component]) -> Hyperparameters:
 
 
 def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier: Beliefs | None = None) -> Beliefs:
-    """Beliefs given measured seconds.
+    """Return the beliefs after conditioning on measured seconds.
 
     Args:
         earlier: beliefs whose hyperparameters are kept for groups that have grown by less than half.

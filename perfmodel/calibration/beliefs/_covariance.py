@@ -223,12 +223,12 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
 
 
 def pack(hyper: Hyperparameters) -> np.ndarray:
-    """One vector, for the search."""
+    """Join the hyperparameters to one vector, for the optimiser that searches them."""
     return np.concatenate([hyper.variance, *hyper.length, [hyper.noise, hyper.noise_short]])
 
 
 def unpack(components: Sequence[Component], vector: np.ndarray) -> Hyperparameters:
-    """Inverse of `pack`."""
+    """Split a vector of `pack` into hyperparameters."""
     count = len(components)
     splits = np.cumsum([len(c.along) for c in components])[:-1]
     lengths = np.split(vector[count:-2], splits)

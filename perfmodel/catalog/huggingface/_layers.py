@@ -154,7 +154,7 @@ class LayerLists:
 
 
 def listed_layers(config: Mapping[str, Any], fields: Fields, place: str) -> Fields:
-    """Fields of a model with the lists that its configuration has of its layers, whatever its family.
+    """Read the per-layer lists of a configuration, which every family may have, as fields of a model.
 
     Raises:
         PerfModelError: a list is malformed, has another length than there are layers, or a word that is not known.

@@ -92,7 +92,7 @@ class PriceQuery:
         return replace(self, rows=rows)
 
     def of_query(self, fact: Callable[[Query], Any]) -> np.ndarray:
-        """A fact of every row's query [n]."""
+        """Read an attribute of each row's query, as an array [n]."""
         return np.array([fact(query) for query in self.queries])[self.query]
 
     def combinations(self) -> tuple[list[tuple[Query, KernelKind]], np.ndarray]:

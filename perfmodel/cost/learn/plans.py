@@ -171,8 +171,8 @@ def make_plan(
 
 
 def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
-    """The most measured part of a device's die; where none was measured the catalog's largest part of it, or the
-    device itself if none is larger: what others' kernels say of it stays as it is where its figures are changed."""
+    """The device of the same die with the most measured rows; without any, the catalog's largest part of the die, or
+    else the device itself."""
     of_die = [s for s in stacks if s.figures.same_die(figures)]
     if of_die:
         return max(of_die, key=lambda s: sum(s.kinds.values())).figures

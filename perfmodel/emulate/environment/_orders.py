@@ -127,7 +127,7 @@ class Call:
 
 
 def delayed_as(kind: str) -> str:
-    """The kind under which a call's delay is known, one of `DELAYED`."""
+    """Map a call's kind to the kind of `DELAYED` whose delay applies to it."""
     return "send_recv" if kind in _SIDES else kind
 
 
@@ -187,14 +187,14 @@ class Conditions:
         return max(0.0, (self._factors[emulated] - 1) * (issued_s - self._together_s))
 
     def together(self, end_s: float) -> None:
-        """Note that this rank has waited for a collective: all ranks are at one point, and compute anew."""
+        """Record that all ranks met in a collective; compute times after it draw new random factors."""
         # Each stretch between common moments draws new factors.
         if end_s > self._together_s:
             self._together_s = end_s
             self._factors.clear()
 
     def check_alive(self, members: tuple[int, ...], what: str) -> None:
-        """Raises `EmulationError` for a collective with an emulated rank that has died by then."""
+        """Raise `EmulationError` if an emulated rank of the collective has died."""
         orders = self._orders
         if orders.fail_rank < 0:
             return

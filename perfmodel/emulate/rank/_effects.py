@@ -156,7 +156,7 @@ def type_of(tensors: Sequence[Tensor]) -> str:
 
 
 def device_module(dtype: str) -> Any:
-    """torch's module of the device that tensors are on, by what `type_of` says of them; None for the CPU."""
+    """Return torch's module for the device of the tensors that `type_of` describes; None for the CPU."""
     kind = dtype.split()[0]
     return torch.get_device_module(kind) if " " in dtype and kind != "sparse" else None
 

@@ -78,11 +78,11 @@ class Record:
         self.marks.append((name, time.perf_counter(), self.thread_s(), time.process_time()))
 
     def thread_s(self) -> float:
-        """Processor time of the calling thread, without what it was lent for collectives."""
+        """Processor time of the calling thread, without the time that it spent on emulated collectives."""
         return time.thread_time() - self._served_s.get(threading.get_ident(), 0.0)
 
     def served(self, core_s: float) -> None:
-        """Note that the calling thread spent processor time as the collective library would have."""
+        """Record processor time that the calling thread spent in place of the collective library."""
         thread = threading.get_ident()
         self._served_s[thread] = self._served_s.get(thread, 0.0) + core_s
 

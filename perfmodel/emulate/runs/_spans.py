@@ -172,18 +172,18 @@ class User(NamedTuple):
 
 
 def users_of(calls: "pd.DataFrame") -> list[User]:
-    """Collectives as they were recorded."""
+    """Convert recorded calls to the intervals in which collectives used the core."""
     rows: Any = calls.itertuples()
     return [User(max(row.start_s, row.issued_s), row.end_s, row.core_s) for row in rows]
 
 
 def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
-    """Seconds of the core that the users leave in an interval; the inverse of `done_at_s`."""
+    """Seconds of the core that the users leave free in an interval; inverse of `done_at_s`."""
     return sum((high - low) * _left(low, users) for low, high in pairwise(_moments_s(start_s, end_s, users)))
 
 
 def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
-    """Return when work that begins at `start_s` is done, given what the users leave of the core."""
+    """Return the end of work that begins at `start_s`, on the share of the core that the users leave."""
     # The share of the core is constant between two moments, so work is done piece by piece.
     *moments_s, _ = _moments_s(start_s, float("inf"), users)
     for low_s, high_s in pairwise(moments_s):

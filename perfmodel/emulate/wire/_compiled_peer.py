@@ -50,13 +50,13 @@ class _Row(ctypes.Structure):
 
 
 def plain(orders: Orders) -> bool:
-    """Whether the emulated ranks come to every collective with the real one, and none dies: what the C loop knows."""
+    """Whether the C loop suffices: every emulated rank is on time, and none dies."""
     on_time = orders.straggler == 1.0 and not orders.jitter and not orders.delays_s
     return on_time and not orders.swept and orders.fail_rank < 0
 
 
 def compiled_loop() -> ctypes.CDLL | None:
-    """The C loop, built if it has not been; None where it cannot be built."""
+    """Load the C loop, and build it first if necessary; None if it cannot be built here."""
     # The loop is written for epoll and for headers in the order of this machine's bytes.
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", *_COMPILERS))), None)
     if sys.platform != "linux" or sys.byteorder != "little" or compiler is None:

@@ -201,7 +201,7 @@ class Connection:
         self._have = rest
 
     def send(self, what: int, slot: int, nbytes: int, data: memoryview | Incoming | None = None) -> None:
-        """Put a message in line for `flush`; data that are still coming leave as they come."""
+        """Queue a message for `flush`; data that have not arrived yet are sent as they arrive."""
         data_bytes = 0 if data is None else nbytes
         self._out.append(_Outgoing(memoryview(HEADER.pack(HEADER.size + data_bytes, what, slot, 0, nbytes, 0))))
         if data is None or not nbytes:
@@ -212,7 +212,7 @@ class Connection:
             self._out.append(_Outgoing(data[:nbytes]))
 
     def flush(self) -> None:
-        """Send what waits, as far as it is there and the socket takes it."""
+        """Send queued messages, as far as their data have arrived and the socket accepts them."""
         out = self._out
         while self.sending:
             # Nothing overtakes data that have not come.

@@ -78,7 +78,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Links:
-    """Links of one real rank, which all of its operations share: until when each direction is taken."""
+    """Times until which the links of a real rank are busy, in each direction; all of its operations share them."""
 
     in_s: float = 0.0
     out_s: float = 0.0
@@ -101,7 +101,7 @@ class Calls:
         self._by_group: dict[str, dict[int, tuple[int, str]]] = {}
 
     def disagreement(self, group: str, rank: int, number: int, kind: str) -> str:
-        """Note a call of a real rank; returns in words if another real rank made another one, else nothing.
+        """Record a real rank's call; return a description of the conflict if another real rank made a different call.
 
         Ranks that disagree wait for each other's messages for as long as the library has patience.
         """
@@ -161,7 +161,7 @@ class Operation:
         return pair
 
     def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> Incoming:
-        """Return the place for the data of the message that is coming from the real rank."""
+        """Return the buffer for the data of the real rank's next message."""
         pair = self.pairs[peer]
         place = pair.places.pop(first_clear(pair.arrived), None)
         # What is not remembered only needs somewhere to go; of another size it is refused when it is there.
@@ -170,7 +170,7 @@ class Operation:
         return place
 
     def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
-        """Note a message's data; returns what is wrong with it, or nothing."""
+        """Record a message's data; return what is wrong with it, or an empty text."""
         pair = self.pairs[peer]
         # Try Receive of NeuronaBox: a message counts if it is the one that was expected, else an error is reported.
         number = first_clear(pair.arrived)

@@ -38,7 +38,7 @@ _TIMES: Final = ("first_s", "begin_s", "last_s")
 
 
 def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]]) -> type:
-    """torch's gloo process group, which finds the emulated ranks' addresses where those of real ones would be.
+    """Make a gloo process group of torch that reaches emulated ranks at the peer process.
 
     All else is the library's own: it connects to them and sends them its messages. Tensors on a GPU it stages through
     the host itself; a script that asks for NCCL, whose messages nobody but NCCL answers, gets gloo too.
@@ -73,7 +73,8 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
 
 
 def check_first_ranks(dist: Any, orders: Orders) -> None:
-    """Refuse DDP among ranks of which the first is emulated: it takes parameters and the order of buckets from there.
+    """Refuse DDP if the first rank of a group is emulated, because DDP takes parameters and bucket order from that
+    rank.
 
     Args:
         dist: `torch.distributed`.

@@ -143,7 +143,7 @@ def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) ->
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names with commas, cut after `MOST_NAMED`."""
+    """Join names with commas, cut off after `MOST_NAMED`."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -8,7 +8,7 @@ from perfmodel.ir import Function, GlobalTensor, Instruction, Parameter, Piece, 
 
 
 def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Program:
-    """A program of `ranks` devices that all run the program of one.
+    """Copy a one-device program to `ranks` devices, which all run it.
 
     Args:
         program: on one device; its collectives have `replicas` of so many ranks, one device apart.

@@ -179,7 +179,7 @@ def input_value(text: str) -> tuple[str, Any]:
 
 
 def sharded_axis(text: str) -> tuple[str, int]:
-    """A tensor that ranks hold in turn, and the axis: `name=0`.
+    """Parse `name=0`: a tensor that is sharded over the ranks, and the axis along which it is cut.
 
     Raises:
         PerfModelError: neither.

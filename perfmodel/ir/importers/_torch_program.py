@@ -76,7 +76,7 @@ def rank_program(
     name: str | None = None,
     trains: bool | None = False,
 ) -> Program:
-    """The program of all ranks of a tensor-parallel module, of which one rank's is given.
+    """Extend one rank's program of a tensor-parallel module to all ranks.
 
     A stage of Megatron-LM holds this rank's part of the weights and calls collectives on its tensor-parallel group; all
     ranks run the same code. `torch.export` keeps the collectives in their functional form. What a rank computes from

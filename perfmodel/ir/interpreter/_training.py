@@ -108,7 +108,7 @@ def training_curve(
     per_step: int,
     learning_rate: float,
 ) -> TrainingCurve:
-    """Loss after each update against the time at which the predicted timeline makes it.
+    """Loss after each update, with the time of the update on the predicted timeline.
 
     Args:
         name: registered schedule.
@@ -189,7 +189,7 @@ def as_mini_batches(
 def teacher_data(
     model: LayeredModel, micro_batches: int, *, examples: int, width: int, seed: int
 ) -> tuple[Float[np.ndarray, "micro_batches examples width"], Float[np.ndarray, "micro_batches examples width"]]:
-    """Random inputs, and what the model with other weights than the initial ones makes of them.
+    """Random inputs, with the outputs of the model under other weights as targets.
 
     Raises:
         PerfModelError: fewer than one micro-batch.

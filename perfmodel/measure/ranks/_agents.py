@@ -101,7 +101,7 @@ class Agent:
 
 @contextmanager
 def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[Agent, ...]]:
-    """All processes of the launch as agents, this one (process 0) first; sent home in the end.
+    """Context with all processes of the launch as agents, this one (process 0) first; they are released at the end.
 
     Raises:
         CalibrationError: if one does not come in time, two have one number, or their software differs.

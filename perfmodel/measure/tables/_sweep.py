@@ -110,7 +110,7 @@ def sweep(
     attempts: int = 3,
     earlier: Callable[[], Sequence[Record]] = tuple,
 ) -> list[Row]:
-    """Measure every point at least once; those whose row was disturbed again, in up to `attempts` passes.
+    """Measure every point at least once; disturbed points are measured again, in up to `attempts` passes.
 
     Args:
         partial: where rows are kept; undisturbed ones found there are not measured again.

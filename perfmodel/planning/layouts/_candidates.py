@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Every layout under one number: its place in grids end to end, choices of which none fits left out."""
+    """Numbered layouts: grids joined end to end, without choices of which no layout fits."""
 
     costs: tuple[GridCosts, ...]
     bound_s: Float[np.ndarray, " layouts"]

@@ -68,7 +68,7 @@ class Setting:
     value: float
 
     def of(self, before: float) -> float:
-        """The new value."""
+        """Return the parameter's new value."""
         return before * self.value if self.how == "times" else self.value
 
     def __str__(self) -> str:

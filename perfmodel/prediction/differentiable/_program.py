@@ -102,7 +102,7 @@ def along(
 
 
 def greatest(values: Float[Array, " n"]) -> Float[Array, ""]:
-    """The greatest value; its derivative is that of the first value which is as great.
+    """Return the greatest value; its derivative is that of the first value that equals it.
 
     `jnp.max` shares its derivative among the values that equal the greatest, and divides by their number. A compiler
     may compute `values` twice, once for the comparison, and round them differently: then none is equal, and the

@@ -89,7 +89,7 @@ class LayoutGrid:
         return cls(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))
 
     def only(self, chosen: Sequence[Int[np.ndarray, " choices"]]) -> "LayoutGrid":
-        """Some choices of each axis."""
+        """Restrict the grid to some choices of each axis."""
         pipelines, shards, recomputes, states = chosen
         valid = np.broadcast_to(self.valid, (len(self.pipelines), 1, len(self.recomputes), 1))
         return LayoutGrid(
@@ -122,13 +122,13 @@ class LayoutGrid:
         return tuple(fields)
 
     def layout(self, index: int) -> Layout:
-        """The layout at a flat place of the product."""
+        """Return the layout at a flat index of the product."""
         pipelines, shards, recomputes, states = self._fields
         pipeline, shard, recompute, state = np.unravel_index(index, self.shape)
         return self.degrees.replace(**pipelines[pipeline], **shards[shard], **recomputes[recompute], **states[state])
 
     def places(self) -> Int[np.ndarray, " valid"]:
-        """Flat places of the valid layouts."""
+        """Flat indices of the valid layouts."""
         return np.flatnonzero(np.broadcast_to(self.valid, self.shape))
 
     def layouts(self) -> Iterator[Layout]:

@@ -148,7 +148,7 @@ class GridCosts:
     """Layouts of the grid as it was given, with choices of which none fits, by what takes most of their memory."""
 
     def spread(self, of_memory: np.ndarray) -> np.ndarray:
-        """Values by choices that differ in memory, written out for all layouts of the grid."""
+        """Repeat values that depend on memory choices alone for all layouts of the grid."""
         return of_memory[:, self.of_shard][..., self.of_state]
 
     def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]:

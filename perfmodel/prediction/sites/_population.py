@@ -262,7 +262,7 @@ NEUTRAL: Final = SitePopulation(
 
 
 def key(framework: str, architecture: str) -> str:
-    """Name of a posterior; empty where the record has nothing of either."""
+    """Name of the posterior of a framework and an architecture; either is empty if the record has no runs of it."""
     return f"{framework}|{architecture}"
 
 
@@ -280,7 +280,7 @@ def population(without: str = "") -> SitePopulation:
 
 
 def fit_without(source: str, fits: Collection[str]) -> str:
-    """Return the fit that uses no run of a source's teams: "" where none of its teams measured any run of the record.
+    """Name the fit that uses no run of a source's teams: "" if the record has no runs of them.
 
     Args:
         source: a source's name; empty for nobody's.

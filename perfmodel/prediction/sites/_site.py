@@ -152,7 +152,7 @@ def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
 
 
 def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
-    """Time of a generation of fused attention relative to what the cost models say of a device."""
+    """Time of fused attention of a kernel generation, relative to the cost models' time on a device."""
     if device.architecture.startswith("CDNA"):
         # Of older dies no table has attention: theirs are of the same design as the oldest that was measured.
         die = device.die if device.die in _AMD_LIBRARIES else "gfx942"

@@ -58,7 +58,8 @@ def source_medians() -> Mapping[str, Mapping[str, float]]:
 
 @lru_cache
 def sustained(without: str = "") -> Sustained:
-    """How much longer matrix products take in training than alone, by architecture, where no power law says it.
+    """Slowdown of matrix products in training relative to isolated kernels, by architecture, for devices without a
+    power law.
 
     Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
     after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
@@ -69,7 +70,7 @@ def sustained(without: str = "") -> Sustained:
 
 
 def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
-    """`sustained` of medians by architecture and source, without the teams of a source."""
+    """Compute `sustained` from medians by architecture and source, without the teams of a source."""
     by_architecture = []
     for architecture, by_source in sorted(medians.items()):
         by_architecture.append((architecture, _median_over_teams(by_source, without)))
@@ -121,7 +122,7 @@ def memory_spread(without: str = "") -> MemorySpread:
 
 
 def spread_from(figures: Figures, without: str = "") -> MemorySpread:
-    """Median bias of the sources; spread between them and, in the mean, inside them, every source counting the same.
+    """Median bias of the sources, their spread, and the mean spread within a source; every source counts the same.
 
     Args:
         figures: median and median absolute deviation of every source.

@@ -44,14 +44,14 @@ def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
 
 @dataclass(frozen=True)
 class LayoutKernel:
-    """How layouts of one site are alike before any run, in log time."""
+    """Prior covariance of the log step times of a site's layouts."""
 
     near: float
-    """Standard deviation of what layouts near one another share."""
+    """Standard deviation of the error that similar layouts share."""
     length: float
-    """Distance after which its correlation has fallen to 1/e."""
+    """Distance over which the correlation falls to 1/e."""
     own: float
-    """Standard deviation of what is one layout's own, the same in its repeats."""
+    """Standard deviation of the error of a single layout, which its repeats share."""
 
     def shared(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
@@ -94,7 +94,7 @@ _MOST_STEPS: Final = 100
 
 
 class OverallFactor(NamedTuple):
-    """A class of sites, by the spread of an overall factor on their runs."""
+    """A class of sites with a common factor on all of their runs, and the spread of that factor."""
 
     chance: float
     """Probability of a site to be of this kind, before any of its runs."""
@@ -111,16 +111,16 @@ of published sources worse."""
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Nodes of the two scales, and of the overall factor."""
+    """Quadrature nodes over a site's two scales and its overall factor."""
 
     within: Float[np.ndarray, " nodes"]
-    """Factor of the variance of what layouts share, and of that of settings and events."""
+    """Multiplies the variance that similar layouts, settings and events share."""
     own: Float[np.ndarray, " nodes"]
-    """Factor of the variance of single layouts and runs."""
+    """Multiplies the variance of single layouts and runs."""
     weight: Float[np.ndarray, " nodes"]
     """Probability of each node; they sum to 1."""
     overall: Float[np.ndarray, " nodes"] | float = 0.0
-    """Variance of a factor that moves all runs of the site alike."""
+    """Variance of the log factor that all runs of the site have in common."""
 
     def with_overall_factor(self) -> "Scales":
         """Every node for each of `OVERALL_FACTORS`."""
@@ -142,7 +142,7 @@ class Scales:
 
 @lru_cache
 def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
-    """Logs of both scales, in standard deviations, and weights of every pair of quadrature nodes."""
+    """Quadrature nodes over both log scales, in standard deviations, and the weight of each pair."""
     within, within_weight = np.polynomial.hermite_e.hermegauss(NODES[0])
     own, own_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
     weight = np.outer(within_weight, own_weight).ravel()
@@ -194,7 +194,7 @@ def half_width(
 
 @dataclass(frozen=True, eq=False)
 class CovarianceTerms:
-    """Covariances of runs with runs, by what scales them."""
+    """Covariances between runs, in the terms that a site's scales multiply."""
 
     fixed: Float[np.ndarray, "rows columns"]
     """Covariance from factors: of all sites, of frameworks, of devices and of the site."""
@@ -203,7 +203,7 @@ class CovarianceTerms:
     repeats: Float[np.ndarray, "rows columns"]
     """Variance that only repeats of one layout share."""
     overall: float = field(default=0.0, kw_only=True)
-    """1 where rows and columns are times of steps of one site, which its overall factor moves alike."""
+    """1 if rows and columns are step times of one site, which share its overall factor; else 0."""
 
     def take(self, rows: np.ndarray, columns: np.ndarray) -> "CovarianceTerms":
         """Covariances of some of the runs."""
@@ -254,7 +254,7 @@ class KnownRuns:
 def widened(
     half: Float[np.ndarray, "*others"], coverage_factor: float, before: Float[np.ndarray, "*others"]
 ) -> Float[np.ndarray, "*others"]:
-    """Half-widths given runs, multiplied by a coverage factor but never above `before` because of it."""
+    """Multiply half-widths given runs by a coverage factor, but not beyond `before`."""
     return np.minimum(coverage_factor * half, np.maximum(half, before))
 
 

@@ -165,8 +165,8 @@ def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarr
 
 
 def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"]) -> float:
-    """Factor on half-widths with which they hold `INSIDE` of runs by weight (split conformal prediction, Lei et al.,
-    JASA 113, 2018, section 2.2, with weights).
+    """Factor by which half-widths are multiplied to hold the weighted share `INSIDE` of the runs (split conformal
+    prediction, Lei et al., JASA 113, 2018, section 2.2, with weights).
 
     Args:
         over: how far every run lies off, in half-widths.

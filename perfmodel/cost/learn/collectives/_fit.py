@@ -56,7 +56,7 @@ def fit_rows(
     sources: Sources = NO_SOURCES,
     start: Mapping[Effect, float] | None = None,
 ) -> CollectiveWeights:
-    """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
+    """Fit the link physics, unless `base` has it, and the curves of all measured series."""
     # Physics is to hold for links in general, so it is fitted to what is no host or network at fault.
     healthy = guides(rows, sources)
     physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)

@@ -263,7 +263,7 @@ def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tupl
 
 
 def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
-    """Reason, with the device and kind -> rows."""
+    """Count the rows of each reason, by device and kind."""
     device = rows.of_series("device")
     counts: Counter[str] = Counter()
     for name, kind, why in zip(device, rows.kind, reason, strict=True):
@@ -273,7 +273,7 @@ def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
 
 
 def slowdowns(rows: CollectiveRows) -> dict[str, float]:
-    """How many times as long collectives take with groups beside them as alone; median over sizes that have both.
+    """Slowdown of collectives while other groups communicate: the median over sizes that were measured both ways.
 
     Groups that share a link equally take as many times as long as there are groups, groups on links of their own take
     no longer.

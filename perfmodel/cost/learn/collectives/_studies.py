@@ -79,7 +79,7 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
 
 
 def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> dict[Scope, float]:
-    """Half-widths where a series was measured: errors for shapes left out, by series; and of the usual prices."""
+    """Half-widths for measured series, from errors of held-out shapes, and for the usual prices of a fabric."""
     error, measured = shape_errors(rows, weights, sources)
     of_series = quantiles(rows, np.where(measured, error, np.nan), "measured")
 
@@ -242,7 +242,7 @@ def _inside_curves(curves: Mapping[CurveKey, Placements]) -> dict[CurveKey, Plac
 
 
 def ranks_fold(rows: CollectiveRows) -> np.ndarray:
-    """Fold of every row, by rank counts that lie between others measured in its series; -1 for the rest."""
+    """Assign folds by rank count; rows of the smallest and largest count of a series have none (-1)."""
     fold = np.full(len(rows), -1)
     for _, part in groups_of(rows.series, rows.between):
         for position, count in enumerate(np.unique(rows.ranks[part])[1:-1]):

@@ -107,7 +107,7 @@ def moe_prior(series: ExchangeKey) -> np.ndarray:
 
 
 def moe_curve(vector: np.ndarray, rows: MoeRows) -> np.ndarray:
-    """Time [s]: launch, or the bytes over what links and multiprocessors move, smoothly whichever is larger.
+    """Time [s]: the smooth maximum of the launch time and of the time to move the bytes over links and multiprocessors.
 
     `vector` as `moe_prior`, float64[4] or [4, n].
     """
@@ -143,7 +143,7 @@ def fit_moe_series(rows: MoeRows) -> dict[ExchangeKey, np.ndarray]:
 
 
 def relative_moe_vector(series: ExchangeKey, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:
-    """Constants of a series never measured: its closest relatives', moved by nominal bandwidth."""
+    """Constants of a series that was never measured: its closest relatives' constants, scaled by nominal bandwidth."""
     prior = moe_prior(series)
     # the prior itself counts a little, so that there is an answer where nothing else is known
     weights, moves = [1e-6], [np.zeros_like(prior)]
@@ -163,7 +163,7 @@ multiprocessors given to it, these alone, or neither."""
 
 
 def moe_places(rows: MoeRows, beside: Sequence[str]) -> list[tuple[ExchangePlace, np.ndarray]]:
-    """Places that corrections may be filed under, with the indices of their rows."""
+    """Group the rows by the places at which corrections are stored."""
     names = ("ranks", "nodes", *beside)
     columns = [getattr(rows, name).astype(np.int64) for name in names]
     places = []
@@ -174,8 +174,8 @@ def moe_places(rows: MoeRows, beside: Sequence[str]) -> list[tuple[ExchangePlace
 
 
 def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
-    """Constants and curves of exchanges, in place of those of the same series in `base`; widths from shapes and
-    devices left out."""
+    """Fit constants and curves of exchanges, which replace those of the same series in `base`; widths come from
+    held-out shapes and devices."""
     series = fit_moe_series(rows)
     other_series = {key: vector for key, vector in base.series.items() if key not in series}
     other_curves = {place: curve for place, curve in base.curves.items() if place.series not in series}
@@ -193,7 +193,7 @@ def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> 
 
 
 def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
-    """Prices of exchanges: the physical curve of each series, times what was measured beside it."""
+    """Price exchanges: the physical curve of each series times its measured correction."""
     # The most specific correction that was measured counts: rows that have one are done.
     correction, corrected = np.zeros(len(rows)), np.zeros(len(rows), bool)
     is_known = np.array([key in weights.series for key in rows.keys] or [False], bool)[rows.series]
@@ -246,7 +246,7 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
 
 
 def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Errors, and half-widths that the other half of the rows teaches, by what was left out."""
+    """Errors of held-out rows, by kind of group held out, with half-widths fitted to the other half of the rows."""
     titles = {"measured": "shapes", "learned": "routings", "extrapolated": "devices"}
     half = hashed([rows.tokens]) % 2
     result = {}

@@ -221,18 +221,20 @@ def link_named(name: str) -> LinkClass | None:
 
 
 def is_network(interconnect: str, device: str) -> bool:
-    """Whether a name is known only as a link between nodes: a machine with one device to a node."""
+    """Whether the catalog knows a name only as a link between nodes, so that each node has a single device."""
     return is_known(interconnect, device, True) and not is_known(interconnect, device, False)
 
 
 def is_flat(levels: Sequence[str], device: str) -> bool:
-    """Whether every device of a cluster with levels of these names is a node of its own: there is one level, and it is
-    known only as a network. Of several the first joins the devices of a node, though by a network's ports (Gaudi)."""
+    """Whether every device is a node by itself: the cluster has one level, whose name is known only as a network.
+
+    The first of several levels always joins the devices of a node, even over ports of a network (Gaudi).
+    """
     return len(levels) == 1 and is_network(levels[0], device)
 
 
 def is_known(interconnect: str, device: str, between_nodes: bool) -> bool:
-    """Whether a name tells the links of that tier."""
+    """Whether a name identifies the links of that tier."""
     return link_class(interconnect, device, between_nodes).known
 
 
@@ -262,8 +264,8 @@ def _by_device(device: str, link: LinkClass, interconnect: str) -> LinkClass:
 
 
 def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
-    """The link inside a node of so many devices: of NVLink 4, four are joined pair by pair (Grace Hoppers, HGX H100
-    4-GPU), more by switches, whichever part of the die they are."""
+    """The link inside a node, by its number of devices: NVLink 4 joins up to four in pairs (Grace Hopper, HGX H100
+    4-GPU), and more by switches."""
     # four to a node under a name of their own are a mesh already
     if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
         return link

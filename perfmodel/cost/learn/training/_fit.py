@@ -119,7 +119,7 @@ def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
 
 
 def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str, float]:
-    """How many times as long kernels take after a while of work (`loaded`), or with cold caches, as usually.
+    """Slowdown of kernels under sustained load (`loaded`) or with cold caches, relative to the usual state.
 
     Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states, by state.
     """

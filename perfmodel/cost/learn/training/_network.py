@@ -73,7 +73,7 @@ def stack_members(members: Sequence[Parameters]) -> Parameters:
 
 
 def member(params: Parameters, index: int) -> Parameters:
-    """One network of several; of a single one, itself."""
+    """Select one network of an ensemble; a single network is returned unchanged."""
     if params.stack_embedding.ndim == 2:
         return params
     return params._replace(**jax.tree.map(lambda array: array[index], _network(params)))

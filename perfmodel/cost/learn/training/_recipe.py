@@ -119,7 +119,7 @@ class Stages:
         self._name, self._folder, self._progress = name, checkpoints, progress
 
     def report(self, stage: str) -> StepReport | None:
-        """Progress callback of one training; `None` if nobody listens."""
+        """Progress callback of one training; `None` if no progress is shown."""
         progress = self._progress
         if progress is None:
             return None

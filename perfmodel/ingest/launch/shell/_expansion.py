@@ -25,7 +25,7 @@ _ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a command after expansion; what could not be expanded is in it as it was written."""
+    """A word of a command after expansion; parts that could not be expanded are left as written."""
 
     text: str
     line: int

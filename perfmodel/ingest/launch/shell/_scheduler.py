@@ -117,7 +117,7 @@ def slurm_variables(numbers: Mapping[str, int]) -> dict[str, str]:
 
 
 def gpus_per_node(numbers: Mapping[str, int]) -> int | None:
-    """GPUs of a node, where an option says them."""
+    """GPUs per node, if an option states them."""
     # From the option that says it directly to those that it must be divided out of.
     if "gpus-per-node" in numbers:
         return numbers["gpus-per-node"]

@@ -154,7 +154,7 @@ Rule = Callable[[Call], Any]
 
 @dataclass(frozen=True)
 class ForeignOp:
-    """An op of ONNX or ATen: what its operands are, and what it is in the IR."""
+    """An op of ONNX or ATen, with its operands and its translation into the IR."""
 
     operands: tuple[str, ...]
     """Names of the operands in the order of the foreign graph. The last may be `*name`, which stands for all others."""
