@@ -26,11 +26,11 @@ class StepShares:
 
     step_time_s: Float[np.ndarray, " layouts"]
     ops: tuple[Op, ...]
-    """Distinct events that measuring could settle."""
+    """Distinct events whose times a measurement can determine."""
     shares: Float[np.ndarray, "layouts ops"]
     """d log(step time) / d log(event time)."""
     rest_half_width: Float[np.ndarray, " layouts"]
-    """Half-width of the 90 % interval, as a share of the step time, that the other events cause."""
+    """Half-width of the 90 % interval due to all other events, as a share of the step time."""
 
 
 class Steps(Protocol):
@@ -136,7 +136,7 @@ class Selection:
     rounds: tuple[Round, ...]
     beliefs: Beliefs
     reason: str
-    """Why it stopped: `target reached`, `budget used`, or `all measured`."""
+    """Reason why the selection stopped: `target reached`, `budget used`, or `all measured`."""
     failed: tuple[Op, ...]
     """Chosen ops that could not be measured."""
 

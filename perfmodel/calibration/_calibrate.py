@@ -60,7 +60,7 @@ class LayoutSteps:
     step_problem: StepProblem
     layouts: tuple[Layout, ...]
     unmeasured: frozenset[Op] = frozenset()
-    """Events that stay at the problem's own prices."""
+    """Events that keep the problem's predicted times."""
 
     def at(self, beliefs: Beliefs) -> StepShares:
         """Evaluate each layout with its events at their expected times."""

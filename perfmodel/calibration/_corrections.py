@@ -40,7 +40,7 @@ class Correction:
     sd: float
     """Standard error of the value, in the same unit."""
     seconds: float
-    """Measured seconds per device and step that it rests on."""
+    """Measured seconds per device and step from which the value was computed."""
     calls: float
     """Measured calls per device and step."""
 

@@ -44,13 +44,13 @@ class FittedParameter:
     """Lower end of the 90 % interval."""
     hi: float
     measured_kernels: int | None
-    """Kernels of the device that the prior rests on; None for what no kernel table measures."""
+    """Number of measured kernels of the device behind the prior; None if no kernel table measures the parameter."""
     runs: int
     """Runs whose step one standard deviation of the prior moves by 0.5 % or more."""
     informed: bool
     """Whether the runs narrowed it by a tenth or more."""
     contradiction: str = ""
-    """Sentence where the value lies outside the prior's 90 % interval; empty elsewhere."""
+    """Sentence that says so if the value lies outside the prior's 90 % interval; empty otherwise."""
 
     @property
     def sigmas(self) -> float:
@@ -72,12 +72,12 @@ class EndToEnd:
     error_after: float
     """Mean error of these very runs after the fit: no measure of accuracy."""
     overall_factor: float = 1.0
-    """Factor on the steps of all layouts beyond what the parameters explain; not 1 where runs agree with one another
-    but not with the published record."""
+    """Factor on the step times of all layouts; it differs from 1 if the runs agree with each other but not with
+    published runs."""
     beyond: str = ""
     """Warning that the runs as a whole are faster or slower than predictions allow; empty if they are not."""
     unexplained: tuple[tuple[str, float], ...]
-    """Runs that no parameter explains, worst first, and how much longer they took than the parameters say."""
+    """Runs that no parameter explains, worst first, with the excess of measured over fitted time."""
 
     @property
     def contradictions(self) -> tuple[str, ...]:

@@ -36,15 +36,15 @@ class LayoutCost:
     executions: float
     """Kernels and collectives that one step runs, counted on every device that takes part."""
     distinct: int
-    """Different ones among them."""
+    """Number of distinct events among `executions`."""
     new: int
     """Measurements that this layout needs beyond those of the layouts before it."""
     run_device_s: float
     """Device-seconds of running the layout itself for the plan's iterations."""
     measure_device_s: tuple[float, float]
-    """Device-seconds of its new measurements: at least, and where every one runs to the rule's caps."""
+    """Device-seconds of its new measurements: a lower estimate, and an upper one at the stopping rule's limits."""
     once_device_s: float
-    """Device-seconds of running each new event a single time, those without a collector too."""
+    """Device-seconds of running each new event once, including events that cannot be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

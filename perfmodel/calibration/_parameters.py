@@ -54,11 +54,11 @@ class Prior:
     name: str
     sd: float
     measured: int | None
-    """Kernels of this device behind it; None for what no kernel table measures."""
+    """Number of measured kernels of this device behind the prior; None if no kernel table measures the parameter."""
     half_width: float
     """Log half-width of the 90 % intervals of the events that the parameter moves, 0 if it moves none."""
     centre: float = 0.0
-    """0 is what the tables say; elsewhere where the published record, or a profile, moved it."""
+    """Expected value: 0 means that the tables are right; published runs or a profile may move it."""
     own_sd: float = 0.0
     """The part of `sd` that it shares with no other parameter."""
 

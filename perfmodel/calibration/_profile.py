@@ -38,13 +38,13 @@ class Difference:
     event: str
     """Name of the event."""
     family: str
-    """Family of kernels or kind of collective; empty where no name tells it."""
+    """Family of kernels or kind of collective; empty if the event's name identifies none."""
     predicted_s: float
     measured_s: float
     predicted_calls: float
     measured_calls: float
     effect_s: float
-    """Measured less predicted seconds as far as they show in the step: of collectives that hide the share that does."""
+    """Measured minus predicted seconds, as far as they lengthen the step: of a collective, only the exposed share."""
     remedy: str
     """Change that would remove the difference."""
 
@@ -62,13 +62,13 @@ class ProfileReport:
     measured_step_s: float
     """Median over the recorded steps, or the stated time of a step without the profiler."""
     matched_share: float
-    """Share of the measured seconds whose very event is predicted."""
+    """Share of the measured seconds that belongs to events with a prediction."""
     differences: tuple[Difference, ...]
     """The largest first."""
     corrections: tuple[Correction, ...]
     """Corrections of the parameters by the profile."""
     unread: tuple[tuple[str, int], ...]
-    """Sentences about what the profile does not say, and of how many calls."""
+    """Sentences about facts that the profile lacks, each with the number of affected calls."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""

@@ -57,10 +57,10 @@ class SideBySide:
     events: dict[Key, Total]
     predicted_step_s: float
     predicted_idle_s: dict[str, float]
-    """Seconds of the predicted step's critical path that no event takes."""
+    """Idle seconds on the predicted step's critical path."""
     steps: int
     stands_for_all: bool
-    """Whether the recorded devices stand for all: every one, or those of layouts in which all do the same."""
+    """Whether the recorded devices represent all devices: either all were recorded, or all do the same work."""
     calls: tuple[Call, ...]
     """Measured calls of whole steps."""
     collectives: tuple[CollectiveCall, ...]

@@ -33,8 +33,8 @@ class Run:
     framework: Framework = EAGER
     site: Site = field(default_factory=Site)
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
-    """Measured starts and ends of the ops of the layout's own program, where there was a trace: then the times of
-    each stage's passes, reductions and updates are observations too."""
+    """Measured starts and ends of the ops in the layout's program, if a trace exists; the fit then also uses the times
+    of each stage's passes, reductions and updates."""
 
     def __post_init__(self) -> None:
         if not 0 < self.measured_s < float("inf"):

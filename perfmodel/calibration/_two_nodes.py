@@ -18,7 +18,8 @@ class Reachable:
     """The measurements that determine a collective's time."""
 
     ops: tuple[Collective, ...]
-    """The collective itself or, to extrapolate from, its likes of fewer ranks, the largest first."""
+    """The collective itself, or similar collectives with fewer ranks from which it is extrapolated, the largest
+    first."""
     exact: bool
     """Whether the collective itself is measured."""
 

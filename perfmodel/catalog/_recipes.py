@@ -149,7 +149,7 @@ class ExchangeLibrary:
 
     source: str = ""
     multiprocessors: int = 0
-    """Multiprocessors that the kernels hold as training frameworks call them; 0: not known."""
+    """Multiprocessors that the kernels occupy in training frameworks; 0 if unknown."""
     rate: tuple[ExchangeRates, ...] = ()
     """Published rates; empty where there are none."""
 

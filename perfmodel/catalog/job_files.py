@@ -48,9 +48,9 @@ class JobFile:
     layout: str = ""
     """Layout in its notation; empty where the file says none."""
     search: Mapping[str, Any] = field(default_factory=dict)
-    """Words of a search, as they stand there."""
+    """Search settings as written in the file."""
     serving: Mapping[str, Any] = field(default_factory=dict)
-    """Words of a server, as they stand there."""
+    """Serving settings as written in the file."""
 
 
 def is_job_file(name: object) -> bool:

@@ -21,7 +21,7 @@ class Plausible:
     most: float
     unit: str = ""
     mistaken: Mapping[str, float] = field(default_factory=dict)
-    """Units that it may have been meant in, and what they are in the unit of the key."""
+    """Units that the user may have meant, and their size in the unit of the key."""
     kind: str = ""
     """Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of a figure that may be text with a unit of its own; empty
     for one that is a number alone."""

@@ -53,7 +53,7 @@ class Emulation:
     timeout_s: float = 300.0
     """Seconds for which a rank may be silent, or wait for another."""
     quiet: bool = False
-    """Whether what the script prints is dropped."""
+    """Whether the script's output is dropped."""
 
     def __post_init__(self) -> None:
         if self.world_size < 2:

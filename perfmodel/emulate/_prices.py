@@ -74,9 +74,9 @@ class PriceTable:
     curves: Mapping[tuple[str, int], np.ndarray]
     """Rows of bytes, time_s, core_s by kind and ranks, ordered by bytes."""
     jitter: float = 0.0
-    """Standard deviation of the log of a rank's compute time, where it was measured beside."""
+    """Standard deviation of the log of a rank's compute time, if it was measured with the prices."""
     copies_per_s: float = 0.0
-    """Speed of the core that `core_s` was measured on, likewise; 0: not known."""
+    """Speed of the core on which `core_s` was measured; 0 if unknown."""
 
     @classmethod
     def read(cls, path: Path) -> "PriceTable":
@@ -166,7 +166,7 @@ class Prices:
     cluster: Cluster
     seconds: Seconds
     occupancy: PriceTable | None = None
-    """Processor time that the library takes of its rank's core; None where it takes none (GPUs)."""
+    """Processor time that collectives take from their rank's core; None if they take none (GPUs)."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds added to every collective of a kind, one of `_orders.DELAYED`."""
 

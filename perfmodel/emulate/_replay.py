@@ -30,7 +30,7 @@ class Replay:
 
     structure: Structure
     durations_s: Float[np.ndarray, " classes"]
-    """Seconds of each class: of a span what the thread does, without what collectives took of its core meanwhile."""
+    """Seconds of each class; those of a span exclude the time that collectives took from its core."""
     kinds: tuple[str, ...]
     """Kind of collective of each class, empty for spans."""
     core_s: Float[np.ndarray, " classes"]

@@ -176,8 +176,7 @@ class OpDefinition:
     shard: ShardRule = ShardingQuery.replicated
     """Rule by which the op is spread over the parts of a parallel dimension, given operands without partial sums."""
     partial: PartialRule | None = None
-    """Rule by which the op takes partial sums as they are; without it, or if it returns None, they are
-    completed first."""
+    """Rule for operands that are partial sums; without it, or if it returns None, the sums are completed first."""
     collective: bool = False
     """Whether the op runs on several devices at once."""
 

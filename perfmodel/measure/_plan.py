@@ -57,7 +57,7 @@ class Plan:
     interconnect: str = INTERCONNECT
     """Text of the `interconnect` column of collectives."""
     any_device: bool = False
-    """Measure whatever accelerator is found, also where it is not the one that `device` names."""
+    """Measure the accelerator of this machine, even if it is not the one that `device` names."""
     nccl_tests: NcclTests | None = None
     """How nccl-tests is started, for the backend of that name."""
     emulated_network: EmulatedNetwork | None = None

@@ -17,7 +17,7 @@ class KernelKind:
     """A kind of kernels, as used by regressors."""
 
     dtype: str
-    """Class of element types that run alike: `half` for fp16 and bf16, `fp8` for all 8-bit floats."""
+    """Class of equally fast element types: `half` for fp16 and bf16, `fp8` for all 8-bit floats."""
     op: str
     pass_: str
 
@@ -139,7 +139,7 @@ class Family:
     )
     """`(shape, op names, passes, operand layouts)`: adds columns that follow from others, in place."""
     measurement: Measurement | None = None
-    """How it is timed; nothing where no program times it."""
+    """How the family is timed; None if no program can time it."""
 
     @property
     def name(self) -> str:

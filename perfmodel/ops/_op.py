@@ -60,7 +60,7 @@ class KernelOp:
     uses_matrix_units: ClassVar[bool] = False
     """Whether its FLOPs are matrix products."""
     is_matmul: ClassVar[bool] = False
-    """Whether it is nothing but matrix products, dense or of experts."""
+    """Whether the kernel consists only of matrix products, dense or of experts."""
     samples_field: ClassVar[str] = ""
     """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty
     where none does."""
@@ -145,8 +145,8 @@ class Collective:
     """Groups of this kind, itself included, whose ranks lie in turn within one span of a node. Where devices share a
     host bridge (PCIe) they share it; behind a switch they do not slow one another."""
     relayed_bytes: float = 0.0
-    """Bytes of an all-to-all over nodes that each rank sends on inside its node at the same time, of all that its node
-    receives. The collective takes as long as the longer of the two."""
+    """Bytes of an all-to-all between nodes that each rank forwards inside its node meanwhile, out of all that the node
+    receives; the slower of the two parts determines the time."""
     exchange: Exchange | None = None
     """Library that carries an all-to-all out, whose rate may be published; None: the usual one."""
 

@@ -72,8 +72,8 @@ class MemoryNeeded:
     memory_bytes: float
     """Least memory of a device: the fullest rank's peak over the share that fragmentation leaves usable."""
     likely_bytes: float
-    """Memory of a device with which the layout fits with a probability of `MIN_FIT`, as searches ask of what they
-    recommend."""
+    """Memory with which the layout fits with probability `MIN_FIT`, the one that searches require of recommended
+    layouts."""
     fits_probability: float
     """Probability that it fits into the cluster's device."""
     peak_bytes: float

@@ -77,20 +77,20 @@ class Goodput:
     """Shares of a run's time spent on useful work, checkpoints and failures."""
 
     fraction: float
-    """Expected share of the run's time that steps take whose work is not lost."""
+    """Expected share of the run's time in steps whose work is kept."""
     checkpointing: float
-    """Share in which training stands still for the checkpoints of that work."""
+    """Share of the time in which training waits for checkpoints of kept work."""
     failing: float
-    """The rest: lost work and restarts."""
+    """Share of the time in lost work and restarts."""
     mtbf_s: float
     """Mean time between interruptions of the whole run."""
     interval_s: float
     """Training time between checkpoints."""
     checkpoint_bytes: float
     write_s: float
-    """Until a checkpoint is written."""
+    """Seconds until a checkpoint is written."""
     stall_s: float
-    """Seconds for which training stands still at a checkpoint."""
+    """Seconds for which training waits at a checkpoint."""
     restart_s: float
     """Seconds from a failure until training goes on at full rate, the checkpoint read."""
     reload_s: float
@@ -99,7 +99,7 @@ class Goodput:
     """Steps that fit into the time between the last checkpoint written and a failure, in the mean: they are computed
     again."""
     under_way: int = 1
-    """Mini-batches in the pipeline at once, whose passes are computed again besides (its version difference)."""
+    """Mini-batches in the pipeline at once, which a failure also loses (the version difference)."""
     stages: tuple["StageCheckpoint", ...] = ()
     """Bytes and seconds of every pipeline rank, where each writes its own part."""
 
@@ -114,9 +114,9 @@ class StageCheckpoint:
 
     bytes: float
     write_s: float
-    """Until it is written; to read it takes as long."""
+    """Seconds to write the checkpoint; reading takes the same time."""
     stall_s: float
-    """Seconds for which the stage stands still at it."""
+    """Seconds for which the stage waits at a checkpoint."""
 
 
 def goodput(

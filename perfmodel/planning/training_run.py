@@ -24,7 +24,7 @@ class TrainingRun:
     """A training run with failures; `_lo` and `_hi` are the ends of the step time's 90 % interval."""
 
     tokens: float | None
-    """Tokens to train on; None where nobody says, so that only what a million tokens take is known."""
+    """Tokens to train on; None if not stated, so that results are per million tokens."""
     goodput: Goodput
     days: float | None
     days_lo: float | None

@@ -218,8 +218,8 @@ class EventShares:
     step_time_s: float
     """Seconds of the step."""
     gap_s: float
-    """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host, and what a
-    step costs beyond its events."""
+    """Seconds of the step outside events: host, launch gaps, waits, contention, copies to the host, and the step's
+    other costs."""
     waiting_s: float
     """Seconds of `gap_s` in which ranks wait for the last of a group."""
     ops: tuple[Op, ...]

@@ -165,14 +165,15 @@ class Prediction:
     kinds: tuple[dict[str, Any], ...] = ()
     """Kind of nodes of every pipeline rank, where there are several: `kind`, `device`, `memory_capacity_bytes`."""
     fits: bool
-    """Whether what is needed fits into every rank's memory."""
+    """Whether the needed memory fits on every rank."""
     fits_probability: float = 1.0
-    """Probability that the layout fits: that nvidia-smi would show less than the device has on the fullest rank, with
-    what the allocator loses between tensors. Its spread is that of measured about predicted peaks in published runs."""
+    """Probability that the layout fits: that nvidia-smi would show less than the device's memory on the fullest rank,
+    fragmentation included. Its spread is that of measured peaks around predicted ones in published runs."""
     reasons: tuple[str, ...] = ()
-    """Why the layout does not fit, or what to distrust."""
+    """Reasons why the layout does not fit, or why the prediction is less certain."""
     warnings: tuple[str, ...] = ()
-    """Sentences on what was assumed, was not measured, is not counted, or runs otherwise than written."""
+    """Sentences on assumptions, extrapolations, parts that are not counted, and settings that run otherwise than
+    written."""
     time_account: TimeAccount
     """Where the time of the step goes."""
     memory_account: MemoryAccount

@@ -63,14 +63,14 @@ class ShardBlocks:
     follows: Bool[np.ndarray, " ops"]
     """Collectives a few short kernels after another (`perfmodel.workload.Comm`)."""
     launched: Float[np.ndarray, " ops"]
-    """How much of each event is launched by itself: all but casts that no recipe makes kernels of their own, which are
-    part of their products' operators, and of casts the share that is made (`casting`)."""
+    """Share of each event that is launched as a separate kernel: 1 except for casts that are part of their product's
+    operator (`casting`)."""
     further_launches: Float[np.ndarray, " ops"]
     """Kernels that a grouped product is launched as beyond the first (`_further_launches`)."""
     layers: Bool[np.ndarray, " blocks"]
     """Which blocks are layers, which can be recomputed."""
     kinds: tuple[tuple[bool, int], ...]
-    """(is a layer, repeats) in model order: what a division into stages depends on."""
+    """(is a layer, repeats) in model order; these determine the division into stages."""
     expert_params: Float[np.ndarray, " blocks"]
     """Expert parameters per device of each block."""
     shared_params: Float[np.ndarray, " blocks"]
@@ -117,7 +117,8 @@ class ShardBlocks:
 
     @property
     def in_order(self) -> "ShardBlocks":
-        """The blocks whose tensor-parallel collectives come between kernels, none beside weight gradients."""
+        """The blocks with their tensor-parallel collectives in sequence with kernels, none overlapped with weight
+        gradients."""
         of_tensor = np.array([group == "tp" for group in self.groups], bool)
         return replace(self, overlappable=self.overlappable & ~of_tensor)
 

@@ -53,13 +53,13 @@ class BlockEvents(NamedTuple):
     kernel_spread: Float[Any, ""]
     """Spread of the ranks' times for the kernels between two collectives, relative to these."""
     lost: Float[Any, " ops"]
-    """Share of the time beside a collective by which each kernel runs longer (`lost_shares`)."""
+    """Share of the time beside a collective by which each kernel is slowed (`lost_shares`)."""
     sm_share: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
     ring_steps: int
-    """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
+    """Parts into which `tp_overlap` cuts each collective that kernels depend on; 1 for none."""
     lost_in_ring: Float[Any, ""]
-    """Share of what a collective hides that it costs all the same (`Framework.tp_overlap_loss`)."""
+    """Share of a collective's hidden time that still lengthens the step (`Framework.tp_overlap_loss`)."""
     copies: Bool[Any, ""]
     """Whether copy engines drive the ring steps, which slow no kernel."""
     waits: Bool[Any, ""]
@@ -120,8 +120,8 @@ class PhaseTimes:
 
     @cached_property
     def gap_s(self) -> Float[Any, "blocks phases"]:
-        """Idle time between kernels, or what the host takes longer to issue them; hosts go on while collectives wait
-        for the slowest rank. Where hosts wait for every kernel, all the time that they take to issue."""
+        """Idle time between kernels, or the extra time that the host needs to issue them; hosts continue while
+        collectives wait for the slowest rank. If hosts wait for every kernel, the whole issue time."""
         xp = self.event_s.__array_namespace__()
         return xp.maximum(self.between_s, self.issuing_s - xp.where(self.events.waits, 0.0, self.busy_s))
 
@@ -137,8 +137,8 @@ class PhaseTimes:
 
     @cached_property
     def paired(self) -> "PairedPhases":
-        """Seconds of every phase where the pass runs beside another: collectives of each hide behind compute of the
-        other, or compute behind collectives (DeepSeek-V3, section 3.2.1), and one host issues both.
+        """Seconds of every phase in a pass that runs beside another: the collectives of each pass hide behind the
+        other's compute, or the reverse (DeepSeek-V3, section 3.2.1), and one host issues both.
 
         Both passes of a pair are taken to be alike, so that the phases of one stand for half of the pair.
         """

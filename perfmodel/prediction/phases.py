@@ -121,7 +121,7 @@ class PassClasses:
     blocks: Float[np.ndarray, "classes blocks"]
     """Blocks in the part of the model that a class passes; zero for classes that are no passes."""
     full: Float[np.ndarray, "classes blocks"]
-    """Blocks of them that are recomputed in full, whatever the layout says of the others."""
+    """Number of these blocks that are recomputed in full, even if the layout recomputes the others differently."""
     of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]]
     """Classes of each kind of pass in each variant that occurs."""
 

@@ -28,7 +28,7 @@ class Variants:
     of_pass: Int[np.ndarray, " instructions"]
     """Variant of each instruction."""
     of_transfer: Int[np.ndarray, " instructions"]
-    """Variant of what each instruction sends on: only the number of micro-batches counts."""
+    """Variant of each instruction's transfer, which depends only on the number of micro-batches."""
 
 
 def variants_of(schedule: Schedule, combines: bool = False) -> Variants:

@@ -96,17 +96,17 @@ class Structure:
     class_segment: Int[np.ndarray, " classes"]
     """Layer group inside the stage (0 where a stage is one op)."""
     alloc: Int[np.ndarray, " ops"]
-    """Memory class whose bytes the op takes at its start: global stage + 1, 0 for none. They are bytes per
-    micro-batch: an op of several takes (and gives back) so many times as much."""
+    """Memory class whose bytes the op allocates at its start: global stage + 1, or 0 for none. Bytes are per
+    micro-batch; an op of several allocates (and frees) a multiple."""
     free: Int[np.ndarray, " ops"]
-    """Memory class whose bytes the op gives back at its end, 0 for none."""
+    """Memory class whose bytes the op frees at its end, 0 for none."""
     devices: int
     """Pipeline ranks (tensor- and data-parallel replicas are identical and not repeated)."""
     class_variant: Int[np.ndarray, " classes"] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Row of `variants` of each class (left out: 0 for all)."""
     variants: Int[np.ndarray, "variants 3"] = field(default_factory=lambda: PLAIN.copy())
-    """Ways in which passes of one stage differ: micro-batches computed in one go, slice of the sequence,
-    and whether the pass runs alone (0) or beside another (`PAIRED`, `COMBINED`)."""
+    """Variants of a stage's passes: micro-batches computed in one go, slice of the sequence, and whether the pass runs
+    alone (0) or beside another (`PAIRED`, `COMBINED`)."""
 
     def __post_init__(self) -> None:
         if not len(self.class_variant):

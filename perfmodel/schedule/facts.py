@@ -158,9 +158,9 @@ class ScheduleFacts:
     steady_interval_s: float
     """How much later each next step ends: the makespan where every step ends with a flush, less where steps overlap."""
     bubble_fraction: float
-    """Share of the steady interval in which devices idle though no transfer takes any time, mean over devices."""
+    """Idle share of the steady interval, averaged over devices, if transfers took no time."""
     makespan_bubble_fraction: float
-    """Share of the makespan in which devices idle though no transfer takes any time, mean over devices."""
+    """Idle share of the makespan, averaged over devices, if transfers took no time."""
     activations: tuple[float, float]
     """Most micro-batches alive on the device that needs least, and on the one that needs most."""
     weights: tuple[int, int]

@@ -157,7 +157,7 @@ class LiveState:
     stage: Int[np.ndarray, "ranks chunks"]
     """Global stage of every chunk."""
     activations: Float[np.ndarray, "ranks chunks"]
-    """Micro-batches alive when the rank holds most."""
+    """Micro-batches alive at the rank's peak."""
     versions: Int[np.ndarray, " ranks"]
     """Weight versions held at once."""
     warm_up: Int[np.ndarray, " ranks"]
@@ -165,7 +165,7 @@ class LiveState:
     replicas: int
     """Ranks that hold the same stage."""
     split: bool
-    """Whether gradients of weights are passes of their own, which nothing but the step's end waits for."""
+    """Whether weight gradients are separate passes, on which only the step's end depends."""
 
 
 def live_state(schedule: Schedule, offload: bool, weights: WeightPolicy) -> LiveState:

@@ -24,7 +24,7 @@ class StartingPoint:
 
     serving: Serving
     chosen: tuple[str, ...]
-    """Sentences on what was left open and has been chosen."""
+    """Sentences on the settings that were left open, with the values chosen for them."""
 
 
 def starting_point(

@@ -107,7 +107,7 @@ class Framework(Stated, Sectioned):
     """Generation of the fused attention kernel; `flash-2-then-cudnn`: torch's, which is FlashAttention-2, cuDNN's on
     Blackwell, and AOTriton on AMD's devices."""
     tuned_products: bool = False
-    """Products run the kernels that somebody tuned for their very sizes, instead of what the library's heuristic takes
+    """Matrix products use kernels tuned for their exact sizes, instead of the library's heuristic choice
     (`STOCK_PRODUCTS`)."""
     host: HostCosts = field(default=HostCosts(), metadata=section())
     """Costs of the host."""
@@ -154,7 +154,7 @@ class Framework(Stated, Sectioned):
 
     @property
     def costs_steps(self) -> bool:
-        """Whether a step has costs besides its passes and their communication."""
+        """Whether a step has costs beyond passes and communication."""
         return self.communication.straggling > 0 or self.host.step_overhead_s > 0
 
     @property

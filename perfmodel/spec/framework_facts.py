@@ -154,7 +154,7 @@ class MemoryCosts:
     casts_when_gathered: bool = False
     """Under ZeRO 3, trained weights are kept in fp32 alone, and made narrow as they are gathered."""
     live_params: float = 0.0
-    """Parameters that ZeRO 3 keeps gathered after their use, as long as no more than so many are."""
+    """Largest number of parameters that ZeRO 3 keeps gathered after their use."""
     fp8_copy_bytes: float = 0.0
     """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
     frees_gradients: bool = False
@@ -246,8 +246,8 @@ class LaunchDefaults:
     selective_layers: bool = False
     """`selective` recompute means some whole layers and none of the others, instead of a part of every layer."""
     selective_share: float = 0.0
-    """The share of the layers that these are where nothing else says it; 0 where it is not known, and `selective` is
-    then taken as in `Layout`."""
+    """The share of layers that `selective` recomputes if the launch does not state it; 0 if unknown, when `selective`
+    has the meaning of `Layout`."""
     fp8_flash_attention: bool = True
     """Fused attention where products are in 8 bits (Transformer Engine runs them, with fused attention of its own)."""
     bf16_grad_dtype: str = ""

@@ -109,12 +109,12 @@ class Comm:
     beside_attention: bool = False
     """It hides behind the attention kernels of its phase, and behind no other."""
     follows: bool = False
-    """A few short kernels after another collective of the same ranks: these have just met and wait for none of them,
-    and there is no product that `tp_overlap` could cut it into ring steps beside."""
+    """Runs a few short kernels after another collective of the same ranks: the ranks have just met, so that none waits,
+    and there is no product with which `tp_overlap` could overlap ring steps."""
     choice: ExpertChoice | None = None
     """How tokens choose experts, where each goes to every rank once: `bytes` are those of one copy of each token."""
     exchange: Exchange | None = None
-    """The library that carries it out, if it is one of its own."""
+    """The library that carries it out, if it is a specialised one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class BlockOps:
     """Name shown to people; nothing is decided by it."""
     forward: Kernels
     is_layer: bool = True
-    """Whether a pipeline may be cut before and after it; embeddings and heads ride along with a neighbouring layer."""
+    """Whether a pipeline may be cut before and after the block; embeddings and heads stay with a neighbouring layer."""
     backward_input: Kernels = ()
     """Gradients of inputs, and all element-wise backward kernels."""
     backward_weight: Kernels = ()

@@ -14,11 +14,11 @@ class Relative:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Names of keys in this family -> their names in the known family."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that its class sets otherwise than the known family's, where a configuration leaves them out."""
+    """Default values of keys that differ from the known family's."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Transformer` in which its layers differ."""
     left_out: str = ""
-    """A sentence on parts that it has and that are not counted."""
+    """Parts of the model that are not counted, in a sentence."""
 
 
 # Differences that several families share.

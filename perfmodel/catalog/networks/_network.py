@@ -30,15 +30,16 @@ class Network:
     generation: str = ""
     """Generation of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty where it is not known."""
     adapters: int | None = None
-    """Adapters of a node, device or rack, see `scope`. None: not told; the rate is then the whole node's, or that of
-    the one adapter of a device."""
+    """Adapters of a node, device or rack (see `scope`). None if not stated: the rate then belongs to the whole node, or
+    to the single adapter of a device."""
     gbit_per_s: float | None = None
-    """Rate one way, of one adapter (of a whole node where `adapters` is None and `scope` is `node`); None: not told."""
+    """One-way rate of an adapter, or of a whole node if `adapters` is None and `scope` is `node`; None if not
+    stated."""
     scope: Scope = "node"
     """Whether a node, a rack or a single device has these adapters and this rate."""
     is_adapter_rate: bool = False
-    """Whether the rate may be that of one of several adapters: one that adapters have, and the words say neither how
-    many there are nor what the rate is per."""
+    """Whether the rate may be that of one adapter among several, because the words state neither their number nor whose
+    rate it is."""
     absent: bool = False
     """Whether the words say that there is none: a single node."""
     domain: int = 0

@@ -44,7 +44,7 @@ class Term(NamedTuple):
     figures: Figures
     """Device whose time it is (the asked one, or a donor's own within a ratio)."""
     work: KernelKind | None = None
-    """Kind whose work it does, where `kind` stands in for one that was never measured."""
+    """Kind of kernel that is asked for, if `kind` is measured in place of it."""
     home: Figures | None = None
     """Device whose kernels it runs where that is another part of the same die: its time moves from there by clocks and
     bandwidth alone (`Elsewhere`), so that no part is slower for having more of either."""

@@ -36,20 +36,20 @@ class Orders:
     address: str
     """Address of the socket at which the emulated environment answers; empty: only record, on a real network."""
     wire: str = ""
-    """`HOST:PORT` at which the process answers that stands for the other ranks on the wire; empty: none."""
+    """`HOST:PORT` of the process that answers for the emulated ranks on the wire; empty if there is none."""
     wire_key: str = ""
-    """Secret of this run, without which that process answers nobody."""
+    """Secret of this run; the process on the wire answers only ranks that know it."""
     rank: int
     world_size: int
     real_ranks: tuple[int, ...]
     out: str
-    """Folder for what the rank recorded."""
+    """Folder for the rank's records."""
     apart: bool = False
-    """Real ranks exchange no data either: their calls begin when the last of them has come, and take what the prices
-    say for all ranks."""
+    """Real ranks exchange no data: their calls begin when the last of them has called, and take the time that the
+    prices state."""
     pinned: bool = False
-    """The rank keeps to one core: threads that serve collectives run first on it, so that a message that comes while
-    the script computes does not wait for the scheduler's next tick, 4 ms that it takes at random."""
+    """The rank stays on one core, where threads that serve collectives have priority: otherwise a message that arrives
+    during computation waits up to 4 ms for the scheduler's next tick."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds added to every collective of a kind."""
     swept: str = ""

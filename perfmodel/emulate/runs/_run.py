@@ -38,7 +38,7 @@ class RankRun:
     overhead_s: float = 0.0
     """Seconds of emulating a call itself, which were taken off; far more than 1 ms on a busy machine."""
     parameters: tuple[tuple[int, ...], ...] = ()
-    """Shapes of what the first optimizer updates: the part of the model that the rank holds."""
+    """Shapes of the tensors that the first optimizer updates: the rank's part of the model."""
 
     @property
     def training_bytes(self) -> int:

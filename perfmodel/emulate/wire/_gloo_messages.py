@@ -134,12 +134,12 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Whether something waits until the socket takes more."""
+        """Whether data wait until the socket accepts more."""
         return bool(self._out) and bool(self._out[0].ready())
 
     @property
     def stalled(self) -> bool:
-        """Whether something waits until more of a message that it passes on has come."""
+        """Whether data wait for more of a message that is being passed on."""
         return bool(self._out) and not self._out[0].ready()
 
     def receive(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> bool:

@@ -149,7 +149,7 @@ class PeerPlace:
     address: str = "127.0.0.1"
     """IPv4 address at which real ranks reach it."""
     command: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("_peer.py")))
-    """Starts it; what stands before it may lead to another host."""
+    """Command that starts the peer process, with a prefix if it runs on another host."""
     name: str = ""
     """Host as the user named it; empty: this one."""
     other_clock: bool = False

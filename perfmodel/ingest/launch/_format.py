@@ -37,9 +37,9 @@ class LaunchFormat:
     """Keys (patterns) of which every file of this format has one and no other format's has."""
     table: tuple[Rule, ...]
     harmless: tuple[str, ...]
-    """Keys (patterns) that say nothing of time or memory of a step, or only what every run does."""
+    """Keys (patterns) that do not affect the time or memory of a step, or that every run sets alike."""
     always: Mapping[str, object] = field(default_factory=dict)
-    """Fields that the framework does not leave open."""
+    """Fields with a fixed value in this framework."""
     switches: frozenset[str] = frozenset()
     """Arguments of a command line that take no value."""
     elsewhere: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class LaunchFormat:
     framework: Callable[[Fields, Entries], str] | None = None
     """Name of the framework of one file, where the format serves several."""
     limits: Mapping[str, str] = field(default_factory=dict)
-    """Why fields of `Layout` cannot be had, for the refusal of what has no notation."""
+    """Reasons why fields of `Layout` cannot be expressed, for error messages."""
 
     def recognises(self, entries: Entries) -> bool:
         """Whether a file of the right syntax is of this format."""

@@ -66,13 +66,13 @@ class Launch:
     job_fields: Mapping[str, Any]
     """Further fields of `Job` that the file states, by name."""
     assumed: tuple[str, ...] = ()
-    """Settings that the file leaves open, as the framework or this package fills them in, a sentence each."""
+    """Settings that the file leaves open and that the framework or this package fills in, one sentence each."""
     may_be_wrong: tuple[str, ...] = ()
-    """Facts of model, layout, precision or memory that unread settings may make wrong, the worst first."""
+    """Facts about model, layout, precision or memory that may be wrong because a setting was not read, worst first."""
     ignored: tuple[str, ...] = ()
     """Settings of the file that could matter and were not understood, the worst first."""
     missing: tuple[str, ...] = ()
-    """Facts that a prediction still needs, a sentence with the remedy each."""
+    """Facts that a prediction still needs, each in a sentence with the remedy."""
 
     def problem(self, cluster: Cluster | str) -> Problem:
         """The file's model and job on a cluster; with the layout, all that a prediction or a search needs.

@@ -30,7 +30,7 @@ class LoggedStep:
 
     step: int
     seconds: float | None = None
-    """Per step, a mean over the steps since the line before it; None where the log gives a throughput alone."""
+    """Seconds per step, averaged over the steps since the previous line; None if the log states only a throughput."""
     tokens_per_s_per_device: float | None = None
     samples_per_s: float | None = None
     """Sequences per second of all devices together."""
@@ -89,7 +89,7 @@ class TrainingLog:
     allocated_bytes: float | None = None
     """Peak of the tensors on the fullest rank that reports it."""
     reserved_bytes: float | None = None
-    """Peak of what the allocator holds."""
+    """Peak bytes reserved by the allocator."""
 
     def count(self, kind: EventKind) -> int:
         """Number of events of a kind."""

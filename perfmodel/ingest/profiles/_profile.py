@@ -27,7 +27,7 @@ class Call:
     name: str
     """Name of the operator, else of the kernel."""
     family: str
-    """Op family (`bmm` apart), kind of collective, or empty where no name tells."""
+    """Op family (`bmm` separately) or kind of collective; empty if the name identifies none."""
     op: Op | None
     """The operation with its shape, where the profile says it; collectives are taken to lie within one node."""
     kind: ActivityKind
@@ -40,7 +40,7 @@ class Call:
     time_s: float
     """Sum over its kernels."""
     launched_s: float
-    """When the host launched the first of them; NaN where the profile does not say, or nothing is launched (CPU)."""
+    """Time at which the host launched the first kernel; NaN if the profile lacks it, or on CPUs."""
     group: str
     """Group of the ranks of a collective, as the profiler names it."""
 
@@ -54,7 +54,7 @@ class Profile:
     calls: tuple[Call, ...]
     """Calls in the order in which they start."""
     unread: dict[str, int]
-    """Facts that the profile leaves out, and of how many calls."""
+    """Facts that the profile lacks, each with the number of affected calls."""
 
     @property
     def devices(self) -> int:
@@ -93,7 +93,7 @@ class Detail:
     """Known details of an activity: its call, operator, shape and launch."""
 
     call: Any
-    """Tells calls apart: kernels of equal ones are one call's."""
+    """Identifies the call: kernels with equal values belong to one call."""
     operator: str = ""
     row: Row | None = None
     launched_s: float = float("nan")

@@ -49,7 +49,7 @@ class Degrees:
     schedule: str = "1f1b"
     """Name of a registered pipeline schedule."""
     steps: int = 1
-    """Steps of so many micro-batches that an asynchronous schedule runs into one another; the batch is that of all."""
+    """Steps that an asynchronous schedule runs without a flush between them; the batch covers all of them."""
     chunks: int = 1
     """Model chunks per pipeline device (interleaved schedules)."""
     zero: int = 0

@@ -100,7 +100,7 @@ class RankCode:
     groups: tuple[tuple[int, ...], ...]
     """Devices that each instruction runs on."""
     types: Mapping[str, Tensor]
-    """Type of every value that the instructions name, on whatever device."""
+    """Type of every value that the instructions name, on all devices."""
     arguments: Mapping[str, np.ndarray]
     """This rank's parameters."""
     parameters: Mapping[str, Tensor]

@@ -126,7 +126,7 @@ class PairTimes:
     call_s: float
     """A rank's own work for the call of a transfer."""
     core_factor: float = 1.0
-    """Factor by which work on cores takes longer between messages than when measured, from whole programs."""
+    """Slowdown of work on cores between messages, relative to its measurement; found from whole programs."""
 
     def time(self, event: RankEvent) -> EventTime:
         """Time of an event on each of its ranks.

@@ -35,7 +35,8 @@ class SourceSettings:
     dtype: str = "fp32"
     """Element type of a catalog model."""
     mode: Mode | None = None
-    """None: a training step of what returns a loss and of catalog models, otherwise as it is."""
+    """Training or inference; None: a training step if the source returns a loss or is a catalog model, otherwise the
+    source unchanged."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Sizes of named dimensions (ONNX)."""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class SourceSettings:
     ranks: int = 1
     """Ranks of which a PyTorch module that calls collectives is one (`rank_program`)."""
     sharded: Mapping[str, int] = field(default_factory=dict)
-    """Axis along which these ranks hold a tensor in turn, by its name in the program."""
+    """Axis along which a tensor is sharded over these ranks, by its name in the program."""
 
 
 def read_program(source: str, settings: SourceSettings | None = None) -> Program:

@@ -27,18 +27,18 @@ class StepEstimate:
     step_time_s: float
     """Kernels and collectives one after another: nothing overlaps, as in the module that was read."""
     step_time_lo_s: float
-    """Lower end of the 90 % range, of kernel times and of what no kernel table knows."""
+    """Lower end of the 90 % range, which includes kernels that no table knows."""
     step_time_hi_s: float
     overlapped_time_s: float
-    """If all communication hid behind computation as far as it lasts: the larger of the two."""
+    """Step time if communication overlapped fully with computation: the larger of the two."""
     kernel_time_s: float
     collective_time_s: float
     tflops_per_device: float
     mfu: float
-    """Matrix products at peak rate, relative to the step time."""
+    """Time of the matrix products at peak rate, relative to the step time."""
     memory_bytes: float | None
     fits: bool | None
-    """Whether the memory suffices; None where the import does not tell how much is needed."""
+    """Whether the memory suffices; None if the import does not state how much is needed."""
     provenance: dict[str, float]
     """Share of the time by where it is known from."""
     rows: pd.DataFrame = field(repr=False)
@@ -112,7 +112,7 @@ class OpTable:
     kernels: tuple[KernelRow, ...]
     collectives: tuple[CollectiveRow, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
-    """Operations that no kernel or collective stands for: named, never dropped."""
+    """Operations without a kernel or collective; they are listed, never dropped."""
     n_devices: int = 1
     """Ranks that the program runs on."""
     memory_bytes: float | None = None

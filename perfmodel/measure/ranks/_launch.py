@@ -40,7 +40,7 @@ class Launch:
     launcher: str
     """Launcher that started the processes."""
     index: int
-    """Number of the process: 0 measures, the others do what it tells them."""
+    """Number of the process: process 0 measures, the others follow its requests."""
     count: int
     """How many processes there are."""
     node: str

@@ -80,7 +80,7 @@ class StoppingRule:
     min_sample_s: float = 2e-3
     """Calls are bundled until a sample takes this long, well above the clock's resolution."""
     interference_limit: float = 0.06
-    """Share of a sample's processor time that others may take before it is set aside."""
+    """Largest share of a sample's processor time that others may take; samples above it are set aside."""
 
     def __post_init__(self) -> None:
         for name in ("half_width", "max_s", "min_sample_s"):

@@ -89,13 +89,13 @@ class RunHealth:
     healthy: bool
     """True where the step is usual for known sites and no fault is certain."""
     fault: Cause | None
-    """A cause that is certain and takes a good part of the step."""
+    """A cause that is certain and accounts for a large part of the step."""
     no_fault_probability: float
-    """Probability that the step takes this long without any fault, as it does on some other sites."""
+    """Probability that the run has no fault: that a step is this slow on a healthy site."""
     causes: tuple[Cause, ...]
     """Causes, the likeliest first, `NAMED_CAUSES` at most."""
     next_measurement: str
-    """Measurement that tells these causes apart, or confirms the only one; empty without a cause."""
+    """Measurement that distinguishes between the causes, or confirms the only one; empty without a cause."""
     typical_site_s: float
     """Step time on a typical site."""
     good_site_s: float

@@ -37,13 +37,13 @@ class Stalls:
     """Pauses in training that have the same reason."""
 
     kind: StallKind
-    """Reason, as far as the log tells it."""
+    """Reason for the stalls, if the log states it."""
     count: int
     """Number of stalls."""
     seconds_each: float
     """Median seconds of one."""
     seconds_per_step: float
-    """Seconds that they take of the run, spread over its steps."""
+    """Total seconds of the stalls divided by the number of steps."""
     every: int | None
     """Steps between one and the next, where that is regular."""
 
@@ -68,7 +68,7 @@ class StepSeries:
     seconds: Float[np.ndarray, " lines"]
     """Seconds per step, by line of the log."""
     covered: Float[np.ndarray, " lines"]
-    """Steps that a line tells of."""
+    """Number of steps that each line covers."""
     warm_up_steps: int
     warm_up_s: float
     """Seconds that the steps of the warm-up took longer together than as many usual ones."""

@@ -35,7 +35,7 @@ class Change:
     what: str
     """The change in words."""
     to: dict[str, Any]
-    """New values of what is changed, by name."""
+    """New values by name."""
 
     def __str__(self) -> str:
         return plain_text(self.what)

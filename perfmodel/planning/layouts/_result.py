@@ -38,7 +38,7 @@ class Beyond:
     gain: float
     """Gain in the objective, relative to the best layout that the framework can run; infinite where it can run none."""
     cannot_run: tuple[str, ...]
-    """Sentences about what of the layout the framework cannot run."""
+    """Sentences about the parts of the layout that the framework cannot run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -116,7 +116,7 @@ class SearchResult:
     beyond: Beyond | None = None
     """The best layout that the framework cannot run, if it beats every layout that the framework can run."""
     impossible: Impossible | None = None
-    """Why there is no layout, and what would make one possible."""
+    """Reason why no layout exists, with changes that would make one possible."""
     recommendation: Recommendation = field(default=Recommendation(), repr=False)
     """The layout to try first."""
     robust: str = ""
@@ -128,7 +128,7 @@ class SearchResult:
     why: str = ""
     """Reason for the method."""
     improvements: tuple[Improvement, ...] = ()
-    """Layouts whose stages were cut anew, with what that gained and how far from the best cut it is at most."""
+    """Layouts with uneven stages, each with its gain and the largest distance from the best division."""
     bounds_s: tuple[float, ...]
     """A lower bound on the step time of each layout, from its passes and collectives alone."""
     rejections: dict[Rejection, int]
@@ -189,7 +189,8 @@ class SearchResult:
 
     @property
     def certificate(self) -> str:
-        """`exact` if the best layout is proved to be the optimum of the space under this model; else what is proved."""
+        """`exact` if the best layout is proved to be the optimum of the space under this model; otherwise the weaker
+        statement that is proved."""
         if not self.complete:
             return self._interrupted
         if self.layouts and self.layouts[0].kinds:

@@ -44,7 +44,7 @@ class Observation:
     slopes: Float[np.ndarray, "nodes observations sources"]
     """Change of every figure that it shows per unit of every source, at every node of the site's scales."""
     noise: Float[np.ndarray, "nodes observations"]
-    """Standard deviations of what the sources leave of the figures."""
+    """Standard deviations of the part that the sources do not explain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class MeasurementValue:
     places: tuple[int, ...]
     """Places of the layouts that are run, among those that are chosen from."""
     regret: float
-    """Expected log of the step time chosen after it over the least: how much longer steps take than they need."""
+    """Expected log ratio of the step time that is chosen after the measurement to the shortest one."""
     moves: float
     """Probability that the measurement changes which layout is chosen."""
     instead: int | None
@@ -73,8 +73,7 @@ class MeasurementValues:
     best: Float[np.ndarray, " layouts"]
     """Probability of each layout to be the fastest."""
     worth: tuple[MeasurementValue, ...]
-    """Measurements, the one that saves most per run first; of those that save alike by `KINDS`, then the better
-    layout."""
+    """Measurements, the one with the largest saving per run first; ties are ordered by `KINDS`, then by layout."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; regrets in seconds per step."""

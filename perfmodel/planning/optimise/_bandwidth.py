@@ -32,7 +32,7 @@ class BandwidthResult:
     """Bandwidth shares of the links, and the resulting step time."""
 
     links: dict[str, float]
-    """Bandwidth of each link as a multiple of what it is; the multiples add up to the number of links."""
+    """Bandwidth of each link as a multiple of its present value; the multiples sum to the number of links."""
     step_time_s: float
     equal_s: float
     """Step time with all multiples 1."""

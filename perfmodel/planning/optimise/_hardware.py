@@ -25,7 +25,7 @@ class Run:
     step_problem: StepProblem
     layout: Layout
     weight: float = 1.0
-    """Weight of its step time, relative to what it is now, in the objective."""
+    """Weight in the objective of its step time relative to the present one."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Design:
     """Step time of every run."""
     before_s: tuple[float, ...]
     even_s: tuple[float, ...]
-    """Step times where all parameters grow alike within the same budget."""
+    """Step times if all parameters grow by the same factor within the same budget."""
     priced: int
     """How often a run's events were priced on another machine."""
     seconds: float

@@ -165,18 +165,18 @@ class StepTimeFunction:
     """
 
     nominal: StepParameters
-    """Values as they are: float64 arrays of the shapes that `StepParameters` tells."""
+    """Present values of all parameters: float64 arrays with the shapes in `StepParameters`."""
     bounds: Bounds
     layout: Layout
     usable_bytes: float
     """Bytes that a device may hold for the layout to fit: the limit of `memory_bytes`."""
     programs: Programs = field(repr=False)
-    """All that is compiled of it: a relaxation traces its durations."""
+    """The compiled part of the function; a relaxation also traces its durations."""
     tables: Tables = field(repr=False)
     times: Times = field(repr=False)
     """Times on the machine as it is."""
     input_s: float
-    """Seconds that a step takes at least for its samples to be there (`Job.input_samples_per_s`)."""
+    """Least time of a step until its samples have arrived (`Job.input_samples_per_s`)."""
     log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
     """Logarithms of the micro-batch sizes that the programs are of."""
     memory: Memory = field(repr=False)

@@ -33,7 +33,7 @@ class RecomputeChoice(NamedTuple):
 
     recompute: Recompute
     recompute_full_layers: PerStage = None
-    """At most one number, for all stages alike."""
+    """At most one number, which applies to all stages."""
 
 
 class StateChoice(NamedTuple):
@@ -63,7 +63,7 @@ class LayoutGrid:
     recomputes: tuple[RecomputeChoice, ...]
     states: tuple[StateChoice, ...]
     valid: Bool[np.ndarray, "#pipelines 1 #recomputes 1"]
-    """Combinations that are layouts of their own, whatever their shards and states."""
+    """Combinations that are distinct layouts, for any shards and states."""
 
     @classmethod
     def of(cls, layout: Layout) -> "LayoutGrid":
@@ -81,7 +81,7 @@ class LayoutGrid:
 
     @classmethod
     def one(cls, layout: Layout) -> "LayoutGrid":
-        """A layout by itself, whatever its stages."""
+        """Make a grid of a single layout, with any stages."""
         chosen: list[Any] = []
         for kind in (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice):
             fields = [getattr(layout, name) for name in kind._fields]

@@ -145,7 +145,7 @@ class GridCosts:
     bound_s: Float[np.ndarray, "pipelines shards recomputes states"]
     """A step time that the layout does not beat (float32); infinite where no layout of the grid fits."""
     left_out: Int[np.ndarray, " categories"]
-    """Layouts of the grid as it was given, with choices of which none fits, by what takes most of their memory."""
+    """Layouts of the original grid whose choices never fit, by the largest part of their memory."""
 
     def spread(self, of_memory: np.ndarray) -> np.ndarray:
         """Repeat values that depend on memory choices alone for all layouts of the grid."""
@@ -157,7 +157,7 @@ class GridCosts:
 
     @cached_property
     def multiplicity(self) -> Int[np.ndarray, "1 distinct_shards 1 distinct_states"]:
-        """Number of layouts that each combination of choices stands for."""
+        """Number of layouts that share each combination of choices."""
         _, shards, _, states = self.peak_bytes.shape
         shard_choices = np.bincount(self.of_shard, minlength=shards)
         state_choices = np.bincount(self.of_state, minlength=states)

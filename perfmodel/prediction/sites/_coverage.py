@@ -49,7 +49,8 @@ class Coverage:
     """Power of the half-width that the model of sites gives: below 1 where that differs more between runs than errors
     do."""
     added: Mapping[str, float] = field(default_factory=dict)
-    """Half-width that all of a driver of `UNKNOWNS` adds, in quadrature: knowing less makes no interval narrower."""
+    """Half-width that the whole of each driver in `UNKNOWNS` adds, in quadrature: less knowledge never narrows an
+    interval."""
 
     def half_width(self, of_model: float, unknown: Mapping[str, float] = NOTHING_UNKNOWN) -> float:
         """Half-width of the interval of a log step time.

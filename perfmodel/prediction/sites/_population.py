@@ -90,7 +90,7 @@ class SitePrior:
     degrees: Float[np.ndarray, " degrees"]
     """Standard deviation that a site adds per unit of each of `DEGREES`."""
     events: float
-    """Factor that makes half-widths of events' own intervals those of a step's."""
+    """Factor from the half-widths of events to those of a step."""
     likeness: LayoutKernel
     """Covariance of layouts beyond the factors."""
     noise: float
@@ -98,14 +98,15 @@ class SitePrior:
     scatter: tuple[float, float]
     """Standard deviations over sites of the logs of the two scales of `Scales`."""
     coverage: Coverage
-    """Makes half-widths those of intervals that hold nine tenths of the runs of teams left out."""
+    """Model that scales half-widths to intervals that hold 90 % of the runs of left-out teams."""
     unknown: Mapping[str, float]
-    """How much of each driver of `coverage` the site has before anything is known of a run's settings."""
+    """Amount of each driver of `coverage` before any of a run's settings is known."""
     doubt: float
-    """Noise inflation: factor of the variance of the noise of known runs for what they say of others, so that few of
-    them seldom make a site worse."""
+    """Noise inflation: multiplies the noise variance of known runs when others are predicted from them, so that a few
+    runs seldom make a site's predictions worse."""
     held_given: float
-    """Coverage factor: multiplies half-widths once some runs of the site are known, to the same end."""
+    """Coverage factor: multiplies half-widths once some runs of the site are known, so that 90 % of the others lie
+    inside."""
 
     @cached_property
     def scales(self) -> Scales:

@@ -34,12 +34,12 @@ class Site:
     """Constants of a site; the defaults are for an unknown site."""
 
     sustained: Sustained | None = None
-    """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
-    under their power limit (`perfmodel.cost.under_load`). None: fitted to all published sources, for devices whose
-    power nobody measured, and read when first needed."""
+    """By architecture, the log slowdown of matrix products and attention in a training step, relative to the same
+    kernels under their power limit (`perfmodel.cost.under_load`). None: fitted to all published sources, for devices
+    without measured power, and read when first needed."""
     skew: float = KERNEL_SPREAD
-    """Spread of the times that ranks take for the same kernels, relative to these, by which they reach collectives
-    apart."""
+    """Relative spread between ranks of the time of the same kernels, which makes ranks reach collectives at different
+    times."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     population: SitePopulation | None = None
@@ -47,10 +47,10 @@ class Site:
     memory: MemorySpread | None = None
     """How far measured peaks of memory lie from predicted ones. None: as in all published sources."""
     unstated: float = 0.0
-    """Share of the run's settings that nobody stated."""
+    """Share of the run's settings that are not stated."""
     contradictions: float = 0.0
-    """How much what is said of the run contradicts itself: 1 where statements do, less where it is said to have run
-    although it hardly fits into memory."""
+    """Degree of contradiction in the run's description: 1 if its statements contradict each other, less if it is said
+    to have run although it hardly fits into memory."""
     left_out: str = ""
     """Teams that the constants were fitted without (`team_key`)."""
 

@@ -61,7 +61,7 @@ class LeftOutRuns:
     unknown: Float[np.ndarray, "runs drivers"]
     """How much of each of `UNKNOWNS` the run has, given what was left out."""
     open_deviation: Float[np.ndarray, " runs"]
-    """Standard deviation of the log step time between all that the run may have been, which predictions add."""
+    """Standard deviation of the log step time over the possible completions of the run, which predictions include."""
     looked_at: Bool[np.ndarray, " runs"]
     """Whether facts were ever looked up with the errors of the run's source in view."""
 

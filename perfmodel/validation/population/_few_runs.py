@@ -32,7 +32,7 @@ class Covariances(CovarianceTerms):
     """Covariances of runs' residuals."""
 
     noise: float
-    """Variance of what each run has for itself."""
+    """Variance that is independent for each run."""
     doubt: float = 1.0
     """`SitePrior.doubt`."""
 

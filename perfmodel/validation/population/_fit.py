@@ -67,7 +67,7 @@ class PopulationFit:
     left_out: Float[np.ndarray, " runs"]
     """Residual of every run when its teams are left out."""
     everywhere: Mapping[str, float]
-    """Mean log factor of the median site of everywhere without some teams, by teams."""
+    """Mean log factor of the median site in the whole record, by the teams left out."""
     few: Mapping[str, Mapping[int, FewRuns]]
     """Errors by source and number of its own runs that are known."""
     coverage: LeftOutRuns

@@ -81,9 +81,9 @@ class SiteRuns:
     layout: Int[np.ndarray, " runs"]
     """Number of the layout; repeats of one run have the same."""
     open_deviation: Float[np.ndarray, " runs"]
-    """Standard deviation of the log step time between all that the run may have been (`RunPrediction`)."""
+    """Standard deviation of the log step time over the possible completions of the run (`RunPrediction`)."""
     contradictions: Float[np.ndarray, " runs"]
-    """How much what is said of each run contradicts itself (0 to 1)."""
+    """Degree of contradiction in each run's description (0 to 1)."""
     labels: Mapping[str, np.ndarray]
     """`framework`, `architecture`, `source`, `group` (its teams, joined by `+`), `year` and `model_kind` of every run.
     """

@@ -71,11 +71,12 @@ class Case:
     layout: Layout
     framework: Framework
     assumed: tuple[str, ...] = ()
-    """Names of what nothing in the row tells, and was assumed."""
+    """Names of settings that the row does not determine, so that values were assumed."""
     contradictions: tuple[str, ...] = ()
-    """Cells that say different things of one setting, each in a sentence; the first named there was taken."""
+    """Cells that contradict each other about a setting, one sentence each; the value of the first cell named is
+    used."""
     stated_layout: str = ""
-    """The part of the layout that the run states, in a layout's notation; the rest is as its framework has it."""
+    """The part of the layout that the run states, in a layout's notation; the framework's defaults complete it."""
     stated_job: frozenset[str] = frozenset()
     """Names of the fields of the job that the run states."""
 

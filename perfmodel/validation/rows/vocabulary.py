@@ -20,7 +20,7 @@ class Phrase:
     pattern: str
     """Regular expression over lower-case text; its groups are figures of the meaning."""
     meaning: str = ""
-    """Name of what it says; empty for a phrase that changes nothing."""
+    """Name of the phrase's meaning; empty for a phrase without effect."""
 
 
 @dataclass(frozen=True)

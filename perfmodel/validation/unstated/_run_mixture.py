@@ -86,11 +86,11 @@ class RunPrediction:
     memory_counted_bytes: dict[str, float]
     """Weighted median peak by what counts it (`Prediction.memory_counted_bytes`)."""
     fits: bool
-    """Whether the completions that fit weigh more than the others, a priori."""
+    """Whether the completions that fit have more prior weight than the others."""
     fits_probability: float
-    """Of the description, before it is known whether the run fitted."""
+    """Probability of fitting before it is known whether the run fitted."""
     contradicts: float
-    """How much the description contradicts itself (`Site.contradictions`)."""
+    """Degree of contradiction in the description (`Site.contradictions`)."""
     effects: tuple[ChoiceEffect, ...]
     """Effects of the open choices on the step time, the largest first."""
     assumed: tuple[str, ...]

@@ -76,10 +76,10 @@ class Tuning:
     """Preference for faster completions, as exponents of the step time; 0 for none."""
 
     choices: float = 0.0
-    """Between completions that whoever runs the job chooses from, such as layouts."""
+    """Exponent between completions that the operator of the job chooses from, such as layouts."""
     sites: float = 0.0
-    """Between groups of completions that differ in what is given, such as the network: jobs are run, and their times
-    are reported, where and with what they run well."""
+    """Exponent between groups of completions with different surroundings, such as the network: jobs are run, and their
+    times are reported, where they run well."""
 
 
 def tuned_weights(

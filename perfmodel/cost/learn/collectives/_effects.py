@@ -26,9 +26,9 @@ class Effect(NamedTuple):
     part: str
     """Part that the effect belongs to, such as the efficiency `inside` a node."""
     link: str = ""
-    """Link class that it holds for; empty for all."""
+    """Link class to which the effect applies; empty for all."""
     kind: str = ""
-    """Kind of collective that it holds for; empty for all."""
+    """Kind of collective to which the effect applies; empty for all."""
 
     def __str__(self) -> str:
         return "|".join(part for part in self if part)

@@ -33,17 +33,18 @@ class Sources:
     """Facts about the sources of tables, as in `training/collectives.toml`."""
 
     reference: tuple[str, ...] = ()
-    """Sources timed on the device, best first, that a fabric's usual price stands on; by default all, largest first."""
+    """Sources from which a fabric's usual price is computed, best first; by default all, largest first."""
     unhealthy: tuple[tuple[str, ...], ...] = ()
-    """First parts of series whose network ran far below its rate: no guide to others."""
+    """Prefixes of series whose network ran far below its rate; they are not used for other series."""
     as_timed: tuple[tuple[str, ...], ...] = ()
-    """First parts of series (`""`: any) whose times hold more than the collective: no guide, inside a node or out."""
+    """Prefixes of series (`""`: all) whose times include more than the collective; they are not used for other
+    series."""
     physics_only: tuple[str, ...] = ()
     """Sources that state no licence: constants are fitted to them, their figures are not kept."""
     keep_slow: bool = False
     """Whether placements that ran far below their links are kept, as measured, for their own series alone."""
     forced: bool = False
-    """Whether a series of a forced algorithm may stand for a fabric where nothing else was measured."""
+    """Whether a series with a forced algorithm may represent a fabric without other measurements."""
 
 
 NO_SOURCES: Final = Sources()

@@ -85,7 +85,7 @@ class Groups:
         concurrent: np.ndarray,
         interleaved: np.ndarray | float = 1.0,
     ) -> "Groups":
-        """Groups on one fabric: over at least its first network level where they leave a node."""
+        """Make groups on a fabric; groups that leave their node reach at least its first network level."""
         last = len(fabric.levels) - 1
         level = np.clip(level.astype(np.int64), 0, last)
         if fabric.flat:

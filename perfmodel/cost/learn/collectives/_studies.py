@@ -149,7 +149,7 @@ class Study:
     spread: dict[Scope, float]
     parts: tuple[LeftOut, ...]
     exchanges: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    """Errors and half-widths of mixture-of-experts exchanges, by what was left out."""
+    """Errors and half-widths of mixture-of-experts exchanges, by kind of held-out group."""
 
 
 def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> Study:

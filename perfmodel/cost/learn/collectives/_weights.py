@@ -130,7 +130,7 @@ class CollectiveWeights:
     """Most ranks measured on each link class."""
     moe: MoeWeights = field(default_factory=MoeWeights)
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values: rows, what was replaced and set aside."""
+    """JSON values: numbers of rows, and rows that were replaced or set aside."""
 
     @property
     def series(self) -> tuple[SeriesKey, ...]:

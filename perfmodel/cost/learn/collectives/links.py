@@ -39,7 +39,7 @@ class LinkClass:
     the devices and keep a line's order (NCCL `src/graph/tuning.cc`). Slingshot's hang on the host processors, EFA kept
     no order before Hopper's instances (aws-ofi-nccl), Ethernet goes through the host's memory."""
     eager_bytes: float = 1e30
-    """Messages up to this size are sent without asking the receiver first."""
+    """Largest message that is sent without asking the receiver first."""
 
     @property
     def bridged(self) -> bool:
@@ -48,7 +48,7 @@ class LinkClass:
 
     @property
     def known(self) -> bool:
-        """Whether a name, or a stated rate, told the links."""
+        """Whether the links were identified, by their name or a stated rate."""
         return self.pattern != ""
 
 

@@ -38,7 +38,7 @@ class Samples:
     time_s: Float64[np.ndarray, "n"]
     stacks: tuple[Stack, ...]
     shape_key: np.ndarray
-    """uint64 [n], equal for equal shapes whatever the device, software or pass."""
+    """Hash of each row's shape, uint64 [n]: equal shapes have equal keys on all devices and in all passes."""
 
     def __len__(self) -> int:
         return len(self.time_s)

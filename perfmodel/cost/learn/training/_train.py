@@ -127,7 +127,7 @@ class Training:
     start: Parameters | None = None
     """Weights to go on from, at a third of the learning rate."""
     seed: int = 0
-    """Decides the random start and the order of batches; the members of a recipe take it and the next ones."""
+    """Seed of the initial weights and of the order of batches; member i of a recipe uses seed + i."""
     report: StepReport | None = None
     checkpoint: Path | None = None
     """A file that is written now and then, and resumed from if it is of this very run."""

@@ -41,7 +41,7 @@ class Script:
     files: Mapping[str, str]
     """Texts of the files that it writes, by their names without folders."""
     absent: tuple[str, ...]
-    """Scripts that it runs or sources and that do not lie beside it, with their lines."""
+    """Scripts that it runs or sources but that are not in the same folder, with their lines."""
 
 
 class _Unknown(Exception):
