@@ -1,3 +1,8 @@
+"""Cost models: seconds of kernels and collectives, each with its 90 % interval and provenance.
+
+Beside this door is `perfmodel.cost.learn`, the regressors behind these times and their training.
+"""
+
 from perfmodel.cost._collectives import CollectiveModel, interconnect_of, share_of_link
 from perfmodel.cost._events import EventTimes, PricesCollectives, PricesKernels, event_times
 from perfmodel.cost._growth import MonotoneGrid, growing
