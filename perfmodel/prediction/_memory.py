@@ -140,6 +140,11 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     if gathers_weights.any():
         params = (blocks.dense + blocks.expert) * layer_share
         gathered = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
+        if costs.planned_memory:
+            # A compiler gathers each weight where it is used, while at most the one before it is in use (OpenXLA's SPMD
+            # partitioner puts an all-gather before each product; its latency-hiding scheduler starts it early).
+            weight = largest_of_blocks(blocks.largest_weight * layer_share, ranks.stored > 0)
+            gathered = xp.minimum(gathered, 2 * weight)
         if costs.live_params:
             # Weights stay gathered after their use, as long as no more than so many parameters are.
             still_gathered = xp.minimum(costs.live_params, dense + expert)

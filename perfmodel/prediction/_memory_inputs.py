@@ -71,6 +71,8 @@ class BlockBytes:
     """Parameters of `dense` that have no gradients, though the rest has."""
     shared: Float[np.ndarray, "*layouts blocks"]
     """Parameters that a block shares with the one before it, and holds where a rank has none of that."""
+    largest_weight: Float[np.ndarray, "*layouts blocks"]
+    """Parameters of the largest weight of a block; those of all experts are one."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
     saves_operands: Bool[np.ndarray, "*layouts blocks"]
@@ -119,6 +121,7 @@ class BlockBytes:
             expert=spread([shard.expert_params for shard in shards]),
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             shared=spread([shard.shared_params for shard in shards]),
+            largest_weight=spread([largest_weights(shard) for shard in shards]),
             layers=layers,
             saves_operands=layers & ~recomputed,
             kept_bytes=kept_bytes,
@@ -235,6 +238,16 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
         if block.is_layer:
             shapes.update(block.weight_shapes(experts=False), block.weight_shapes(experts=True))
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
+
+
+def largest_weights(shard: ShardBlocks) -> Float[np.ndarray, " blocks"]:
+    """Parameters of the largest weight of every block, the experts' weights of a shape being one."""
+    largest = np.zeros(len(shard.blocks))
+    for i, block in enumerate(shard.blocks):
+        dense = [m * n for m, n in block.weight_shapes(experts=False)]
+        of_experts = [m * n * count for (m, n), count in block.weight_shapes(experts=True).items()]
+        largest[i] = max([*dense, *of_experts], default=0)
+    return largest
 
 
 def sum_over_blocks(

@@ -86,6 +86,19 @@ def test_secondary_shards_keep_the_weights_once_more() -> None:
         assert copied.buffers == plain.buffers
 
 
+@pytest.mark.parametrize("prefetch", [1, 2, 8])
+def test_planned_programs_gather_weight_by_weight(prefetch: int) -> None:
+    """The largest weight is the table, and a second one is on its way. Frameworks that gather modules hold the table
+    and whole layers, which are less here if few are gathered ahead."""
+    layout = Layout(dp=8, zero=3, recompute="full", prefetch=prefetch)
+    planned = PLAIN.replace(planned_memory=True)
+    whole, sharded = (first_rank(planned, layout.replace(zero=zero), seq_len=16, frozen=True) for zero in (0, 3))
+    table = 2 * 128256 * 2048
+    a_layer = 2 * (1.2358e9 - 128256 * 2048) / 16
+    more = sharded.buffers - whole.buffers
+    assert more == pytest.approx(min(2 * table, table + (1 + prefetch) * a_layer), rel=0.01)
+
+
 @pytest.mark.parametrize("zero", [0, 2, 3])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_saved_gathered_weights_are_those_of_layers_that_are_not_recomputed(zero: Any, recompute: Any) -> None:
