@@ -94,12 +94,13 @@ def predict(
 
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks through it."""
-    # What one rank computes in each block, how long that takes, and the program in which the blocks run.
+    # Shard, price, phases, program: what one rank computes in each block, how long that takes, and the program in which
+    # the blocks run.
     (batch,) = layout_batches(problem, [layout])
     layout = batch.layouts[0]
 
-    # How long each class of the program's events takes. Without a flush between steps, a step is the difference
-    # between a longer and a shorter program.
+    # Durations: how long each class of the program's events takes. Without a flush between steps, a step is the
+    # difference between a longer and a shorter program.
     shares_of_programs: list[list[NodeKindShare]] = []
     programs: list[TimedProgram] = []
     for weighted, weight in weighted_programs(batch):
@@ -108,23 +109,12 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         programs.append(TimedProgram(prepared(weighted.spec), durations_on(on_kinds)[0], weight))
     program, durations_s, _ = programs[0]
 
-    # The longest path through the program, how often each class lies on it, and what the step consists of.
+    # Timeline: the longest path through the program, and how often each class lies on it. Input pipelines run ahead of
+    # the steps: whichever takes longer sets the pace.
     computed_s, gradient, compute_count = per_step(programs)
-    account = step_account(problem, shares_of_programs, programs, computed_s)
-    path = CriticalPath(shares_of_programs[0], durations_s, gradient)
-    provenance = path.provenance_shares
-    shares = path.shares()
-
-    # Input pipelines run ahead of the steps: whichever takes longer sets the pace.
     input_s = problem.job.input_s
     step_s = max(computed_s, input_s)
     waiting_s = step_s - computed_s
-    critical_path = path.events()
-    if input_s:
-        account.breakdown_s["waiting_for_input"] = waiting_s
-    if waiting_s > 0:
-        critical_path = (*critical_path, CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s))
-    bubble = account.breakdown_s["bubble"] / step_s
 
     # Memory of every stage, on the rank that has least to spare.
     memory = stage_memory(problem, batch)
@@ -132,6 +122,18 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     binding = binding_rank(memory, usable)
     capacity, needed = devices[binding].memory_bytes, memory[binding].peak
     reasons = fit_reasons(memory, usable)
+
+    # Summary: what the step consists of, and what lies on its longest path.
+    account = step_account(problem, shares_of_programs, programs, computed_s)
+    path = CriticalPath(shares_of_programs[0], durations_s, gradient)
+    provenance = path.provenance_shares
+    shares = path.shares()
+    critical_path = path.events()
+    if input_s:
+        account.breakdown_s["waiting_for_input"] = waiting_s
+    if waiting_s > 0:
+        critical_path = (*critical_path, CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s))
+    bubble = account.breakdown_s["bubble"] / step_s
 
     # How far the measured step may be from this one.
     degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
