@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.ops import MemoryBound
+from perfmodel.prediction._durations import StepProgram
 from perfmodel.prediction._node_kinds import NodeKindShare
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._programs import Prepared, TimedProgram, prepared, rank_busy_s
@@ -102,19 +103,16 @@ class Account:
     clock at which it was timed by itself: what no step is shorter than."""
 
 
-def step_account(
-    problem: StepProblem, parts: Sequence[Sequence[NodeKindShare]], programs: Sequence[TimedProgram], step_s: float
-) -> Account:
+def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: float) -> Account:
     """Divide the time of one layout's step among activities.
 
     Args:
         problem: the step.
-        parts: of each program that makes up the step, its shares by kinds of nodes.
-        programs: these programs with the durations of their classes. Where steps are not flushed there are two, which
-            are accounted for by themselves and weighted as their makespans are.
+        programs: those that make up the step. Where steps are not flushed there are two, which are accounted for by
+            themselves and weighted as their makespans are.
         step_s: the step time.
     """
-    batch = parts[0][0].batch
+    batch = programs[0].shares[0].batch
     layout, spec = batch.layouts[0], batch.spec
     on_kinds = problem.kinds or (problem,)
 
@@ -124,7 +122,7 @@ def step_account(
     beyond = max(beyond for _, beyond in factors)
     usual = 1 / (slowest * max(1.0, beyond))
 
-    taken_apart = [_Program.of(shares, durations) for shares, durations in zip(parts, programs, strict=True)]
+    taken_apart = [_Program.of(program) for program in programs]
     passes_s = np.sum([program.passes_s for program in taken_apart], axis=0)
     optimizer_s = np.sum([program.optimizer_s for program in taken_apart], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
@@ -194,16 +192,16 @@ class _Program:
     """Kernels of passes and optimizer, timed alone and as fast as their intervals allow."""
 
     @classmethod
-    def of(cls, shares: Sequence[NodeKindShare], durations: TimedProgram) -> "_Program":
-        """Break down a program's time, from its shares by kind of nodes and the durations of its classes."""
-        program, all_s, weight = durations
+    def of(cls, step_program: StepProgram) -> "_Program":
+        """Break down a program's time."""
+        program, all_s, weight = step_program.timed
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
 
         # Each kind of nodes has the seconds of the classes that lie on it, and 0 for others: they add up.
         without_overhead_s = all_s.copy()
         parts_s = alone_s = waits_s = 0.0
-        for share in shares:
+        for share in step_program.shares:
             problem, events = share.problem, share.events[0]
             factor = prod(step_factors(problem, share.batch.layouts[0]))
             parts_s = parts_s + _of_passes(share, _phase_parts) * factor
@@ -215,7 +213,7 @@ class _Program:
 
         # Passes take as long as their parts, but for what reductions and gathers beside them cost.
         without_slowing_s = without_overhead_s
-        if any(beside_loss(share.problem) for share in shares):
+        if any(beside_loss(share.problem) for share in step_program.shares):
             passes_s = np.sum(parts_s, axis=1) + waits_s
             without_slowing_s = np.where(_of_kinds(PHASES)[kind], passes_s, without_overhead_s)
         without_dp_s = np.where(_of_kinds(_DP_KINDS)[kind], 0.0, without_slowing_s)

@@ -1,20 +1,40 @@
 """Durations of a program's classes, from the times of their blocks and events."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s
+from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, phase_s, weighted_programs
 from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._programs import TimedProgram, prepared
 from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth
 from perfmodel.prediction.phases import full_recompute_s, passes_s
 from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
+
+
+class StepProgram(NamedTuple):
+    """A program that is all of one layout's step, or one of those that make it up."""
+
+    timed: TimedProgram
+    """The program with the durations of its classes."""
+    shares: list[NodeKindShare]
+    """Its parts by kind of nodes."""
+
+
+def programs_of_step(problem: StepProblem, batch: LayoutBatch) -> list[StepProgram]:
+    """Programs whose weighted makespans add up to the step of a batch's first layout."""
+    programs = []
+    for program_batch, weight in weighted_programs(batch):
+        shares = by_node_kind(problem, program_batch)
+        timed = TimedProgram(prepared(program_batch.spec), durations_on(shares)[0], weight)
+        programs.append(StepProgram(timed, shares))
+    return programs
 
 
 def durations(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:

@@ -1,7 +1,7 @@
 """Explains the step time: events on the critical path, all events, and the parts of every pass."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -12,8 +12,9 @@ from jaxtyping import Float
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._compose import layout_batches
-from perfmodel.prediction._evaluate import per_step, step_programs
-from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
+from perfmodel.prediction._durations import StepProgram, programs_of_step
+from perfmodel.prediction._evaluate import per_step
+from perfmodel.prediction._node_kinds import NodeKindShare
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
@@ -43,17 +44,12 @@ class CriticalPath:
     seconds of a collective include those by which it makes the kernels beside it run longer.
 
     Args:
-        kinds: the program of a layout, by kinds of nodes.
-        durations: seconds of its classes.
-        gradient: gradient of the step time by each of them.
+        program: the (first) program of a layout's step.
+        gradient: gradient of the step time by the duration of each of its classes.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[NodeKindShare],
-        durations: Float[np.ndarray, " classes"],
-        gradient: Float[np.ndarray, " classes"],
-    ) -> None:
+    def __init__(self, program: StepProgram, gradient: Float[np.ndarray, " classes"]) -> None:
+        durations, kinds = program.timed.durations_s, program.shares
         self.slowed_s = self.gap_s = self.waiting_s = 0.0
         self.host_updates_s = self.state_copies_s = 0.0
         self.ops: tuple[Op, ...] = ()
@@ -66,7 +62,7 @@ class CriticalPath:
         self.seconds = np.concatenate([row.seconds for row in self._rows])
         self.half_width = np.concatenate([row.half_width for row in self._rows])
 
-        copies = np.isin(prepared(kinds[0].batch.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        copies = np.isin(program.timed.prepared.structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
         self.copies_s += sum(float((gradient * share.copy_waits_s[0]).sum()) for share in kinds)
 
@@ -240,17 +236,17 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
         LayoutError: if the model does not divide as the layout asks.
     """
     (batch,) = layout_batches(problem, [layout])
-    (programs,) = step_programs(problem, [layout])
-    program, durations, _ = programs[0]
-    kinds = by_node_kind(problem, batch)
-    step_s, gradient, _ = per_step(programs)
-    path = CriticalPath(kinds, durations, gradient)
+    programs = programs_of_step(problem, batch)
+    first = programs[0]
+    step_s, gradient, _ = per_step([program.timed for program in programs])
+    path = CriticalPath(first, gradient)
 
     # A program has a class as the duration of an op, or as a transfer between two ops. With these counts in place of
     # the gradient every event counts, whether it lies on the critical path or not.
-    classes = np.concatenate([program.structure.duration, program.structure.lag.ravel()])
-    occurrences = np.bincount(classes, minlength=program.structure.n_classes).astype(float)
-    counted = CriticalPath(kinds, durations, occurrences / batch.spec.steps)
+    structure = first.timed.prepared.structure
+    classes = np.concatenate([structure.duration, structure.lag.ravel()])
+    occurrences = np.bincount(classes, minlength=structure.n_classes).astype(float)
+    counted = CriticalPath(first, occurrences / batch.spec.steps)
 
     # The path lists an event once for each block time that it is part of.
     index: dict[Op, int] = {}
@@ -276,18 +272,11 @@ _ORDER: Final = (
 """Order in which a pass runs the phases of a block."""
 
 
-def pass_parts(
-    kinds: Sequence[NodeKindShare], durations_s: Float[np.ndarray, " classes"]
-) -> dict[int, tuple[PassPart, ...]]:
-    """Blocks of each class of pass in execution order; their times sum to the class's duration.
-
-    Args:
-        kinds: a program of one layout, by kinds of nodes.
-        durations_s: of its program's classes.
-    """
+def pass_parts(program: StepProgram) -> dict[int, tuple[PassPart, ...]]:
+    """Blocks of each class of pass in execution order; their times sum to the class's duration."""
     parts_of_class: dict[int, tuple[PassPart, ...]] = {}
-    for share in kinds:
-        parts_of_class |= _pass_parts_on(share, durations_s)
+    for share in program.shares:
+        parts_of_class |= _pass_parts_on(share, program.timed.durations_s)
     return parts_of_class
 
 

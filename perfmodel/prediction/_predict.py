@@ -10,8 +10,8 @@ from perfmodel import catalog
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
-from perfmodel.prediction._compose import layout_batches, weighted_programs
-from perfmodel.prediction._durations import durations_on
+from perfmodel.prediction._compose import layout_batches
+from perfmodel.prediction._durations import programs_of_step
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
@@ -26,10 +26,8 @@ from perfmodel.prediction._fits import (
     usable_of_ranks,
 )
 from perfmodel.prediction._interval import step_interval
-from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
-from perfmodel.prediction._programs import TimedProgram, prepared
 from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
 from perfmodel.spec.keywords import StepKeywords
@@ -101,17 +99,13 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
 
     # Durations: how long each class of the program's events takes. Without a flush between steps, a step is the
     # difference between a longer and a shorter program.
-    shares_of_programs: list[list[NodeKindShare]] = []
-    programs: list[TimedProgram] = []
-    for weighted, weight in weighted_programs(batch):
-        on_kinds = by_node_kind(problem, weighted)
-        shares_of_programs.append(on_kinds)
-        programs.append(TimedProgram(prepared(weighted.spec), durations_on(on_kinds)[0], weight))
-    program, durations_s, _ = programs[0]
+    programs = programs_of_step(problem, batch)
+    first = programs[0]
+    program, durations_s, _ = first.timed
 
     # Timeline: the longest path through the program, and how often each class lies on it. Input pipelines run ahead of
     # the steps: whichever takes longer sets the pace.
-    computed_s, gradient, compute_count = per_step(programs)
+    computed_s, gradient, compute_count = per_step([program.timed for program in programs])
     input_s = problem.job.input_s
     step_s = max(computed_s, input_s)
     waiting_s = step_s - computed_s
@@ -124,8 +118,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     reasons = fit_reasons(memory, usable)
 
     # Summary: what the step consists of, and what lies on its longest path.
-    account = step_account(problem, shares_of_programs, programs, computed_s)
-    path = CriticalPath(shares_of_programs[0], durations_s, gradient)
+    account = step_account(problem, programs, computed_s)
+    path = CriticalPath(first, gradient)
     provenance = path.provenance_shares
     shares = path.shares()
     critical_path = path.events()
@@ -198,7 +192,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             class_shares=path.class_shares,
         ),
         timeline=times(program.compiled, durations_s) if timeline else None,
-        pass_parts=pass_parts(shares_of_programs[0], durations_s) if timeline else {},
+        pass_parts=pass_parts(first) if timeline else {},
     )
 
 
