@@ -2,7 +2,7 @@
 show."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from perfmodel.prediction._compose import LayoutBatch, layout_batches
 from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, rank_memory
 from perfmodel.prediction._memory_inputs import RankBlocks, Sharding, communicators
 from perfmodel.prediction._node_kinds import kind_of_ranks
-from perfmodel.prediction._prediction import StageMemory
+from perfmodel.prediction._prediction import MemoryAccount, StageMemory
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._zero import checkpoint_bytes
@@ -140,6 +140,35 @@ def stage_memory(problem: StepProblem, batch: LayoutBatch) -> tuple[StageMemory,
     for rank in range(memory.total.shape[-1]):
         stages.append(StageMemory(**{name: rank_bytes[rank] for name, rank_bytes in by_category.items()}))
     return tuple(stages)
+
+
+class StepMemory(NamedTuple):
+    """Memory of a layout's ranks, and whether it fits."""
+
+    account: MemoryAccount
+    """Needed and reported memory of every rank."""
+    reasons: tuple[str, ...]
+    """Why it does not fit; empty if it does."""
+    fits_probability: float
+    """Probability that the fullest rank fits into its device."""
+
+
+def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
+    """Memory of a batch's first layout, and whether it fits."""
+    layout, stages = batch.layouts[0], stage_memory(problem, batch)
+
+    # Of ranks on different devices, the one that has least to spare.
+    usable = usable_of_ranks(problem, layout)
+    binding = binding_rank(stages, usable)
+    account = MemoryAccount(
+        per_stage=reported_memory(problem, layout, stages),
+        capacity_bytes=rank_devices(problem, layout)[binding].memory_bytes,
+        needed_bytes=stages[binding].peak,
+        counted_bytes=counted_memory(problem, layout, stages),
+        reported_stages=reported_stages(problem, layout),
+        saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
+    )
+    return StepMemory(account, fit_reasons(stages, usable), fit_probability(problem, layout, stages))
 
 
 def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ...]:

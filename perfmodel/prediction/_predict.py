@@ -14,19 +14,9 @@ from perfmodel.prediction._compose import layout_batches
 from perfmodel.prediction._durations import programs_of_step
 from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
-from perfmodel.prediction._fits import (
-    binding_rank,
-    counted_memory,
-    fit_probability,
-    fit_reasons,
-    rank_devices,
-    reported_memory,
-    reported_stages,
-    stage_memory,
-    usable_of_ranks,
-)
+from perfmodel.prediction._fits import rank_devices, step_memory
 from perfmodel.prediction._interval import step_interval
-from perfmodel.prediction._prediction import CriticalEvent, MemoryAccount, Prediction, TimeAccount, Uncertainty
+from perfmodel.prediction._prediction import CriticalEvent, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
@@ -110,12 +100,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     step_s = max(computed_s, input_s)
     waiting_s = step_s - computed_s
 
-    # Memory of every stage, on the rank that has least to spare.
-    memory = stage_memory(problem, batch)
-    devices, usable = rank_devices(problem, layout), usable_of_ranks(problem, layout)
-    binding = binding_rank(memory, usable)
-    capacity, needed = devices[binding].memory_bytes, memory[binding].peak
-    reasons = fit_reasons(memory, usable)
+    # Memory of every rank, and whether it fits.
+    memory = step_memory(problem, batch)
 
     # Summary: what the step consists of, and what lies on its longest path.
     account = step_account(problem, programs, computed_s)
@@ -132,6 +118,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     # How far the measured step may be from this one.
     degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
     interval = step_interval(problem, layout, path, degrees)
+    devices = rank_devices(problem, layout)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
             f"{_without_measurement(provenance, devices)}; measure it (perfmodel calibrate), or leave --strict out"
@@ -161,9 +148,9 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             {"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes}
             for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds))
         ),
-        fits=not reasons,
-        fits_probability=fit_probability(problem, layout, memory),
-        reasons=reasons,
+        fits=not memory.reasons,
+        fits_probability=memory.fits_probability,
+        reasons=memory.reasons,
         warnings=(
             *left_out,
             *layout.remarks,
@@ -178,14 +165,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             busy_fraction=float(durations_s @ compute_count) / (program.structure.devices * step_s),
             kernels_alone_s=account.kernels_s,
         ),
-        memory_account=MemoryAccount(
-            per_stage=reported_memory(problem, layout, memory),
-            capacity_bytes=capacity,
-            needed_bytes=needed,
-            counted_bytes=counted_memory(problem, layout, memory),
-            reported_stages=reported_stages(problem, layout),
-            saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
-        ),
+        memory_account=memory.account,
         uncertainty=Uncertainty(
             by_source=interval.sources,
             unknown_shares=shares,
