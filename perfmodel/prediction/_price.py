@@ -16,8 +16,8 @@
 7. **`moved_by_runs`**: the user's own runs, or those of the published record.
 
 Each takes the times that the one before it returns. Whoever adds a correction writes a function here, with what it
-rests on, and its line in `event_prices`. Whether operands are cast to 8 bits at all is decided block by block, by whether
-it pays (`_block_times`).
+rests on, and its line in `event_prices`. Whether operands are cast to 8 bits at all is decided block by block, by
+whether it pays (`_block_times`).
 """
 
 from collections.abc import Iterator, Sequence
