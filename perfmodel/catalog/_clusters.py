@@ -63,7 +63,7 @@ class LinkEntry(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class KindEntry(Stated):
-    """One kind of nodes in TOML: those of another cluster, or a device with levels."""
+    """One kind of nodes in TOML: the nodes of another cluster, or a device with levels."""
 
     name: str
     devices: int

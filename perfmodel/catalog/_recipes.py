@@ -128,8 +128,8 @@ class ExchangeRates:
     """Ranks inside a node, or nodes."""
     dispatch_gb_per_s: tuple[float, ...]
     combine_gb_per_s: tuple[float, ...]
-    """Bytes that a rank receives, its own included, over the time [1e9 bytes/s]; between nodes those that it sends to
-    nodes, its own included."""
+    """Rate of a combine [1e9 bytes/s]: inside a node, the bytes that a rank receives per second; between nodes, the
+    bytes that it sends to nodes. Its own bytes count too."""
 
     def __post_init__(self) -> None:
         for rates in (self.dispatch_gb_per_s, self.combine_gb_per_s):

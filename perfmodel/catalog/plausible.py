@@ -23,8 +23,8 @@ class Plausible:
     mistaken: Mapping[str, float] = field(default_factory=dict)
     """Units that the user may have meant, and their size in the unit of the key."""
     kind: str = ""
-    """Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of a figure that may be text with a unit of its own; empty
-    for one that is a number alone."""
+    """Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) if the figure may be text with a unit; empty if it must be a
+    number."""
     inside: float = 1.0
     """The unit of the key in the unit of the kind."""
 

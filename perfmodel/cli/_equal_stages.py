@@ -38,14 +38,14 @@ def add_pipeline(command: argparse.ArgumentParser) -> None:
         type=float,
         default=_FORWARD_S,
         metavar="S",
-        help="forward time of 1/p of the model on p devices (default 1)",
+        help="forward time of one of p equal stages (default 1)",
     )
     command.add_argument(
         "--backward-s",
         type=float,
         default=_BACKWARD_S,
         metavar="S",
-        help="backward time of 1/p of the model (default 2)",
+        help="backward time of one of p equal stages (default 2)",
     )
     command.add_argument(
         "--transfer-s",

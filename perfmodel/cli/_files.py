@@ -227,10 +227,14 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
     if flags and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if flags:
+        reads_scripts = getattr(arguments, "launch_file", "none") is None and "--model" in flags
+        from_script = "; a launch script given by --from states all but the cluster" if reads_scripts else ""
         raise PerfModelError(
-            f"{arguments.command}: the following arguments are required: {flags}; see 'perfmodel {arguments.command} "
-            "--help'"
+            f"{arguments.command}: the following arguments are required: {flags}{from_script}; see 'perfmodel "
+            f"{arguments.command} --help'"
         )
+    if arguments.launch is not None:
+        _say(arguments.launch)
 
 
 def of_calibration(arguments: argparse.Namespace) -> bool:
@@ -255,7 +259,6 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
         needs_layout=hasattr(arguments, "layout"),
     )
     arguments.launch = launch
-    _say(launch)
     if arguments.model is None:
         arguments.model = launch.model
     if batches is None and launch.global_batch is not None:

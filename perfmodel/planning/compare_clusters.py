@@ -307,10 +307,17 @@ def clusters_named(
 
 
 def split_count(text: str) -> tuple[str, int | None]:
-    """The name of a cluster, and the number of its devices if it is `NAME:N`."""
+    """The name of a cluster, and the number of its devices if it is `NAME:N`.
+
+    Raises:
+        PerfModelError: something else than a number after the colon.
+    """
     name, _, count = text.strip().rpartition(":")
     if name and count.isdecimal():
         return name.strip(), int(count)
+    # A colon may also be a part of a file's path.
+    if name and not count.endswith(".toml"):
+        raise PerfModelError(f"cluster {text.strip()!r}: no number of devices after the colon; write {name}:256")
     return text.strip(), None
 
 

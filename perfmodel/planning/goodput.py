@@ -59,8 +59,8 @@ class Reliability:
     interval_s: float | None = None
     """Training time between checkpoints; None: the best."""
     by_stage: bool = False
-    """Whether every pipeline stage writes and reads a checkpoint of its own, at its devices' share of the storage's
-    rate; otherwise all devices write as much of one, at the same time."""
+    """Whether every pipeline stage writes and reads a separate checkpoint, at its devices' share of the storage's rate;
+    otherwise all devices write equal parts of one checkpoint at the same time."""
 
     def __post_init__(self) -> None:
         positive("device_mtbf_s", self.device_mtbf_s)

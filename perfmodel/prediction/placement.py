@@ -53,7 +53,7 @@ class Network(NamedTuple):
     level: int
     """Outermost network level that it crosses."""
     concurrent: int
-    """Groups that share a node's outgoing links (the like groups beside it, if it leaves the node)."""
+    """Groups that share a node's outgoing links, if the group leaves its node."""
     interleaved: int = 1
     """See `perfmodel.ops.Collective`; 1 for a group that leaves its node."""
 

@@ -31,7 +31,7 @@ class Serving:
     batch (`static`)."""
     ttft_interval_s: Interval
     tpot_s: float
-    """Mean time per output token after the first, with the prompts of others that are read in between
+    """Mean time per output token after the first, including other requests' prompts that are read in between
     (`continuous`)."""
     tpot_interval_s: Interval
     decode_step_s: float

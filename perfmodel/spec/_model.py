@@ -74,8 +74,8 @@ class Transformer(Stated, Sectioned):
     seq_len: int
     """Default sequence length."""
     layer_groups: int = 0
-    """Groups of layers that follow one another and share the weights of their first (ALBERT, arXiv 1909.11942, section
-    3.1), of which every pipeline stage that runs some has a copy; 0: every layer has its own."""
+    """Number of groups of consecutive layers that share the weights of their first layer (ALBERT, arXiv 1909.11942,
+    section 3.1); every pipeline stage with layers of a group has a copy. 0: no layers share weights."""
     decoder_layers: int = 0
     """Decoder layers with cross-attention (T5); 0 for a single stack."""
     decoder_seq_len: int = 0

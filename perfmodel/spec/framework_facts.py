@@ -50,8 +50,8 @@ class HostCosts:
     latent_backward_bookkeeping: int = 0
     """Further operators of latent attention in backward."""
     grouped_launch_s: float = 0.0
-    """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
-    expert; 0 where it is one."""
+    """Host time to launch each further kernel of a grouped product that runs as one product per expert; 0 if it is a
+    single kernel."""
     kernel_gap_s: float = 1.0e-6
     """Idle time of the device between two dependent kernels."""
     partition_copy_s: float = 0.0
@@ -158,8 +158,8 @@ class MemoryCosts:
     fp8_copy_bytes: float = 0.0
     """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
     frees_gradients: bool = False
-    """Gradients are freed between steps instead of set to zero where they lie (`zero_grad(set_to_none=True)`): those of
-    a step's first micro-batch come into being while its activations go."""
+    """Gradients are freed between steps instead of set to zero (`zero_grad(set_to_none=True)`); in a step's first
+    micro-batch they are allocated while activations are freed."""
     ddp_buckets: bool = False
     """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
     cached_weight_gradients: bool = False
@@ -249,7 +249,7 @@ class LaunchDefaults:
     """The share of layers that `selective` recomputes if the launch does not state it; 0 if unknown, when `selective`
     has the meaning of `Layout`."""
     fp8_flash_attention: bool = True
-    """Fused attention where products are in 8 bits (Transformer Engine runs them, with fused attention of its own)."""
+    """Fused attention with products in 8 bits (Transformer Engine has its own kernel for it)."""
     bf16_grad_dtype: str = ""
     """Element type of bf16 gradients, which narrower products have too; empty: `grad_dtype`."""
     optimizer: str = "adam"

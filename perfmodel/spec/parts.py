@@ -24,7 +24,7 @@ class Experts(Stated):
     every: int = 1
     """After these, every n-th layer has experts and the others a dense feed-forward (Llama 4 Maverick: 2)."""
     shared_gate: bool = False
-    """The shared expert's output is weighted by a gate of its own (Qwen2-MoE)."""
+    """A separate gate weights the shared expert's output (Qwen2-MoE)."""
     router_bias: bool = False
     """The router's product has a trained bias (GPT-OSS)."""
     groups: int = 1

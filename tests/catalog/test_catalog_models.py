@@ -1,4 +1,5 @@
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,13 @@ def test_a_bad_file_is_refused_with_all_its_faults(tmp_path, text, message):
 )
 def test_an_id_of_hugging_face_names_the_entry(hub_id: str, name: str) -> None:
     assert model(hub_id) == model(name)
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("torchrun train.py")
+    with pytest.raises(PerfModelError, match=r"train.sh: not a model; give .* or a launch script with --from"):
+        model(str(script))
 
 
 def test_an_unknown_id_is_refused_with_names_that_are_near() -> None:

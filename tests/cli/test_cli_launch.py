@@ -91,6 +91,7 @@ def test_what_neither_flags_nor_file_say_is_asked_for(files: Path, capsys) -> No
     for words, message in (
         (("predict",), "predict: the following arguments are required: --model, --cluster, --global-batch, --layout"),
         (("predict", "--from", toml, "--cluster", "dgx-a100"), "does not state the number of devices; give --dev"),
+        (("predict",), "a launch script given by --from states all but the cluster"),
         (("predict", "--from", toml, "--devices", "8"), "the following arguments are required: --cluster"),
         (("search", "--from", str(files / "none.sh"), "--cluster", "dgx-a100"), "none.sh: cannot be read"),
         (("predict", "--from", toml, "--devices", "9", "--cluster", "dgx-a100"), "9 devices are not a multiple"),

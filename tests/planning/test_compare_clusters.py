@@ -148,6 +148,11 @@ def test_bad_flags_are_one_line(flag, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_number_of_devices_that_is_none_is_named(capsys):
+    assert main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100:x", *JOB]) == 2
+    assert "'h100:x': no number of devices after the colon; write h100:256" in capsys.readouterr().err
+
+
 def test_predict_and_search_say_days_and_cost(capsys):
     where = ["--model", "gpt3-1.3b", "--cluster", "h100", *JOB]
     assert main(["predict", *where, "--layout", "dp=8", "--json"]) == 0

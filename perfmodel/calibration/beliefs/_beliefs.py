@@ -97,7 +97,7 @@ Events = dict[str, Located]
 
 
 def take(events: Events, position: int) -> Events:
-    """One event of a list, as a list of its own."""
+    """Return a list that contains one event of a list."""
     for name, part in events.items():
         at = np.flatnonzero(part.index == position)
         if len(at):

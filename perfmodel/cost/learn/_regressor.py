@@ -73,7 +73,7 @@ class Regressor:
         )
 
     def predict(self, asked: PriceQuery) -> Prediction:
-        """Times of the rows, each of its own query.
+        """Predict the time of each row for its query.
 
         Both gradients of a product take as long as the two apart (`learn._gradients`).
         """

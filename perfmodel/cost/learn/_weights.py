@@ -295,7 +295,7 @@ def weights_folder(calibration: Path | str | None) -> Path:
 
 
 def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:
-    """Regressors of a family: those of a calibration, then the shipped ones.
+    """Load the regressors of a family, first the calibration's and then the shipped ones.
 
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.

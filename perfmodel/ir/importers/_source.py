@@ -44,7 +44,7 @@ class SourceSettings:
     pad_vocab: int = 1
     """Multiple to which vocabularies are padded."""
     ranks: int = 1
-    """Ranks of which a PyTorch module that calls collectives is one (`rank_program`)."""
+    """Number of ranks, if the source is one rank's PyTorch module that calls collectives (`rank_program`)."""
     sharded: Mapping[str, int] = field(default_factory=dict)
     """Axis along which a tensor is sharded over these ranks, by its name in the program."""
 

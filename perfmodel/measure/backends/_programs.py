@@ -148,7 +148,7 @@ FLUSH_FACTOR: Final = 2
 
 
 def host_flush() -> partial[Any]:
-    """A function that fills the CPU's caches with a buffer of its own."""
+    """Return a function that fills the CPU's caches with a buffer."""
     # Written in place, so that no page is allocated anew. An element has 8 bytes.
     buffer = np.zeros(FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes) // 8)
     return partial(np.add, buffer, 1.0, out=buffer)

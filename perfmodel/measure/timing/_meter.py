@@ -44,7 +44,7 @@ class Meter(Protocol):
         ...
 
     def interference(self, before: Reading, after: Reading) -> float:
-        """Share [0, 1] of the processor time in between that others took."""
+        """Share [0, 1] of the processor time between two readings that other processes took."""
         ...
 
 

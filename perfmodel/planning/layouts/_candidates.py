@@ -23,11 +23,11 @@ class Candidates:
 
     costs: tuple[GridCosts, ...]
     bound_s: Float[np.ndarray, " layouts"]
-    """A step time that each layout does not beat; infinite where it does not fit or is no layout of its own."""
+    """Lower bound of each layout's step time; infinite if the layout does not fit or duplicates another one."""
     feasible: int
     """Layouts that fit into memory."""
     smallest: tuple[Layout, float]
-    """The layout of all, those that do not fit included, that needs least memory, and its bytes."""
+    """The layout that needs the least memory, even if it does not fit, and its bytes."""
 
     @property
     def starts(self) -> Int[np.ndarray, " grids"]:

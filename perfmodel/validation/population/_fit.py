@@ -69,7 +69,7 @@ class PopulationFit:
     everywhere: Mapping[str, float]
     """Mean log factor of the median site in the whole record, by the teams left out."""
     few: Mapping[str, Mapping[int, FewRuns]]
-    """Errors by source and number of its own runs that are known."""
+    """Errors by source and by the number of its runs that are known."""
     coverage: LeftOutRuns
     """Every run with its teams left out, and with each whole group left out."""
 

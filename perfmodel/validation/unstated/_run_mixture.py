@@ -74,7 +74,7 @@ class RunPrediction:
     """Step time and memory of a described run."""
 
     case: Case
-    """The completion that stands for the run: the likeliest one."""
+    """The likeliest completion, which represents the run."""
     prediction: Prediction
     """Prediction of `case`."""
     step_time_s: float
@@ -100,7 +100,7 @@ class RunPrediction:
     """Posterior probabilities of `completions`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: the likeliest completion, with time, interval and memory of the mixture."""
+        """Plain values for JSON: the likeliest completion with the time, interval and memory of the mixture."""
         return self.prediction.to_dict() | {
             "step_time_s": self.step_time_s,
             "step_time_lo_s": self.step_time_lo_s,

@@ -53,12 +53,12 @@ class Fabric:
     device: str
     """Catalog name, or the name as given."""
     node_size: int
-    """Devices of a node; 1 where every device is a node of its own."""
+    """Devices per node; 1 if every device is a separate node."""
     levels: tuple[Level, ...]
 
     @property
     def flat(self) -> bool:
-        """Whether every device is a node of its own (Piz Daint)."""
+        """Whether every device is a separate node (Piz Daint)."""
         return self.node_size == 1
 
     @property

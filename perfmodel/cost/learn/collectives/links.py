@@ -244,7 +244,7 @@ def is_rack(interconnect: str, device: str) -> bool:
 
 
 def states_rate(interconnect: str) -> bool:
-    """Whether a name states rates of its own."""
+    """Whether a link's name includes a rate."""
     return _RATE.search(interconnect.lower()) is not None
 
 

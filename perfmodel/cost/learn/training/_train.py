@@ -125,7 +125,7 @@ class Training:
     steps: int | None = None
     """Length of the learning-rate schedule; the recipe's by default."""
     start: Parameters | None = None
-    """Weights to go on from, at a third of the learning rate."""
+    """Weights from which training continues, at a third of the learning rate."""
     seed: int = 0
     """Seed of the initial weights and of the order of batches; member i of a recipe uses seed + i."""
     report: StepReport | None = None
@@ -138,7 +138,7 @@ class Training:
         return self.steps or self.recipe.steps
 
     def of_member(self, index: int) -> "Training":
-        """The training of one network of several, by a seed and a checkpoint of its own."""
+        """Return the training of one member of an ensemble, with a separate seed and checkpoint."""
         return replace(
             self,
             start=None if self.start is None else member(self.start, index),
