@@ -2,6 +2,7 @@
 authors."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,38 +69,30 @@ class CollectiveModel:
         elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """
         fabric, priced = Fabric.of(cluster), Priced.unknown(len(ops))
-
-        # the columns of `Groups.on`, in its order
-        columns = np.array(
-            [(op.bytes, op.num_ranks, op.ranks_per_node, op.level, op.concurrent, op.interleaved) for op in ops],
-            np.float64,
-        ).reshape(-1, 6)
+        groups = _groups(fabric, ops)
         by_kind: dict[str, list[int]] = {}
         for i, op in enumerate(ops):
             by_kind.setdefault(op.collective, []).append(i)
         for kind, members in by_kind.items():
             index = np.array(members)
-            groups = Groups.on(fabric, *columns[index].T)
-            priced.put(index, self._prices.price(CollectiveRequest(kind, fabric), groups))
-        self._exchange(fabric, ops, columns, priced)
+            priced.put(index, self._prices.price(CollectiveRequest(kind, fabric), groups.take(index)))
+        self._exchange(fabric, ops, groups, priced)
         return _event_times(priced)
 
-    def _exchange(self, fabric: Fabric, ops: Sequence[Collective], columns: np.ndarray, priced: Priced) -> None:
+    def _exchange(self, fabric: Fabric, ops: Sequence[Collective], groups: Groups, priced: Priced) -> None:
         """Give exchanges by libraries of their own the times of their published rates, where there are any."""
         # Published rates stand for the libraries' kernels; without one an exchange keeps its time as an all-to-all.
         index = np.array([i for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1], np.int64)
         if not len(index):
             return
-        groups = Groups.on(fabric, *columns[index].T)
-        time_s = _published_s(fabric, groups, [ops[i].exchange for i in index])
+        time_s = _published_s(fabric, groups.take(index), [ops[i].exchange for i in index])
         known = np.isfinite(time_s)
 
         # A rate includes the latency at its size: smaller messages still take as long as the smallest, which is that
-        # of no bytes at all (the first column).
-        empty = columns[index[known]] * (0, 1, 1, 1, 1, 1)
-        empty_groups = Groups.on(fabric, *empty.T)
-        latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty_groups).time_s
+        # of no bytes at all.
         at = index[known]
+        empty = replace(groups.take(at), buffer_bytes=np.zeros(len(at)))
+        latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty).time_s
         priced.time_s[at] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[at])
 
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
@@ -122,6 +115,23 @@ class CollectiveModel:
                 prices = predict_collective_rows(self._prices, rows.take(usable))
             priced.put(index[usable], prices)
         return _event_times(priced)
+
+
+def _groups(fabric: Fabric, ops: Sequence[Collective]) -> Groups:
+    """The groups of collectives on a fabric, as columns."""
+
+    def column(name: str) -> Float64[np.ndarray, " ops"]:
+        return np.array([getattr(op, name) for op in ops], np.float64)
+
+    return Groups.on(
+        fabric,
+        buffer_bytes=column("bytes"),
+        ranks=column("num_ranks"),
+        ranks_per_node=column("ranks_per_node"),
+        level=column("level"),
+        concurrent=column("concurrent"),
+        interleaved=column("interleaved"),
+    )
 
 
 def _event_times(priced: Priced) -> EventTimes:

@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import product
 from math import gcd
 from operator import or_
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
@@ -199,13 +199,23 @@ def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."])
     return _most(grown, side_axes) if is_product else grown
 
 
+class _PlacedLattice(NamedTuple):
+    """The lattice of an event, with where its kernels are among all kernels of a grid."""
+
+    event: int
+    """Place of the event."""
+    places: Int[np.ndarray, " lattice"]
+    """Place of each kernel of the lattice."""
+    lattice: _Lattice
+
+
 @dataclass(frozen=True)
 class MonotoneGrid:
     """Distinct events with all kernels that they are compared with."""
 
     ops: tuple[Op, ...]
-    _lattices: tuple[tuple[int, Int[np.ndarray, " some"], _Lattice], ...]
-    """Each with the places of the event that it is of and of its own in `ops`."""
+    _lattices: tuple["_PlacedLattice", ...]
+    """Lattices of the events that are compared with other kernels."""
 
     @classmethod
     def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "MonotoneGrid":
@@ -224,7 +234,7 @@ class MonotoneGrid:
             lattice = _lattice(op, fewest)
             if lattice is not None:
                 at = np.array([place.setdefault(kernel, len(place)) for kernel in lattice.ops])
-                lattices.append((place[op], at, lattice))
+                lattices.append(_PlacedLattice(place[op], at, lattice))
         return cls(tuple(place), tuple(lattices))
 
     def times(self, alone: EventTimes) -> EventTimes:

@@ -103,6 +103,10 @@ class Groups:
         sharing = np.where(ranks > ranks_per_node, sharing_between, sharing_inside)
         return cls(buffer_bytes, ranks, ranks_per_node, level, concurrent, np.maximum(sharing, 1.0))
 
+    def take(self, index: np.ndarray) -> "Groups":
+        """The groups at positions."""
+        return Groups(**{name: column[index] for name, column in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class Priced:
