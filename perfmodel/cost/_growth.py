@@ -214,7 +214,7 @@ class MonotoneGrid:
     """Distinct events with all kernels that they are compared with."""
 
     ops: tuple[Op, ...]
-    _lattices: tuple["_PlacedLattice", ...]
+    _lattices: tuple[_PlacedLattice, ...]
     """Lattices of the events that are compared with other kernels."""
 
     @classmethod
