@@ -248,3 +248,191 @@ def test_variables_before_the_name_of_a_script_are_not_called_the_environments(t
     assert launch.layout is not None
     assert launch.layout.tp == 4
     assert not any("environment" in sentence for sentence in launch.ignored)
+
+
+VERL = """
+ENTRYPOINT=${{ENTRYPOINT:-"-m verl.trainer.{trainer}"}}
+torchrun --standalone --nnodes=2 --nproc_per_node=4 $ENTRYPOINT data.train_batch_size=32 data.max_length=2048 \\
+    {model}=Qwen/Qwen3-8B optim.lr=1e-5 +data.response_dict_keys=['answer'] trainer.logger=['console','file'] {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "layout"),
+    [
+        ("data.micro_batch_size_per_gpu=2", {"dp": 8, "zero": 3, "micro_batch": 2, "recompute": "none"}),
+        ("ulysses_sequence_parallel_size=4 use_remove_padding=true", {"dp": 2, "cp": 4, "cp_kind": "ulysses"}),
+        ("model.enable_gradient_checkpointing=True", {"recompute": "full", "micro_batch": 4}),
+        ("model.fsdp_config.cpu_offload=true model.fsdp_config.offload_params=true", {"offload_states": "weights"}),
+        ("model.fsdp_config.cpu_offload=true", {"offload_states": "none"}),
+    ],
+)
+def test_supervised_fine_tuning_of_verl_on_fsdp(more: str, layout: dict[str, Any]) -> None:
+    script = VERL.format(trainer="fsdp_sft_trainer", model="model.partial_pretrain", more=more)
+    launch = parse_launch(script, "run.sh")
+    assert launch.layout is not None
+    assert (launch.framework, launch.devices, launch.global_batch, launch.seq_len) == ("fsdp", 8, 32, 2048)
+    assert launch.model == pm.model("qwen3-8b")
+    assert {key: getattr(launch.layout, key) for key in layout} == layout
+    assert launch.job_fields["dtype"] == "bf16"
+    assert not launch.may_be_wrong
+    assert not launch.ignored
+
+
+@pytest.mark.parametrize(
+    ("more", "layout"),
+    [
+        ("", {"tp": 1, "dp": 8, "sequence_parallel": False, "zero": 1, "micro_batch": 4, "recompute": "full"}),
+        (
+            "engine.tensor_model_parallel_size=2 engine.pipeline_model_parallel_size=2 "
+            "engine.virtual_pipeline_model_parallel_size=null engine.context_parallel_size=1",
+            {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
+        ),
+        (
+            "data.max_token_len_per_gpu=16384 engine.tensor_model_parallel_size=4 engine.sequence_parallel=false",
+            {"tp": 4, "sequence_parallel": False, "micro_batch": 8},
+        ),
+        (
+            "data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=2 engine.use_distributed_optimizer=false",
+            {"micro_batch": 2, "zero": 0},
+        ),
+    ],
+)
+def test_supervised_fine_tuning_of_verl_on_megatron(more: str, layout: dict[str, Any]) -> None:
+    script = VERL.format(trainer="sft_trainer", model="model.path", more=f"engine=megatron optim=megatron {more}")
+    launch = parse_launch(script, "run.sh")
+    assert launch.layout is not None
+    assert (launch.framework, launch.devices, launch.global_batch) == ("megatron-core", 8, 32)
+    assert {key: getattr(launch.layout, key) for key in layout} == layout
+    assert not launch.may_be_wrong
+
+
+def test_adapters_of_verl() -> None:
+    more = "model.lora_rank=32 model.lora_alpha=16 model.target_modules=all-linear model.fsdp_config.model_dtype=bf16"
+    script = VERL.format(trainer="fsdp_sft_trainer", model="model.partial_pretrain", more=more)
+    job = parse_launch(script, "run.sh").job_fields
+    assert (job["adapter_rank"], job["frozen"], job["optimizer"]) == (32, True, "adam16bit")
+
+
+ACTORS = {
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=1024 trainer.nnodes=2 "
+    "actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.ppo_mini_batch_size=256 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=8 "
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2": (
+        "--model Qwen/Qwen3-8B --devices 16 --global-batch 256 --layout dp=N,tp=2,micro_batch=4"
+    ),
+    "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 8 --pretrain a/b "
+    "--reward_pretrain a/c --train_batch_size 128 --zero_stage 3 --param_dtype bf16": (
+        "--model a/b --devices 8 --global-batch 128 --layout dp=N,zero=3"
+    ),
+    "python3 train.py --train-backend fsdp --hf-checkpoint /m/Qwen3-4B --actor-num-nodes 2 "
+    "--actor-num-gpus-per-node 4 --global-batch-size 64 --advantage-estimator grpo": (
+        "--model /m/Qwen3-4B --devices 8 --global-batch 64 --layout dp=N"
+    ),
+}
+"""Commands that train an actor by reinforcement, and the question that is left of them."""
+
+
+@pytest.mark.parametrize("command", ACTORS)
+def test_what_is_asked_of_an_actor_is_said(command: str) -> None:
+    with pytest.raises(LaunchFileError, match="trains by reinforcement") as error:
+        parse_launch(f"{command}\n", "run.sh")
+    assert f"give {ACTORS[command]} and no --from" in str(error.value)
+
+
+OPENRLHF_COMMANDS = """
+read -r -d '' training_commands <<EOF
+openrlhf.cli.train_sft \\
+   --max_len 2048 --train_batch_size 256 --micro_train_batch_size 2 --pretrain meta-llama/Meta-Llama-3-8B \\
+   --zero_stage 2 --attn_implementation flash_attention_2 --packing_samples --gradient_checkpointing {more}
+EOF
+if [[ ${{1}} != "slurm" ]]; then
+    deepspeed --module $training_commands
+fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype", "layout"),
+    [
+        ("", "bf16", {"dp": 16}),
+        ("--bf16", "bf16", {"dp": 16}),
+        ("--param_dtype bf16", "bf16", {"dp": 16}),
+        ("--param_dtype fp16", "fp16", {"dp": 16}),
+        ("--ds_tensor_parallel_size 2", "bf16", {"tp": 2, "dp": 8}),
+        ("--ring_attn_size 4 --ring_head_stride 2", "bf16", {"cp": 4, "dp": 4, "cp_kind": "ring"}),
+    ],
+)
+def test_programs_of_openrlhf(more: str, dtype: str, layout: dict[str, Any]) -> None:
+    launch = parse_launch(OPENRLHF_COMMANDS.format(more=more), "run.sh", devices=16)
+    assert launch.layout is not None
+    assert (launch.job_fields["dtype"], launch.global_batch, launch.layout.zero) == (dtype, 256, 2)
+    assert {key: getattr(launch.layout, key) for key in layout} == layout
+    assert not launch.may_be_wrong
+
+
+NEMO_RL = """
+{objective}: {{max_num_epochs: 1, max_num_steps: 60, seed: 42}}
+checkpointing: {{enabled: true, checkpoint_dir: results}}
+policy:
+  model_name: meta-llama/Llama-3.1-8B-Instruct
+  tokenizer: {{name: "${{policy.model_name}}"}}
+  train_global_batch_size: 128
+  train_micro_batch_size: 2
+  max_total_sequence_length: 4096
+  precision: bfloat16
+  dtensor_cfg:
+    enabled: {is_fsdp}
+    activation_checkpointing: true
+    tensor_parallel_size: 2
+    context_parallel_size: 1
+    sequence_parallel: true
+    lora_cfg: {{enabled: false, dim: 8}}
+  sequence_packing: {{enabled: true, train_mb_tokens: "${{mul:${{policy.max_total_sequence_length}}, 2}}"}}
+  optimizer: {{name: torch.optim.AdamW, kwargs: {{lr: 5.0e-6}}}}
+  megatron_cfg:
+    enabled: {is_megatron}
+    activation_checkpointing: false
+    tensor_model_parallel_size: 4
+    pipeline_model_parallel_size: 2
+    context_parallel_size: 1
+    expert_model_parallel_size: 1
+    expert_tensor_parallel_size: 1
+    sequence_parallel: true
+    optimizer: {{optimizer: adam, use_distributed_optimizer: true, params_dtype: float32}}
+    distributed_data_parallel_config: {{grad_reduce_in_fp32: false, overlap_grad_reduce: true}}
+cluster: {{gpus_per_node: 8, num_nodes: 2}}
+"""
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo", "rm", "grpo", "distillation"])
+@pytest.mark.parametrize("is_megatron", [True, False])
+def test_the_training_half_of_nemo_rl(objective: str, is_megatron: bool) -> None:
+    backends = {"is_megatron": str(is_megatron).lower(), "is_fsdp": str(not is_megatron).lower()}
+    launch = parse_launch(NEMO_RL.format(objective=objective, **backends), "run.yaml")
+    layout = launch.layout
+    assert layout is not None
+    assert launch.model == pm.model("llama3-8b")
+    # A sample of preferences is a pair of sequences.
+    each = 2 if objective in ("dpo", "rm") else 1
+    assert (launch.devices, launch.seq_len, launch.job_fields["dtype"]) == (16, 4096, "bf16")
+    assert (launch.global_batch, layout.micro_batch) == (128 * each, 2 * each)
+    if is_megatron:
+        assert launch.framework == "megatron-core"
+        assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.recompute) == (4, 2, 2, 1, "none")
+        assert (layout.sequence_parallel, layout.overlap_grad_reduce) == (True, True)
+        assert launch.job_fields["grad_dtype"] == "bf16"
+    else:
+        assert launch.framework == "fsdp"
+        assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.recompute) == (2, 1, 8, 3, "full")
+    assert bool(launch.may_be_wrong) == (objective != "sft")
+    assert not launch.ignored
+
+
+@pytest.mark.parametrize("block", ["sft_train", "actor_train", "dpo_train"])
+def test_files_of_roll_are_refused_by_name(block: str) -> None:
+    text = (
+        f"pretrain: Qwen/Qwen3-8B\n{block}:\n  strategy_args:\n    strategy_config: {{tensor_model_parallel_size: 8}}\n"
+    )
+    with pytest.raises(LaunchFileError, match="looks like ROLL"):
+        parse_launch(text, "run.yaml")

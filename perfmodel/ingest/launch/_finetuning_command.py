@@ -23,12 +23,13 @@ from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer,
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
+from perfmodel.ingest.launch._verl import VERL
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
-    r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain"
+    r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain|verl\.trainer"
 )
 """Words of which every script that fine-tunes has one: among them a file of arguments behind a program, and launchers
 of programs that people write themselves."""
@@ -38,6 +39,7 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)axolotl\s+train\b|axolotl\.cli\.train"), AXOLOTL),
     (re.compile(r"(^|\s|/)tune\s+run\b"), TORCHTUNE),
     (re.compile(r"(^|\s|/)xtuner\s+train\b|xtuner/tools/train\.py"), XTUNER),
+    (re.compile(r"verl[./]trainer[./]\w*sft_trainer"), VERL),
 )
 """How the commands of front ends begin, as text of their words."""
 
@@ -108,7 +110,8 @@ def finetuning_command(
         line = best.command.argv[0].line
         remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
-    return with_named_files(source, best.form, neighbours)
+    # verl names no further files, and says itself what it runs on.
+    return (source, VERL) if best.form is VERL else with_named_files(source, best.form, neighbours)
 
 
 def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours: Neighbours) -> None:
@@ -190,14 +193,21 @@ def _of_flag(name: str, entry: Entry) -> Entry:
 
 
 def _settings(command: Command) -> dict[str, Entry]:
-    """Settings `key=value` of a command, as torchtune and LLaMA-Factory take them behind the name of a file."""
+    """Settings `key=value` of a command.
+
+    torchtune and LLaMA-Factory take them behind the name of a file, programs on Hydra (verl) behind that of a module;
+    there a `+` adds a key.
+    """
     entries: dict[str, Entry] = {}
-    file_stands_before = False
+    begun = False
+    before = ""
     for word in command.argv:
-        setting = _SETTING.fullmatch(word.text)
-        if setting and file_stands_before:
+        setting = _SETTING.fullmatch(word.text.lstrip("+"))
+        if setting and begun:
             entries[setting[1]] = Entry(yaml_value(setting[2]), word.line)
-        file_stands_before = file_stands_before or word.text == "--config" or word.text.endswith(_FILES)
+        is_module = before in ("-m", "--module") and "torch.distributed" not in word.text
+        begun = begun or is_module or word.text == "--config" or word.text.endswith(_FILES)
+        before = word.text
     return entries
 
 

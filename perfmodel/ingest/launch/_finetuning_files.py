@@ -263,7 +263,7 @@ def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
     stage, offload = entries.pop(_STAGE_FLAG), entries.pop("offload", None)
     inside = {"zero_optimization.stage": stage}
     # Its programs run in 16 bits where no flag says otherwise (`--dtype`, which older ones do not have).
-    if not any(name in entries for name in ("bf16", "fp16", "dtype")):
+    if not any(name in entries for name in ("bf16", "fp16", "dtype", "torch_dtype")):
         entries["fp16"] = replace(stage, value=True)
     if offload is not None and is_on(offload.value):
         inside["zero_optimization.offload_optimizer.device"] = replace(offload, value="cpu")

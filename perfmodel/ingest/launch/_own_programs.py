@@ -12,7 +12,7 @@ from typing import Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._format import undefined
-from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TRAINER
+from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TENSOR, TRAINER
 
 OWN_FORM: Final = replace(TRAINER, name="own-program")
 """The format of such commands once their arguments are called as the Trainer's."""
@@ -37,6 +37,8 @@ _NAMES: Final[Mapping[str, str]] = {
     "pretrain": "model_name_or_path",
     "packing_samples": "packing",
     "adam_offload": "offload",
+    "param_dtype": "torch_dtype",
+    "ds_tensor_parallel_size": TENSOR,
     "flash_attn": "attn_implementation",
     "use_flash_attn": "attn_implementation",
     "model_path": "model_name_or_path",
@@ -50,6 +52,8 @@ _SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads")
 _LAUNCHERS: Final = ("deepspeed", "accelerate")
 _ACTORS: Final = ("actor_model_name_or_path", "actor_rollout_ref.model.path", "actor.model_name_or_path")
 """Arguments of programs that train an actor beside a critic (DeepSpeed-Chat's third step; verl)."""
+_SLIME: Final = "actor_num_gpus_per_node"
+"""An argument of slime's programs, which state sizes of the model only where Megatron trains it."""
 _REWARDS: Final = ("reward_pretrain", "remote_rm_url", "critic_pretrain")
 """Arguments of OpenRLHF's programs of several models, which call the actor `pretrain`."""
 
@@ -104,18 +108,62 @@ def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
     actor = next((str(entries[name].value) for name in _ACTORS if name in entries), None)
     if actor is None and any(name in entries for name in _REWARDS) and "pretrain" in entries:
         actor = str(entries["pretrain"].value)
+    if actor is None and _SLIME in entries and "hf_checkpoint" in entries and "num_layers" not in entries:
+        actor = str(entries["hf_checkpoint"].value)
     if actor is None:
         return
-    actor = "NAME" if undefined(actor) else actor
-    stage = entries.get("actor_zero_stage", entries.get("zero_stage"))
-    micro = entries.get("per_device_training_batch_size", entries.get("micro_train_batch_size"))
+    # What the command says of the actor's own training is handed back as the question to ask.
+    asked = [f"--model {'NAME' if undefined(actor) else actor}", f"--devices {_devices(entries)}"]
+    for flag, names in _ASKED.items():
+        asked.append(f"--{flag} {_stated(entries, *names)}")
     layout = ["dp=N"]
-    if stage is not None:
-        layout.append(f"zero={'N' if undefined(stage.value) else stage.value}")
-    if micro is not None:
-        layout.append(f"micro_batch={'N' if undefined(micro.value) else micro.value}")
+    for field, names in _LAYOUT.items():
+        value = _stated(entries, *names)
+        if value != _OPEN or any(name in entries for name in names):
+            layout.append(f"{field}={value}")
     raise LaunchFileError(
         f"{place}: it trains by reinforcement: an actor generates text, further models score it, and several are "
-        f"trained; perfmodel predicts one model's training step; for the actor's, give --model {actor} --devices N "
-        f"--global-batch N --layout {','.join(layout)} and no --from"
+        f"trained; perfmodel predicts one model's training step; for the actor's, give {' '.join(asked)} --layout "
+        f"{','.join(layout)} and no --from"
     )
+
+
+_OPEN: Final = "N"
+"""Stands for a number that the command does not say."""
+_VERL_ACTOR: Final = "actor_rollout_ref.actor."
+_ASKED: Final[Mapping[str, tuple[str, ...]]] = {
+    "global-batch": (f"{_VERL_ACTOR}ppo_mini_batch_size", "train_batch_size", "global_batch_size"),
+}
+"""Flags of a prediction, and arguments that say their values for the actor."""
+_LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
+    "tp": (f"{_VERL_ACTOR}megatron.tensor_model_parallel_size", "ds_tensor_parallel_size"),
+    "pp": (f"{_VERL_ACTOR}megatron.pipeline_model_parallel_size",),
+    "zero": ("actor_zero_stage", "zero_stage"),
+    "micro_batch": (
+        "per_device_training_batch_size",
+        "micro_train_batch_size",
+        f"{_VERL_ACTOR}ppo_micro_batch_size_per_gpu",
+    ),
+}
+"""Keys of a layout, and arguments that say the same of the actor."""
+_WORLDS: Final = (
+    ("trainer.n_gpus_per_node", "trainer.nnodes"),
+    ("actor_num_gpus_per_node", "actor_num_nodes"),
+)
+"""Arguments for the devices of a node and the nodes of the actor."""
+
+
+def _stated(entries: Mapping[str, Entry], *names: str) -> str:
+    """The first of some arguments that the command says a number for."""
+    for name in names:
+        if name in entries and str(entries[name].value).isdecimal():
+            return str(entries[name].value)
+    return _OPEN
+
+
+def _devices(entries: Mapping[str, Entry]) -> str:
+    for each, nodes in _WORLDS:
+        numbers = [_stated(entries, each), _stated(entries, nodes) if nodes in entries else "1"]
+        if all(number.isdecimal() for number in numbers):
+            return str(int(numbers[0]) * int(numbers[1]))
+    return _OPEN

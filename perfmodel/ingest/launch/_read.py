@@ -34,6 +34,7 @@ from perfmodel.ingest.launch._megatron_yaml import (
 from perfmodel.ingest.launch._model import changed_model
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
+from perfmodel.ingest.launch._nemo_rl import NEMO_RL
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
@@ -279,7 +280,7 @@ def recognised(
             "--model, --layout and so on"
         )
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
-    of_syntax = [form for form in (*FORMATS, LEVANTER, *FINETUNING) if form.syntax == syntax]
+    of_syntax = [form for form in (*FORMATS, LEVANTER, NEMO_RL, *FINETUNING) if form.syntax == syntax]
     if not text.strip():
         raise LaunchFileError(f"{place}: the file is empty; give a launch file")
     needed = "; ".join(f"one of {form.name} has {' or '.join(form.marks[:2])}" for form in of_syntax)
@@ -373,8 +374,9 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
         if of_primus is not None:
             framework, settings = of_primus
             return torchtitan_entries(settings) if framework == "torchtitan" else (settings, MAXTEXT)
-        if LEVANTER.recognises(source.entries):
-            return source, LEVANTER
+        for form in (LEVANTER, NEMO_RL):
+            if form.recognises(source.entries):
+                return source, form
     if syntax in ("json", "yaml"):
         of_neox = neox_arguments(source)
         if of_neox is not None:

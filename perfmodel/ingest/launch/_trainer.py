@@ -31,6 +31,8 @@ PROGRAM: Final = "<script>"
 """The entry that names the Python program of a command."""
 OWN_PROGRAM: Final = "<own program>"
 """The entry that names a training program which somebody wrote for himself (`_own_programs`)."""
+TENSOR: Final = "tensor_parallel_size"
+"""The entry of DeepSpeed's tensor parallelism, by whatever name a program has for it."""
 WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_processes", "num_machines", "world_size")
 """Processes that a launcher starts, which a command line says and a file may."""
 
@@ -211,7 +213,7 @@ _HARMLESS: Final = patterns(
     "fp16_full_eval upcast_* use_cpu low_cpu_mem_usage rope_scaling* half_precision_backend torch_compile_*",
     "use_reentrant_gc no_cuda <script> config task_type liger_kernel_config* jit_mode_eval past_index model_type",
     "mp_parameters use_legacy* tp_size hf_* prefix custom_register_path check_model strict *_freq acc_*",
-    "sequential ignore_args_error use_hf train_from_scratch infer_* model_kwargs*",
+    "ring_head_stride sequential ignore_args_error use_hf train_from_scratch infer_* model_kwargs*",
 )
 """Arguments that change neither time nor memory of a step: data, logs, checkpoints, learning rates."""
 
@@ -310,6 +312,7 @@ TRAINER: Final = LaunchFormat(
         Rule(keys=_PACKINGS, read=_packed),
         RECOMPUTE_RULE,
         Rule(keys=(OWN_PROGRAM,), read=_own_program),
+        read_only(TENSOR, "tp"),
         Rule(keys=(PROGRAM, *_PREFERENCES), read=_objective),
         Rule(
             keys=("ring_attn_size",),

@@ -1,0 +1,154 @@
+"""Settings of verl's supervised fine-tuning (`verl/trainer/config/sft_trainer.yaml`, `sft_trainer_engine.yaml`).
+
+Its commands change them by `key=value`; it trains on PyTorch's FSDP, or on Megatron-Core.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._finetuning import Adapters, is_on, padding_note, sharded_sequences
+from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload
+from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, Rule, words
+from perfmodel.ingest.launch._trainer import PROGRAM, WORLD_RULE
+
+_ENGINE: Final = "engine"
+_DEGREES: Final = {
+    "engine.tensor_model_parallel_size": "tp",
+    "engine.pipeline_model_parallel_size": "pp",
+    "engine.virtual_pipeline_model_parallel_size": "vpp",
+    "engine.context_parallel_size": "cp",
+    "engine.expert_model_parallel_size": "ep",
+    "engine.expert_tensor_parallel_size": "etp",
+}
+"""Degrees of Megatron-Core as an engine."""
+_SEQUENCE: Final = "engine.sequence_parallel"
+_ULYSSES: Final = ("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size")
+_OFFLOADS: Final = (
+    "model.fsdp_config.cpu_offload",
+    "model.fsdp_config.offload_params",
+    "engine.offload_policy",
+)
+"""Switches of states on the host: the first two together, or the last alone."""
+_MODEL_KEYS: Final = ("model.partial_pretrain", "model.path")
+_LENGTH: Final = "data.max_length"
+_USUAL_LENGTH: Final = 1024
+_DYNAMIC: Final = "data.use_dynamic_bsz"
+_BATCHES: Final = ("data.train_batch_size", "data.micro_batch_size_per_gpu", "data.micro_batch_size")
+_RECOMPUTE: Final = "model.enable_gradient_checkpointing"
+
+
+def _is_first_generation(settings: Mapping[str, Any]) -> bool:
+    """Whether the program is the trainer for FSDP alone, whose defaults differ from those of engines."""
+    return "fsdp_sft" in str(settings.get(PROGRAM, ""))
+
+
+def _layout(settings: Mapping[str, Any]) -> Fields:
+    if settings.get(_ENGINE) == "megatron":
+        # The distributed optimizer unless a script turns it off (verl/workers/config/engine.py `McoreEngineConfig`).
+        fields: Fields = {"zero": int(is_on(settings.get("engine.use_distributed_optimizer", True)))}
+        for name, field in _DEGREES.items():
+            if settings.get(name) is not None:
+                fields[field] = WHOLE.read(settings[name])
+        if fields.get("ep", 1) == 1:
+            fields.pop("etp", None)
+        # On unless a script turns it off, where there are ranks to share the sequence.
+        shares = is_on(settings.get(_SEQUENCE, True))
+        return fields | {"sequence_parallel": shares and fields.get("tp", 1) > 1}
+    # FULL_SHARD, or FSDP2 that shards weights again after the forward pass.
+    on_host = all(is_on(settings.get(name)) for name in _OFFLOADS[:2]) or is_on(settings.get(_OFFLOADS[2]))
+    fields = {"zero": 3} | fsdp_offload(3, on_host)
+    for name in _ULYSSES:
+        if name in settings:
+            fields |= sharded_sequences(settings[name], "ulysses")
+    return fields
+
+
+def _batches(settings: Mapping[str, Any]) -> Fields:
+    """The global batch, and sequences of a pass: as many as stated, or as its tokens hold."""
+    fields: Fields = {"global_batch": WHOLE.read(settings.get(_BATCHES[0], 256))}
+    dynamic = is_on(settings.get(_DYNAMIC, not _is_first_generation(settings)))
+    if not dynamic:
+        stated = settings.get(_BATCHES[1], settings.get(_BATCHES[2], 4))
+        # A script may leave it to the command's further arguments, as 0.
+        return fields | {"micro_batch": WHOLE_OR_NONE.read(stated) or 1}
+    # Ranks that share sequences hold the tokens of all of them.
+    shared = next((WHOLE.read(settings[name]) for name in _ULYSSES if name in settings), 1)
+    tokens = WHOLE.read(settings.get("data.max_token_len_per_gpu", 8192)) * shared
+    length = WHOLE.read(settings.get(_LENGTH, _USUAL_LENGTH))
+    fields["micro_batch"] = max(1, tokens // length)
+    fields["note.batch"] = (
+        f"micro_batch={fields['micro_batch']}: use_dynamic_bsz fills a pass with {tokens} tokens, of sequences of "
+        f"{length} here"
+    )
+    return fields
+
+
+def _length(settings: Mapping[str, Any]) -> Fields:
+    length = WHOLE.read(settings.get(_LENGTH, _USUAL_LENGTH))
+    return {"seq_len": length} | padding_note(_LENGTH, is_on(settings.get("use_remove_padding")))
+
+
+def _precision(settings: Mapping[str, Any]) -> Fields:
+    """Products are in bf16; weights are kept in fp32 unless the file says otherwise."""
+    kept = settings.get("model.fsdp_config.model_dtype", settings.get("engine.model_dtype", "fp32"))
+    kept = words({"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}).read(kept)
+    return {"dtype": "bf16"} | ({"optimizer": "adam16bit", "grad_dtype": "bf16"} if kept == "bf16" else {})
+
+
+def _recompute(settings: Mapping[str, Any]) -> Fields:
+    return {"recompute": "full" if is_on(settings.get(_RECOMPUTE, not _is_first_generation(settings))) else "none"}
+
+
+def _adapters(settings: Mapping[str, Any]) -> Fields:
+    rank = WHOLE_OR_NONE.read(settings["model.lora_rank"]) if "model.lora_rank" in settings else 0
+    return Adapters(rank=rank, targets=settings.get("model.target_modules", "all-linear")).fields if rank else {}
+
+
+def _fused(settings: Mapping[str, Any]) -> Fields:
+    return {"eager_kernels": (), "chunked_loss": True} if is_on(settings["model.use_liger"]) else {}
+
+
+def _framework(fields: Fields, entries: Entries) -> str:
+    return "megatron-core" if _ENGINE in entries and entries[_ENGINE].value == "megatron" else "fsdp"
+
+
+VERL: Final = LaunchFormat(
+    name="verl-sft",
+    syntax="yaml",
+    frameworks=("verl",),
+    framework=_framework,
+    always={
+        "note.framework": "verl runs on PyTorch's FSDP or Megatron-Core; overheads of verl itself are not modelled"
+    },
+    marks=("model.partial_pretrain", "data.micro_batch_size_per_gpu", "data.max_token_len_per_gpu"),
+    table=(
+        WORLD_RULE,
+        Rule(
+            keys=_MODEL_KEYS,
+            read=lambda settings: {"model": TEXT.read(next(iter(settings.values())))},
+            fields=("model",),
+            optional=_MODEL_KEYS,
+        ),
+        Rule(keys=(PROGRAM, *_BATCHES, _DYNAMIC, "data.max_token_len_per_gpu", _LENGTH, *_ULYSSES), read=_batches),
+        Rule(keys=(PROGRAM, _LENGTH, "use_remove_padding"), read=_length, fields=("seq_len",)),
+        Rule(
+            keys=(PROGRAM, _ENGINE, "engine.use_distributed_optimizer", _SEQUENCE, *_DEGREES, *_ULYSSES, *_OFFLOADS),
+            read=_layout,
+        ),
+        Rule(
+            keys=(PROGRAM, "model.fsdp_config.model_dtype", "engine.model_dtype"),
+            read=_precision,
+            fields=("dtype",),
+        ),
+        Rule(keys=(PROGRAM, _RECOMPUTE), read=_recompute, fields=("recompute",)),
+        Rule(keys=("model.lora_rank", "model.target_modules"), read=_adapters, fields=("adapter_rank",)),
+        Rule(keys=("model.use_liger",), read=_fused),
+    ),
+    harmless=patterns(
+        "trainer.* optim optim.* data.* checkpoint.* model.lora_alpha model.trust_remote_code model.tokenizer_path",
+        "model.external_lib model.use_remove_padding model.fsdp_config.wrap_policy.* model.use_shm engine.strategy",
+        "engine.wrap_policy.* engine.dtype model.strategy model.override_config.* profiler.* engine.seed",
+    ),
+)
