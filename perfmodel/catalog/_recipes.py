@@ -119,7 +119,7 @@ class ExchangeRates:
     """
 
     link: str
-    """Class of the links, as collectives are filed under."""
+    """Link class to which the rates apply."""
     link_gb_per_s: float
     """Nominal rate of a link one way [1e9 bytes/s], which rates are relative to."""
     ranks_per_node: int = 0

@@ -148,7 +148,7 @@ class Collective:
     """Bytes of an all-to-all between nodes that each rank forwards inside its node meanwhile, out of all that the node
     receives; the slower of the two parts determines the time."""
     exchange: Exchange | None = None
-    """Library that carries an all-to-all out, whose rate may be published; None: the usual one."""
+    """Library that carries out an all-to-all, if it is not the usual one; its rate may be published."""
 
     uses_matrix_units: ClassVar[bool] = False
     """Whether its FLOPs are matrix products: those of a collective are not."""

@@ -139,9 +139,9 @@ class GridCosts:
     largest: Int[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
     """Category that takes most of it (place in `CATEGORIES`)."""
     of_shard: Int[np.ndarray, " shards"]
-    """Place of each shard choice among those that differ in memory."""
+    """For each shard choice, its row in the tables of choices that differ in memory."""
     of_state: Int[np.ndarray, " states"]
-    """Place of each state choice among those that differ in memory."""
+    """For each state choice, its row in the tables of choices that differ in memory."""
     bound_s: Float[np.ndarray, "pipelines shards recomputes states"]
     """A step time that the layout does not beat (float32); infinite where no layout of the grid fits."""
     left_out: Int[np.ndarray, " categories"]
