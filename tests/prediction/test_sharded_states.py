@@ -204,6 +204,8 @@ def test_what_moves_more_bytes_takes_the_host_longer():
     job = Job(global_batch=64, seq_len=2048)
     moved = [host_bytes_per_parameter(job, eager=is_eager) for is_eager in (True, False)]
     assert _update_s("dgx-h100", 8, eager) == pytest.approx(plain * moved[0] / moved[1])
+    # operator by operator in fp32: decay, first moment, two for the second, root, division, sum, update; or one loop
+    assert moved[0] - moved[1] == (8 + 12 + 8 + 16 + 8 + 8 + 8 + 16) - 28
 
 
 def test_few_threads_update_as_fast_as_they_stream():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
             peak = memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
             assert peak[0, stage] > usable * (1 - 1e-9)
     assert recomputed or "schedule" not in text
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_hold_layers_or_an_end_of_the_model_and_divide_all_of_it(stages: int) -> None:
+    small = replace(catalog.model("gpt3-125m"), layers=6)
+    problem = step_problem(small, catalog.cluster("dgx-a100"), Job(global_batch=12, seq_len=1024))
+    costs = stage_costs(problem, Layout(pp=stages))
+    cuts = range(7)
+    for stage, start, end in product(range(stages), cuts, cuts):
+        is_first, is_last = stage == 0, stage == stages - 1
+        possible = start < end or (start == end and (is_first or is_last))
+        possible &= start == 0 or not is_first
+        possible &= end == 6 or not is_last
+        for seconds in (costs.forward_s, costs.backward_s):
+            assert np.isfinite(seconds[stage, start, end]) == possible, (stage, start, end)
+        assert costs.full_layers[stage, start, end] == 0
 
 
 def test_stages_that_do_not_fit_cost_infinitely_much(problem) -> None:

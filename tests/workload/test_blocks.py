@@ -565,3 +565,32 @@ def test_kernels_of_backward_are_those_of_gradients_and_all_others_are_not(name,
             again = {op.op for op, _ in block.backward_input if op.pass_ == "fwd"}
             assert again <= FORWARD_KERNELS_OF_BACKWARD, block.name
             assert "fwd" not in {op.pass_ for op, _ in block.backward_weight}, block.name
+
+
+@pytest.mark.parametrize(("name", "fills"), [("llama3-8b", 1), ("gpt3-1.3b", 1), ("deepseek-v2-lite", 0)])
+def test_servers_fill_their_cache_with_the_keys_and_values_of_prompts(name, fills):
+    """A kernel writes those of a prompt; of single tokens the one that reads the cache does, of latent attention the
+    projection. Training has no cache."""
+    net = model(name)
+    prompt = Job(global_batch=1, seq_len=1024, mode="inference")
+    token = replace(prompt, seq_len=1, cached_tokens=1024)
+    for tp in (1, 2):
+        for job, expected in ((prompt, fills), (token, 0), (replace(prompt, mode="train"), 0)):
+            block = layer_of(name, job, tp=tp)
+            written = [op for op, _ in block.forward if op.op == "fill_cache"]
+            assert len(written) == expected
+            for op in written:
+                assert (op.rows, op.hidden) == (1024, net.kv_heads // tp * 2 * net.head_dim)
+
+
+@pytest.mark.parametrize("seq_len", [1024, 4096])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_attention_keeps_as_many_statistics_however_few_keys_it_sees(seq_len, tp):
+    """One of 4 bytes per query and head: of all keys, of a window and of chunks."""
+    plain = replace(model("llama3-8b"), window=0)
+    job = Job(global_batch=1, seq_len=seq_len)
+    saved = set()
+    for net in (plain, replace(plain, window=512), replace(plain, window=512, chunked_window=True)):
+        layers = blocks(net, job, Shard(tp=tp))
+        saved.add(next(b.activation_bytes.none for b, _ in layers if b.is_layer))
+    assert len(saved) == 1

@@ -69,6 +69,37 @@ def test_steps_are_merged_and_eager_merges_are_chains():
     assert merges(eager_kernels=("attention_merge",)) == 3 * 4
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_bytes_that_ranks_exchange_by_hand(tp, cp, micro_batch):
+    """Keys and values hop around a ring (arXiv 2310.01889), are gathered whole, or are exchanged for heads together
+    with queries, as results are (arXiv 2309.14509); in backward they are exchanged again, and their gradients."""
+    seq = 8192
+    tokens, d, element = micro_batch * seq, LLAMA.head_dim, 2
+    heads, kv_heads = LLAMA.heads // tp, LLAMA.kv_heads // tp
+    all_keys = tokens * kv_heads * 2 * d * element
+    hop = all_keys / cp
+    # copied where there are fewer than ranks
+    exchanged = tokens / cp * (heads + 2 * max(kv_heads, cp)) * d * element
+    results = tokens / cp * heads * d * element
+    hops, last = ("send_recv", hop, cp - 1, True), ("send_recv", hop, 1, False)
+    gather, scatter = ("all_gather", all_keys, 1, False), ("reduce_scatter", all_keys, 1, False)
+    there, back = ("all_to_all", exchanged, 1, False), ("all_to_all", results, 1, False)
+    by_hand = {
+        "ring": ([hops], [hops, hops, last]),
+        "all_gather": ([gather], [gather, scatter]),
+        "gathered_ring": ([gather], [gather, hops, last]),
+        "ulysses": ([there, back], [back, there]),
+    }
+    for kind, (forward, backward) in by_hand.items():
+        shard = Shard(tp=tp, cp=cp, cp_kind=kind, micro_batch=micro_batch)
+        layer = next(b for b, _ in blocks(LLAMA, Job(global_batch=3, seq_len=seq), shard) if "layer" in b.name)
+        for comms, expected in ((layer.forward_comm, forward), (layer.backward_comm, backward)):
+            of_context = [(c.collective, c.bytes, c.count, c.beside_attention) for c in comms if c.group == "cp"]
+            assert of_context == expected, kind
+
+
 @pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring"])
 @pytest.mark.parametrize("tp", [1, 8])
 def test_copied_keys_are_exchanged_as_often_as_heads_share_them(kind, tp):
