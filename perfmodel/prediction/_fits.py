@@ -186,14 +186,14 @@ def binding_rank(memory: Sequence[StageMemory], usable: Float[np.ndarray, " rank
     return max(range(len(memory)), key=lambda i: memory[i].peak / usable[i])
 
 
-def fit_reasons(memory: Sequence[StageMemory], of_ranks: Float[np.ndarray, " ranks"]) -> tuple[str, ...]:
+def fit_reasons(memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"]) -> tuple[str, ...]:
     """Why a layout does not fit: the rank that fits least, its largest part, and a remedy; empty if all ranks fit.
 
     Args:
-        of_ranks: usable bytes of every rank.
+        usable_bytes: of every rank.
     """
-    worst = binding_rank(memory, of_ranks)
-    usable = of_ranks[worst]
+    worst = binding_rank(memory, usable_bytes)
+    usable = usable_bytes[worst]
     if memory[worst].peak <= usable:
         return ()
     by_category = {name: n_bytes for name, n_bytes in memory[worst].to_dict().items() if name != "peak"}

@@ -6,7 +6,7 @@ broadcast against each other, so that one call covers a whole grid; the arithmet
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -71,8 +71,9 @@ class MemoryBatch:
 
 
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
-    """Bytes of every category on every pipeline rank.
+    """Bytes of every category on every pipeline rank at the rank's peak.
 
+    That is while the largest block runs beside all saved activations, or in the optimizer's step if this takes more.
     Axes of layouts broadcast against one another; the array namespace is that of `ranks.stored`.
 
     Args:
@@ -85,28 +86,10 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     job, framework, costs = setting.job, setting.framework, setting.framework.memory
     trains_weights, runs_backward = is_trained(job), job.mode == "train"
     weight_bytes = held_dtype_bytes(job)
-
-    # Parameters of a rank by what is kept of them, each a pair: where they are sharded, and where they are not.
-    # Updated ones have gradients and optimizer states. Stored ones count narrow weights of layers (`Job.base_weights`,
-    # `Job.fp8_params`) as so many weights of the products' type as take the same bytes.
-    dense, expert = sum_over_blocks(ranks.stored, blocks.dense), sum_over_blocks(ranks.stored, blocks.expert)
-    copied = 0.0
-    if blocks.shared.any():
-        copied = copied_params(ranks.stored, blocks.shared)
-        dense = dense + copied
-    stored_params = updated_params = sharding.spread(dense, expert)
-    if blocks.frozen.any():
-        updated_params = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
-    layer_share = 1.0
-    held_share = held_weight_share(job, setting.cluster.device)
-    if held_share != 1.0:
-        layer_share = xp.where(blocks.layers, held_share, 1.0)
-        stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * held_share
-        stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
-        stored_params = sharding.spread(stored_dense, stored_expert)
+    params = _count_params(ranks, blocks, sharding, setting)
 
     # Optimizer states are sharded from ZeRO 1 on.
-    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *updated_params)
+    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *params.updated)
     more_outside_layers = other_optimizer_bytes_per_param(job)
     if more_outside_layers:
         outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
@@ -119,7 +102,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     accumulates = ~sharding.one_backward
     gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates)
     kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
-    sharded_params, whole_params = updated_params
+    sharded_params, whole_params = params.updated
     whole_bytes = whole_params * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
     gradients = xp.where(gradients_sharded, sharded_params * kept_bytes, whole_bytes) * trains_weights
     gradients = xp.where((sharding.on_host > 0) & (gradients_sharded | ~sharding.reduced), 0.0, gradients)
@@ -133,38 +116,25 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         buffers = xp.where((sharding.zero >= 1) & reduces_gradients, job.gradients.bucket_bytes, buffers)
     buffers = buffers + costs.communicator_bytes * sharding.communicators
     if costs.ddp_buckets:
-        buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * updated_params[1], 0.0)
+        buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * whole_params, 0.0)
 
     # Weights that ZeRO 3 has gathered.
     gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers_weights.any():
-        params = (blocks.dense + blocks.expert) * layer_share
-        gathered = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
-        if costs.planned_memory:
-            # A compiler gathers each weight where it is used, while at most the one before it is in use (OpenXLA's SPMD
-            # partitioner puts an all-gather before each product; its latency-hiding scheduler starts it early).
-            weight = largest_of_blocks(blocks.largest_weight * layer_share, ranks.stored > 0)
-            gathered = xp.minimum(gathered, 2 * weight)
+        gathered = _gathered_at_once(params, ranks, blocks, sharding, setting)
         if costs.live_params:
-            # Weights stay gathered after their use, as long as no more than so many parameters are.
-            still_gathered = xp.minimum(costs.live_params, dense + expert)
-            gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, still_gathered))
             # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
             is_bucketed = (sharding.zero == 3) & reduces_gradients & (job.gradients.bucket_bytes is None)
             buffers = buffers + xp.where(is_bucketed, costs.bucket_bytes / 2, 0.0)
-        if job.gradients.saves_gathered_weights and runs_backward:
-            # A product of torch saves a view of its gathered weight, which stays in memory though ZeRO lets go of it
-            # (DeepSpeed runtime/zero/linear.py, whose own product saves a reference instead). Backward gathers anew.
-            saved_params = sum_over_blocks(ranks.stored - ranks.stored_full, params * blocks.saves_operands)
-            at_once = gathered_params(params, blocks.layers, ranks.stored, sharding.ahead)
-            gathered = xp.maximum(gathered, saved_params + at_once)
         buffers = buffers + xp.where(gathers_weights, weight_bytes * gathered, 0.0)
 
-    # Saved activations, but for those of layers that wait on the host, and the largest block while it runs.
+    # Activations saved for backward, without those of layers that wait on the host.
     saved_bytes, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
     if runs_backward and sharding.offloaded.any():
         on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
         saved_bytes = saved_bytes - on_host + copying
+
+    # The largest block while it runs, and what reducing its gradients takes where ZeRO 3 does that block by block.
     running_blocks = blocks
     reduces_by_block = trains_weights and not (costs.live_params or costs.planned_memory)
     if reduces_by_block and gathers_weights.any():
@@ -179,29 +149,110 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         beyond_activations = xp.maximum(gradients - saved_bytes, 0.0)
         gradients = xp.where(sharding.one_backward, beyond_activations, gradients)
 
-    # Weights: sharded under ZeRO 3, beside secondary shards inside a node; and copies in 8 bits.
-    weights = weight_bytes * xp.where(sharding.zero >= 3, *stored_params) * ranks.versions
-    # Frozen ones have no master copy to be made of.
-    if has_master_alone(job, framework):
-        frozen = sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen))[0] * ranks.versions
-        weights = xp.where((sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights)
-    weights = xp.where(sharding.on_host > 1, 0.0, weights)
-    if job.gradients.secondary_shards > 1:
-        _, whole_params = stored_params
-        secondary = weight_bytes * whole_params / job.gradients.secondary_shards
-        weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
-    if has_fp8_copies(job, framework):
-        params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
-        weights = weights + costs.fp8_copy_bytes * sum_over_blocks(ranks.stored, params_of_layers)
-
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if costs.step_bytes_per_param and trains_weights:
-        in_optimizer_step = step_bytes(updated_params, sharding, framework) + (all_gradients - gradients) - saved_bytes
+        in_optimizer_step = step_bytes(params.updated, sharding, framework) + (all_gradients - gradients) - saved_bytes
         buffers = xp.maximum(buffers + transient, in_optimizer_step) + costs.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.
         buffers = buffers + (transient + costs.context_bytes)
-    return MemoryBatch(weights, gradients, optimizer, saved_bytes * runs_backward, buffers)
+    return MemoryBatch(
+        weights=_weight_bytes(params, ranks, blocks, sharding, setting),
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=saved_bytes * runs_backward,
+        buffers=buffers,
+    )
+
+
+class RankParams(NamedTuple):
+    """Parameters that ranks hold; of each pair, the first is what they hold if states are sharded, the second if
+    not."""
+
+    stored: tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]
+    """All of them. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) count as so many weights of the
+    products' type as take the same bytes."""
+    updated: tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]
+    """Those that have gradients and optimizer states."""
+    unsharded: Float[Any, "*layouts ranks"]
+    """Number of all of them if no state is sharded, narrow or not."""
+    layer_share: Float[Any, "*layouts blocks"] | float
+    """Bytes of each block's weights over those that they take in the products' type."""
+
+
+def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> RankParams:
+    """Count the parameters of ranks by what is kept of them."""
+    xp = ranks.stored.__array_namespace__()
+    dense, expert = sum_over_blocks(ranks.stored, blocks.dense), sum_over_blocks(ranks.stored, blocks.expert)
+    copied = 0.0
+    if blocks.shared.any():
+        copied = copied_params(ranks.stored, blocks.shared)
+        dense = dense + copied
+    stored = updated = sharding.spread(dense, expert)
+    if blocks.frozen.any():
+        updated = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
+
+    layer_share = 1.0
+    held_share = held_weight_share(setting.job, setting.cluster.device)
+    if held_share != 1.0:
+        layer_share = xp.where(blocks.layers, held_share, 1.0)
+        stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * held_share
+        stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
+        stored = sharding.spread(stored_dense, stored_expert)
+    return RankParams(stored, updated, dense + expert, layer_share)
+
+
+def _gathered_at_once(
+    params: RankParams, ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
+) -> Float[Any, "*layouts ranks"]:
+    """Parameters of gathered weights in memory at once, where ZeRO 3 gathers weights."""
+    xp = ranks.stored.__array_namespace__()
+    job, costs = setting.job, setting.framework.memory
+    block_params = (blocks.dense + blocks.expert) * params.layer_share
+    by_layer = gathered_params(block_params, blocks.layers, ranks.stored, sharding.ahead)
+    gathered = by_layer
+    if costs.planned_memory:
+        # A compiler gathers each weight where it is used, while at most the one before it is in use (OpenXLA's SPMD
+        # partitioner puts an all-gather before each product; its latency-hiding scheduler starts it early).
+        weight = largest_of_blocks(blocks.largest_weight * params.layer_share, ranks.stored > 0)
+        gathered = xp.minimum(gathered, 2 * weight)
+    if costs.live_params:
+        # Weights stay gathered after their use, as long as no more than so many parameters are.
+        still_gathered = xp.minimum(costs.live_params, params.unsharded)
+        gathered = xp.where(sharding.on_host > 1, gathered, xp.maximum(gathered, still_gathered))
+    if job.gradients.saves_gathered_weights and job.mode == "train":
+        # A product of torch saves a view of its gathered weight, which stays in memory though ZeRO lets go of it
+        # (DeepSpeed runtime/zero/linear.py, whose own product saves a reference instead). Backward gathers anew.
+        saved_params = sum_over_blocks(ranks.stored - ranks.stored_full, block_params * blocks.saves_operands)
+        gathered = xp.maximum(gathered, saved_params + by_layer)
+    return gathered
+
+
+def _weight_bytes(
+    params: RankParams, ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
+) -> Float[Any, "*layouts ranks"]:
+    """Bytes of all versions of the weights on ranks, and of their copies in other types."""
+    xp = ranks.stored.__array_namespace__()
+    job, framework = setting.job, setting.framework
+    weight_bytes = held_dtype_bytes(job)
+    weights = weight_bytes * xp.where(sharding.zero >= 3, *params.stored) * ranks.versions
+
+    # Where the master copy is all that ranks keep of trained weights, it counts among the optimizer's states. Frozen
+    # weights have none.
+    if has_master_alone(job, framework):
+        frozen = sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen))[0] * ranks.versions
+        weights = xp.where((sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights)
+    weights = xp.where(sharding.on_host > 1, 0.0, weights)
+
+    # Secondary shards inside a node.
+    if job.gradients.secondary_shards > 1:
+        _, whole_params = params.stored
+        secondary = weight_bytes * whole_params / job.gradients.secondary_shards
+        weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
+    if has_fp8_copies(job, framework):
+        params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
+        weights = weights + framework.memory.fp8_copy_bytes * sum_over_blocks(ranks.stored, params_of_layers)
+    return weights
 
 
 def copied_params(
