@@ -604,3 +604,33 @@ def test_experts_between_two_layers(start: int, end: int, interval: int) -> None
     last = layers - 1 if end == -1 else end
     expected = ["E" if (i + 1) % interval == 0 and start <= i <= last else "-" for i in range(layers)]
     assert [sublayers[1] for sublayers in read.stack] == expected
+
+
+TEXT_PARTS = {
+    # Without a head: the parameters of the classes of transformers 5.24 for these texts.
+    "granite_docling": (LLAMA2_7B | {
+        "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "vocab_size": 133_800, "tie_word_embeddings": True,
+    }, 386_630_656),
+    "glm_ocr": (LLAMA2_7B | {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "vocab_size": 59_392, "tie_word_embeddings": True,
+    }, 312_542_208),
+}  # fmt: skip
+"""Language models of files that see, with the configuration of their part and its parameters."""
+
+
+@pytest.mark.parametrize("family", TEXT_PARTS)
+def test_language_models_of_files_that_see(family: str) -> None:
+    text, published = TEXT_PARTS[family]
+    read = model_from_config({"model_type": family, "text_config": text | {"model_type": f"{family}_text"}})
+    assert parameter_count(read) == published
+
+
+def test_layers_that_attend_to_images_are_named() -> None:
+    """Llama 3.2 Vision: 8 of 40 layers attend to the image; their sizes are those of the others but for a few norms."""
+    text = LLAMA2_7B | {"model_type": "mllama_text_model", "num_hidden_layers": 40, "intermediate_size": 14336,
+                        "num_key_value_heads": 8, "vocab_size": 128_256}  # fmt: skip
+    read = model_from_config({"model_type": "mllama", "text_config": text})
+    assert "attending to the text" in read.left_out
+    assert read.layers == 40

@@ -35,6 +35,8 @@ _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_
 _ZERO_EXPERTS: Final = "experts that compute nothing are left out, with their rows of the router"
 _INDEXER: Final = "the indexer that selects keys for each query is left out; attention is counted over all keys"
 
+_CROSS_LAYERS: Final = "layers that attend to images are counted as attending to the text"
+
 _MINIMAX_M3: Final = Relative(
     family="llama_with_experts",
     aliases={"intermediate_size": "moe_intermediate_size", "dense_intermediate_size": "intermediate_size"},
@@ -52,9 +54,12 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "emu3": Relative(family="llama"),
     "ernie4_5": Relative(family="llama", defaults={"tie_word_embeddings": True}),
     "exaone": Relative(family="llama", aliases=_EXAONE_KEYS),
+    "glm_ocr": Relative(family="llama", fields={"norm_at": "both"}),
     "granite": Relative(family="llama"),
+    "granite_docling": Relative(family="llama", defaults={"tie_word_embeddings": True}),
     "helium": Relative(family="llama"),
     "hunyuan_v1_dense": Relative(family="llama", fields=_QK_NORM),
+    "hunyuan_vl": Relative(family="llama", fields=_QK_NORM, defaults={"tie_word_embeddings": True}),
     "internlm": Relative(family="llama", aliases={"bias": "attention_bias"}),
     "internlm2": Relative(family="llama", aliases={"bias": "attention_bias"}),
     "internlm3": Relative(family="llama", aliases={"qkv_bias": "attention_bias"}),
@@ -71,6 +76,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "granite_swa": Relative(family="llama", fields={"attention_sinks": True}),
     "hyperclovax": Relative(family="llama", fields={"norm_at": "both"}),
     "mimo": Relative(family="qwen2"),
+    "mllama": Relative(family="llama", left_out=_CROSS_LAYERS),
     "nanochat": Relative(
         family="llama", fields=_UNGATED | {"norm_parameters": False}, defaults={"hidden_act": "relu2"}
     ),
