@@ -55,6 +55,7 @@ _LABEL: Final = re.compile(
         | \[[^\]\s]*\](?:<\w+>)?:?          # mpirun --tag-output, mpiexec, kubectl --prefix
         | \(\S+,?\s*pid=\d+[^)]*\)       # Ray
         | \d+:(?=\s)                     # srun --label
+        | [A-Za-z][\w./-]*(?:\ [\w.-]+)?\ *\|(?=\s|$)  # docker compose, stern: the container's name
         | [A-Za-z][\w.-]*(?:\[\d+\])?:(?=\s+[#\d]|\s*\#)  # pdsh, kubectl: the host's or the pod's name
     )\s?""",
     re.VERBOSE,

@@ -44,6 +44,8 @@ def test_text_layouts(layout: str, tmp_path: Path) -> None:
 LABELS = {
     "none": lambda line: line,
     "srun --label": lambda line: f"0: {line}",
+    "docker compose": lambda line: f"nccl-test-1  | {line}",
+    "stern": lambda line: f"nccl-launcher-x7k2 launcher | {line}",
     "srun --label of many": lambda line: f"{12:3d}: {line}",
     "mpirun --tag-output": lambda line: f"        [1,0]<stdout>:{line}",
     "mpirun of OpenMPI 5": lambda line: f"[prterun-node-1-77@1,0]<stdout>: {line}",
