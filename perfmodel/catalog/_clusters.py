@@ -29,7 +29,7 @@ class LevelEntry(Stated):
     latency_us: float
     source: str = ""
     contention: float = 0.0
-    """Exponent of the number of nodes by which collectives take longer than alone on the network."""
+    """Slowdown by other traffic: collectives over n nodes take n^contention times as long as alone on the network."""
     rank_latency_us: float = 0.0
     """Microseconds that rings between nodes wait for each rank beyond the first."""
 
@@ -212,7 +212,7 @@ class NetworkEntry(Stated):
     latency_us: float | None = None
     """Latency of one hop of a collective, in microseconds."""
     contention: float | None = None
-    """Exponent of the number of nodes by which collectives take longer than alone on the network."""
+    """Slowdown by other traffic: collectives over n nodes take n^contention times as long as alone on the network."""
     rank_latency_us: float | None = None
     """Time that a ring between nodes waits for each rank beyond the first, in microseconds."""
 

@@ -145,7 +145,13 @@ class PassClasses:
         """Classes that run differently, of which there are far fewer than stages and segments."""
         # A column holds everything that the seconds of a class depend on.
         columns = np.concatenate([*self.weights.values(), *self.runs.values(), self.full.T])
-        _, first, place = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+
+        # Sorting whole columns takes long: equal ones are found by their bytes before.
+        number: dict[bytes, int] = {}
+        number_of_class = [number.setdefault(row.tobytes(), len(number)) for row in np.ascontiguousarray(columns.T)]
+        first_class = np.unique(number_of_class, return_index=True)[1]
+        _, first, place = np.unique(columns[:, first_class], axis=1, return_index=True, return_inverse=True)
+        first, place = first_class[first], place[number_of_class]
         weights = {variant: np.ascontiguousarray(values[:, first]) for variant, values in self.weights.items()}
         runs = {variant: np.ascontiguousarray(values[:, first]) for variant, values in self.runs.items()}
         full = self.full[first] if self.full.any() else None

@@ -200,7 +200,8 @@ def weighed(
     weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
 ) -> MeasurementValues:
-    """Value measurements by the regret that each saves, for log step times mean + loads w.
+    """Value each measurement by the expected regret that it saves; log step times are mean + loads w, with w standard
+    normal.
 
     Args:
         mean: predicted log step times.

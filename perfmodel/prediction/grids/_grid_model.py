@@ -326,5 +326,11 @@ def distinct(keys: Sequence[Hashable]) -> tuple[list[int], Int[np.ndarray, " key
     """Return the index of the first occurrence of each distinct key, and for every key the number of its distinct
     key."""
     number: dict[Hashable, int] = {}
-    number_of_key = np.array([number.setdefault(key, len(number)) for key in keys])
-    return np.unique(number_of_key, return_index=True)[1].tolist(), number_of_key
+    first: list[int] = []
+    number_of_key = []
+    for position, key in enumerate(keys):
+        key_number = number.setdefault(key, len(number))
+        number_of_key.append(key_number)
+        if key_number == len(first):
+            first.append(position)
+    return first, np.array(number_of_key)

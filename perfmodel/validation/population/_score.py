@@ -362,7 +362,7 @@ class Score:
         return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
 
     def scaled(self, state: State) -> State:
-        """Scales of sources given their runs, and robust weights of runs."""
+        """Estimate the scale of each source from its runs, and a robust weight for each run."""
         left_out = self.left_out(state)
         residual = np.asarray(left_out.residual)
         shared = np.asarray(left_out.shared)

@@ -19,7 +19,9 @@ def _replicas(call: Call) -> tuple[int, int]:
     device."""
     ranks = int(call.attributes.get("ranks", 1))
     if ranks == 1:
-        raise CannotMapError("the module is that of one rank; read it by rank_program, which takes how many there are")
+        raise CannotMapError(
+            "the module belongs to one of several ranks; read it by rank_program, and give the number of ranks"
+        )
     # An all-reduce does not say how large its group is.
     group_size = int(call.value("group_size", ranks))
     if group_size != ranks:
