@@ -197,6 +197,30 @@ def test_ranks_of_a_node_share_the_memory_of_their_host():
     assert bandwidths == sorted(bandwidths)
 
 
+PCIE_3, PCIE_4, PCIE_5, PCIE_6 = 15.75e9, 31.5e9, 63e9, 126e9
+TWO_PROCESSORS = {
+    PCIE_3: 2 * 6 * 2666e6 * 8,  # Xeon Skylake, DDR4-2666
+    PCIE_4: 2 * 8 * 3200e6 * 8,  # EPYC Rome, DDR4-3200
+    PCIE_5: 2 * 8 * 4800e6 * 8,  # Xeon Sapphire Rapids, DDR5-4800
+    PCIE_6: 2 * 8 * 6400e6 * 8,  # Xeon Granite Rapids, DDR5-6400
+}
+"""Rate of a link of 16 lanes one way, and memory bandwidth of the processors that came with it."""
+
+
+def test_the_link_tells_the_generation_of_the_host():
+    device = catalog.device("H100")
+    for link, bandwidth in TWO_PROCESSORS.items():
+        for rate in (link, link * 1.9 if link < PCIE_6 else link):  # up to the next generation
+            host = replace(device, host_bandwidth_bytes_per_s=rate)
+            assert node_memory_bandwidth(host, 8) == node_memory_bandwidth(host, 1) == bandwidth
+    # half the lanes, and a device that does not say, have the oldest; what is faster is coherent, a Grace for 450 GB/s
+    for rate in (PCIE_3 / 2, None):
+        host = replace(device, host_bandwidth_bytes_per_s=rate)
+        assert node_memory_bandwidth(host, 8) == TWO_PROCESSORS[PCIE_3]
+    coherent = replace(device, host_bandwidth_bytes_per_s=225e9)
+    assert node_memory_bandwidth(coherent, 4) == pytest.approx(2 * 512e9)
+
+
 def test_what_moves_more_bytes_takes_the_host_longer():
     plain = _update_s("dgx-h100", 8)
     assert _update_s("dgx-h100", 8, optimizer="adam8bit") < plain < _update_s("dgx-h100", 8, dtype="fp16")
