@@ -8,7 +8,7 @@ from perfmodel import catalog, predict
 from perfmodel.cost import KernelModel
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job
-from perfmodel.spec.parts import Mamba
+from perfmodel.spec.parts import DeltaNet, Mamba, SelectiveScan, ShortConv
 from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
 
 NANO = catalog.model("nemotron-3-nano")
@@ -58,6 +58,26 @@ def test_ranks_share_out_the_heads(tp):
         if one.name == "mamba_layer":
             assert tp * matmul_flops(shard.forward) == matmul_flops(one.forward)
             assert tp * (shard.params - 256) == one.params - 256  # the layer's norm is on every rank
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("letter", "mixer", "widest"),
+    [
+        ("M", {"mamba": SMALL.hybrid.mamba}, 3 * 8 * 64),  # gate, what is convolved, and its gradient
+        ("S", {"selective_scan": SelectiveScan(inner=640, state=16, step_rank=16)}, 2 * 640),
+        ("L", {"delta_net": DeltaNet(heads=4, key_heads=2, head_dim=96, key_dim=64)}, 2 * 4 * 96),
+        ("C", {"short_conv": ShortConv(kernel=3)}, 3 * 256),
+        ("-", {}, 512),
+    ],
+)
+def test_a_layer_works_in_its_widest_activation_and_the_gradient_of_it(letter, mixer, widest, tp):
+    """Beside the gradient of the hidden state, of 256 elements here; a rank has its part of what is inside."""
+    tokens = 64
+    net = replace(SMALL, mixers=f"*{letter}", **({"mamba": None} | mixer))
+    layers = [b for b, _ in blocks(net, replace(JOB, seq_len=tokens), Shard(tp=tp)) if b.is_layer]
+    inside = max(widest // tp, 256)
+    assert layers[-1].workspace_bytes == tokens * 2 * (256 + 2 * inside)
 
 
 def test_work_grows_with_the_sequence_and_not_with_its_square():

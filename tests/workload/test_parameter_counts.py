@@ -44,6 +44,11 @@ def test_count_of_a_published_checkpoint(name):
     assert parameter_count(model(name)) == EXACT[name]
 
 
+def test_positions_of_opt_begin_behind_two_rows() -> None:
+    """The published checkpoint of OPT-125M has 125,239,296 (`OPTLearnedPositionalEmbedding`)."""
+    assert parameter_count(replace(model("opt-125m"), position_offset=2)) == 125_239_296
+
+
 @pytest.mark.parametrize("name", ROUNDED)
 def test_count_as_printed(name):
     digits = 1
