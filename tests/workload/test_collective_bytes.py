@@ -187,6 +187,18 @@ def test_tensor_parallel_experts_without_sequence_parallelism_sum_partial_result
     assert kinds(block.forward_comm) == kinds(block.backward_comm) == {"all_reduce": 2}
 
 
+@pytest.mark.parametrize("job", [{}, {"frozen": True, "adapter_rank": 8}, {"dtype": "fp8", "fp8_recipe": "current"}])
+@pytest.mark.parametrize("name", ["gpt3-1.3b", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "nemotron-3-nano"])
+def test_one_rank_sends_nothing(name, job):
+    """Whatever was asked of groups that it is alone in."""
+    net = model(name)
+    for shard in (Shard(), Shard(sequence_parallel=True), Shard(cp_kind="all_gather")):
+        for block, _ in blocks(net, Job(global_batch=1, seq_len=2048, **job), shard):
+            passes = (block.forward_comm, block.backward_comm, block.recompute_full_comm)
+            assert passes == ((), (), ()), block.name
+            assert block.recompute_selective_comm == ()
+
+
 def test_decoder_stages_pass_the_encoder_on():
     t5 = model("t5-large")
     parts = {b.name: b for b, _ in blocks(t5, Job(global_batch=1, seq_len=512), Shard())}

@@ -50,6 +50,21 @@ def test_a_mixer_by_hand():
     assert backward == 2 * matmul_flops(mamba.forward)
 
 
+def test_kernels_of_the_state_pass_over_tensors_states_and_scores():
+    """Of mamba_ssm 2.2, ssd_combined.py: tensors of the inner size and what enters and leaves the state in 16 bits;
+    states of chunks and scores in 32, of which 16-bit copies count half."""
+    inner, groups, state, chunk = 8 * 64, 4, 16, 32
+    mamba = next(b for b, _ in blocks(SMALL, replace(JOB, seq_len=64), Shard()) if b.name == "mamba_layer")
+    states, sides, scores = inner * state / chunk, groups * state, groups * chunk
+    expected = {
+        "fwd": 2 * (3 * inner + 4 * sides) + 4 * (3 * states + 2 * scores),
+        "bwd": 2 * (11 * inner + 14 * sides) + 4 * (8.5 * states + 7 * scores),
+    }
+    found = {op.pass_: op for op, _ in (*mamba.forward, *mamba.backward_input) if op.family == "recurrence"}
+    assert {name: op.bytes_per_token for name, op in found.items()} == expected
+    assert {op.tokens for op in found.values()} == {64}
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_ranks_share_out_the_heads(tp):
     whole, part = (blocks(SMALL, replace(JOB, seq_len=64), Shard(tp=n, sequence_parallel=True)) for n in (1, tp))
