@@ -125,8 +125,8 @@ class ClusterEntry(Stated):
         if self.kinds:
             # A cluster states devices in one of three ways: kinds of nodes, links in words, or levels in figures. What
             # belongs to another way is refused, since it would be passed over in silence.
-            of_one_kind = ("device", "levels", "max_devices", "price_per_device_hour")
-            misplaced = [key for key in of_one_kind if getattr(self, key)]
+            single_kind_keys = ("device", "levels", "max_devices", "price_per_device_hour")
+            misplaced = [key for key in single_kind_keys if getattr(self, key)]
             if misplaced:
                 raise PerfModelError(f"{place}: {', '.join(misplaced)}: state this in each kind instead")
             kinds = [entry.kind(place) for entry in self.kinds]

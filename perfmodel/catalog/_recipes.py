@@ -101,8 +101,12 @@ def _recipes(framework: str) -> tuple[Recipe, ...]:
 
 def _files(framework: str) -> list[tuple[str, dict[str, Any]]]:
     """Files with recipes of a framework, by their names."""
-    of_all = package_tables("recipes").items()
-    return [(name, file) for name, file in of_all if framework in file.get("frameworks", [name.removesuffix(".toml")])]
+    recipe_tables = package_tables("recipes").items()
+    return [
+        (name, file)
+        for name, file in recipe_tables
+        if framework in file.get("frameworks", [name.removesuffix(".toml")])
+    ]
 
 
 def _order(release: str) -> tuple[int, ...]:

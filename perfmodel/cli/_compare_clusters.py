@@ -103,9 +103,9 @@ def show(result: "ClusterComparison", command: str) -> None:
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
-    of_tokens = f", {counted(tokens)} tokens" if tokens else ""
+    tokens_text = f", {counted(tokens)} tokens" if tokens else ""
     console.print(
-        f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{of_tokens}; by {result.by}"
+        f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{tokens_text}; by {result.by}"
     )
     of_whole_run = ("days", "cost") if tokens else ()
     energy = "MWh" if tokens else "J/token"

@@ -189,14 +189,14 @@ def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | Non
         return None
 
     # On the wire nothing is priced: messages take as long as they take.
-    of_priced_messages = {
+    priced_flags = {
         "--prices": arguments.prices,
         "--occupancy": arguments.occupancy,
         "--calibration": arguments.calibration,
         "--sweep": arguments.sweep,
         "--apart": arguments.apart,
     }
-    misplaced = [name for name, value in of_priced_messages.items() if value]
+    misplaced = [name for name, value in priced_flags.items() if value]
     if misplaced:
         raise PerfModelError(
             f"emulate: {', '.join(misplaced)} cannot be combined with --wire, where messages take real time; "

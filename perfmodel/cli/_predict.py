@@ -214,6 +214,7 @@ def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[s
 
 
 def _predict_open(arguments: argparse.Namespace) -> int:
+    """Predict a run whose open settings are filled in (--open)."""
     from perfmodel.validation import predict_run
 
     for flag, is_given in (

@@ -124,19 +124,20 @@ def measured_work(table: "pd.DataFrame", device: Device) -> "pd.DataFrame":
     on_device = relabel(np.asarray(table["device"]), device_name) == device.name
     parts = []
     for family in FAMILIES:
-        of_family = pd.DataFrame(table[on_device & (table["op_family"] == family)])
-        if of_family.empty:
+        family_rows = pd.DataFrame(table[on_device & (table["op_family"] == family)])
+        if family_rows.empty:
             continue
-        queries = table_rows(of_family, family)
+        # Rows that lack a size or have a type that the family does not know have a reason, and no place in a roofline.
+        queries = table_rows(family_rows, family)
         readable = np.flatnonzero(queries.reasons == "")
         rows = queries.rows.take(readable)
         physics, _ = kernel_physics(Figures.of(device), rows)
         columns = {
             "family": family,
-            "dtype": np.asarray(of_family["dtype"])[readable],
+            "dtype": np.asarray(family_rows["dtype"])[readable],
             "flops": physics.flops,
             "bytes": physics.bytes,
-            "time_s": np.asarray(of_family["time_us"], float)[readable] * 1e-6,
+            "time_s": np.asarray(family_rows["time_us"], float)[readable] * 1e-6,
         }
         parts.append(pd.DataFrame(columns))
     empty = pd.DataFrame(columns=["family", "dtype", "flops", "bytes", "time_s"])

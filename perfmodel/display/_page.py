@@ -67,9 +67,9 @@ def timeline_page(
     for kind in kinds:
         looks.append({"label": kind.label, "colour": kind.colour, "text": text_colour(kind.colour)})
     memory_of_devices = []
-    for of_device, colour in zip(memory, ramp(len(memory)), strict=True):
-        time = _packed(of_device.time_s, "float64")
-        in_use = _packed(of_device.in_use_bytes, "float64")
+    for device_memory, colour in zip(memory, ramp(len(memory)), strict=True):
+        time = _packed(device_memory.time_s, "float64")
+        in_use = _packed(device_memory.in_use_bytes, "float64")
         memory_of_devices.append({"colour": colour, "time": time, "bytes": in_use})
     data |= {
         "end_s": float(end_s),

@@ -256,8 +256,8 @@ def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
     timed = [figures for figures in sources.values() if figures["n"]]
     means: dict[str, Any] = {"sources": len(timed)}
     for name in ("mean_ape", "median_ape", "bias", "coverage_90", "width_90"):
-        of_sources = [figures[name] for figures in timed]
-        means[name] = float(np.mean(of_sources)) if timed else None
+        source_figures = [figures[name] for figures in timed]
+        means[name] = float(np.mean(source_figures)) if timed else None
     return means
 
 

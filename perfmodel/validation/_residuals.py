@@ -222,10 +222,10 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
 
 
 def _of_device(names: Any, device: Device) -> pd.Series:
-    def same(name: object) -> bool:
+    def is_device(name: object) -> bool:
         try:
             return catalog.device(str(name)).name == device.name
         except PerfModelError:
             return False
 
-    return names.map({name: same(name) for name in names.unique()}).astype(bool)
+    return names.map({name: is_device(name) for name in names.unique()}).astype(bool)

@@ -152,6 +152,7 @@ def _medians(
             continue
         evidence_by_kind: dict[str, list[float]] = {}
         for done, row in enumerate(rows_of(rows)):
+            # A run that cannot be read or predicted is no evidence; the tables' own checks report it.
             try:
                 evidence = evidence_of(str(source), read_case(row), float(row["measured_iter_time_s"]))
             except PerfModelError:

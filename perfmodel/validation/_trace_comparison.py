@@ -179,8 +179,8 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
             chosen = ops if single else ops[:1]
             rows += [(device, op) for op in chosen.tolist()]
             predicted_s.append(_stamps(predicted, ops, single))
-            of_steps = [_stamps(step, step_ops, single) for step, step_ops in zip(steps, matching_ops, strict=True)]
-            measured_s.append(np.stack(of_steps))
+            step_stamps = [_stamps(step, step_ops, single) for step, step_ops in zip(steps, matching_ops, strict=True)]
+            measured_s.append(np.stack(step_stamps))
     devices, ops = np.array(rows, int).reshape(-1, 2).T
 
     # Activities that are matched by other tags may be of any micro-batch.

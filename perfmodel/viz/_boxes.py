@@ -142,7 +142,7 @@ def _draw_shares(
     colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
     starts = [np.sort(boxes.start[lane[colour_of == colour]]) for colour in colours]
     # A share is averaged over at least a period of the slowest colour, so that it does not flicker.
-    periods = [float(np.median(np.diff(of_colour))) for of_colour in starts if len(of_colour) > 1]
+    periods = [float(np.median(np.diff(colour_starts))) for colour_starts in starts if len(colour_starts) > 1]
     column = at[1] - at[0]
     span = min(max(column, *periods), _MOST_COLUMNS * column) if periods else column
     shares = np.stack([_share(boxes, lane[colour_of == colour], at, span) for colour in colours])

@@ -4,6 +4,7 @@ Two generators. One rewrites the text of real-shaped scripts by steps that a she
 command that a script runs, and writes a new script around it in the ways that people write launch scripts.
 """
 
+import itertools
 import re
 import shlex
 import shutil
@@ -131,16 +132,25 @@ def with_condition(text: str, data: st.DataObject) -> str:
 
 def with_noise(text: str, data: st.DataObject) -> str:
     """What scripts do beside: logs, folders, modules, traps."""
-    noise = "set -euo pipefail\nmkdir -p logs && cd logs\nmodule load cuda || true\ntrap 'echo bye' EXIT\n" \
-            'if [ ! -d "$CKPT" ]; then mkdir -p "$CKPT"; fi\nexport NCCL_DEBUG=INFO\n'  # fmt: skip
+    noise = (
+        "set -euo pipefail\nmkdir -p logs && cd logs\nmodule load cuda || true\ntrap 'echo bye' EXIT\n"
+        'if [ ! -d "$CKPT" ]; then mkdir -p "$CKPT"; fi\nexport NCCL_DEBUG=INFO\n'
+    )
     starts = statement_starts(text)
     at = starts[min(1, len(starts) - 1)]
     return text[:at] + noise + text[at:]
 
 
 STEPS = (
-    with_comments, with_braces, with_equals, with_spaces, with_windows_lines, with_function, with_condition, with_noise
-)  # fmt: skip
+    with_comments,
+    with_braces,
+    with_equals,
+    with_spaces,
+    with_windows_lines,
+    with_function,
+    with_condition,
+    with_noise,
+)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -160,6 +170,12 @@ def test_a_rewritten_script_says_the_same(path: Path, data: st.DataObject) -> No
 
 
 WAYS_TO_SET = {
+    "variable": "{name}={quoted}",
+    "exported variable": "export {name}={quoted}",
+    "constant": "readonly {name}={quoted}",
+    "default": "{name}=${{{name}:-{word}}}",
+    "case": "case small in\n  large) {name}=0 ;;\n  small|tiny) {name}={word} ;;\nesac",
+    "argument of a function": 'set_{name}() {{ {name}="$2"; }}\nset_{name} x {quoted}',
     "indirection": "REAL_{name}={word}\nNAMED_{name}=REAL_{name}\n{name}=${{!NAMED_{name}}}",
     "reference": "REAL_{name}={word}\ndeclare -n {name}=REAL_{name}",
     "assigned default": ': "${{{name}:={word}}}"',
@@ -185,6 +201,55 @@ WAYS_TO_SET = {
     "evaluated": 'eval "{name}={word}"',
 }
 """Lines that set a variable to a word, in the ways in which scripts do it."""
+WAYS_TO_SET_NUMBERS = {
+    "arithmetic": "{name}=$(( {word} + 3 - 3 ))",
+    "arithmetic command": "(( {name} = 2 * {word} / 2 ))",
+}
+"""The same for words that are decimal numbers."""
+OUTPUTS = ("$(echo {word})", '"$(printf %s {word})"', "`echo {word}`")
+"""Words that a command prints."""
+TABLES = {
+    "1": "{name}=(0 {word} 2)",
+    "b": "declare -A {name}=([a]=0 [b]={word})",
+}
+"""Lines that set a table whose element of this index is a word."""
+ARRAYS = {
+    "array": "{name}=({words})",
+    "array over lines": "{name}=(\n    {words_by_line}\n)",
+    "appended array": "{name}=()\n{appended_words}",
+    "array in an array": 'PART_{name}=({first_words})\n{name}=("${{PART_{name}[@]}}" {last_words})',
+    "array in a loop": '{name}=()\nfor word in {words}; do\n  {name}+=("$word")\ndone',
+    "arguments": 'set -- {words}\n{name}=("$@")',
+    "words read from a line": 'IFS=" " read -r -a {name} <<< "{bare}"',
+}
+"""Lines that put arguments into an array."""
+STRINGS = {
+    "string": '{name}="{bare}"',
+    "string after a blank": '{name}=" {bare}"',
+    "appended string": '{name}=" \\\n  {first_bare} \\\n"\n{name}+=" {last_bare}"',
+    "here-document": "read -r -d '' {name} <<END || true\n{bare_by_line}\nEND",
+    "condition": '{name}=""\nif [ -z "$UNSET" ]; then\n  {name}="${{{name}}} {bare}"\nfi',
+    "function": 'arguments_of_{name}() {{ echo "{bare}"; }}\n{name}=$(arguments_of_{name})',
+}
+"""Lines that put arguments into a string; it is divided at its blanks, and its quotes are not read again."""
+WAYS_TO_RUN = {
+    "plain": "{command}",
+    "function": "launch() {{\n  {command}\n}}\nlaunch",
+    "subshell": "( {command} )",
+    "condition": 'if [ "$#" -lt 999 ]; then\n  {command}\nfi',
+    "array": 'COMMAND=({command})\n"${{COMMAND[@]}}"',
+    "sourced": "cat > launch_it.sh <<'END'\n{command}\nEND\n. ./launch_it.sh",
+    "once": "for attempt in 1; do\n  {command}\ndone",
+    "forever": "while true; do\n  {command}\n  break\ndone",
+    "background": "{command} &\nwait",
+    "list": "cd . && true && {command} || exit 1",
+    "environment": "env NCCL_DEBUG=INFO {command}",
+    "executed": "exec {command}",
+    "piped": "{command} 2>&1 | tee run.log",
+}
+"""Lines that run a command."""
+EVALUATED = 'COMMAND="{command}"\neval $COMMAND'
+"""Lines that run a command without quotes and continued lines."""
 
 
 class Writer:
@@ -205,10 +270,10 @@ class Writer:
     def quoted(self, word: str) -> str:
         """A word in some quotes, or in none where it needs none."""
         plain = shlex.quote(word) == word
-        way = self.choose("single", "double", "none", "none") if plain else self.choose("single", "double")
-        if way == "none":
+        quotes = self.choose("single", "double", "none", "none") if plain else self.choose("single", "double")
+        if quotes == "none":
             return word
-        if way == "single":
+        if quotes == "single":
             return "'" + word.replace("'", "'\\''") + "'"
         return '"' + re.sub(r'([\\"$`])', r"\\\1", word) + '"'
 
@@ -216,31 +281,21 @@ class Writer:
         """A value as it stands, or by a variable that is set before."""
         if not re.fullmatch(r"[\w.]+", word):
             return self.quoted(word)
-        way = self.choose(
-            "plain", "plain", "variable", "default", "arithmetic", "quoted", "positional", "case", "element", "output",
-            *WAYS_TO_SET,
-        )  # fmt: skip
+        ways = WAYS_TO_SET
+        # A number that begins with 0 is octal to a shell.
+        if word.isdecimal() and not word.startswith("0"):
+            ways = WAYS_TO_SET | WAYS_TO_SET_NUMBERS
+        way = self.choose("quoted", "output", "element", *ways)
         name = self.name("VALUE")
-        if way == "variable":
-            self.lines.append(f"{self.choose('', 'export ', 'readonly ')}{name}={self.quoted(word)}")
-        elif way == "default":
-            self.lines.append(f"{name}=${{{name}:-{word}}}")
-        elif way == "case":
-            self.lines.append(f"case small in\n  large) {name}=0 ;;\n  small|tiny) {name}={word} ;;\nesac")
-        elif way == "arithmetic" and word.isdecimal() and not word.startswith("0"):
-            self.lines.append(f"{name}=$(( {int(word) + 3} - 3 ))")
-        elif way == "element":
-            table, index = self.choose((f"{name}=(0 {word} 2)", "1"), (f"declare -A {name}=([a]=0 [b]={word})", "b"))
-            self.lines.append(table)
-            return self.choose(f"${{{name}[{index}]}}", f'"${{{name}[{index}]}}"')
-        elif way == "output":
-            return self.choose(f"$(echo {word})", f'"$(printf %s {word})"', f"`echo {word}`")
-        elif way in WAYS_TO_SET:
-            self.lines.append(WAYS_TO_SET[way].format(name=name, word=word))
-        elif way == "positional":
-            self.lines.append(f'set_{name}() {{ {name}="$2"; }}\nset_{name} x {self.quoted(word)}')
-        else:
+        if way == "quoted":
             return self.quoted(word)
+        if way == "output":
+            return self.choose(*OUTPUTS).format(word=word)
+        if way == "element":
+            index, table = self.choose(*TABLES.items())
+            self.lines.append(table.format(name=name, word=word))
+            return self.choose(f"${{{name}[{index}]}}", f'"${{{name}[{index}]}}"')
+        self.lines.append(ways[way].format(name=name, word=word, quoted=self.quoted(word)))
         return self.choose(f"${name}", f"${{{name}}}", f'"${{{name}}}"')
 
     def argument(self, words: list[str]) -> list[str]:
@@ -252,86 +307,41 @@ class Writer:
 
     def group(self, arguments: list[list[str]]) -> str:
         """Arguments in an array, a string, or where they are used."""
+        way = self.choose("plain", *ARRAYS, *STRINGS)
+        # Blanks and quotes within an argument do not outlive a string.
+        for word in itertools.chain.from_iterable(arguments):
+            if not re.fullmatch(r"[\w.,=/:-]+", word) and (way in STRINGS or way == "words read from a line"):
+                way = "array"
         words = [word for argument in arguments for word in self.argument(argument)]
-        breakable = [word for argument in arguments for word in argument]
-        way = self.choose(
-            "array", "array over lines", "appended array", "string", "appended string", "plain", "array in an array",
-            "array in a loop", "arguments", "here-document string", "conditional string", "function string",
-            "words read from a line",
-        )  # fmt: skip
-        has_blanks = any(re.search(r"\s", word) or not re.fullmatch(r"[\w.,=/:-]+", word) for word in breakable)
-        if (way.endswith("string") or way == "words read from a line") and has_blanks:
-            way = "array"  # a string is divided at its blanks, and its quotes are not read again
-        name = self.name("ARGUMENTS")
+        if way == "plain":
+            return " ".join(words)
         # Quotes within a string would be characters of the arguments.
         bare = [re.sub("[\"']", "", word) for word in words]
-        if way == "array":
-            self.lines.append(f"{name}=({' '.join(words)})")
-        elif way == "array over lines":
-            self.lines.append(f"{name}=(\n    " + "  # a remark\n    ".join(words) + "\n)")
-        elif way == "appended array":
-            self.lines.append(f"{name}=()\n" + "\n".join(f"{name}+=({word})" for word in words))
-        elif way == "array in an array":
-            half = len(words) // 2
-            self.lines.append(f"PART_{name}=({' '.join(words[:half])})")
-            self.lines.append(f'{name}=("${{PART_{name}[@]}}" {" ".join(words[half:])})')
-        elif way == "array in a loop":
-            self.lines.append(f'{name}=()\nfor word in {" ".join(words)}; do\n  {name}+=("$word")\ndone')
-        elif way == "arguments":
-            self.lines.append(f'set -- {" ".join(words)}\n{name}=("$@")')
-        elif way == "words read from a line":
-            self.lines.append(f'IFS=" " read -r -a {name} <<< "{" ".join(bare)}"')
-        elif way == "here-document string":
-            self.lines.append(f"read -r -d '' {name} <<END || true\n" + "\n  ".join(bare) + "\nEND")
-        elif way == "conditional string":
-            self.lines.append(f'{name}=""\nif [ -z "$UNSET" ]; then\n  {name}="${{{name}}} {" ".join(bare)}"\nfi')
-        elif way == "function string":
-            self.lines.append(f'arguments_of_{name}() {{ echo "{" ".join(bare)}"; }}\n{name}=$(arguments_of_{name})')
-        elif way == "string":
-            self.lines.append(f'{name}="{self.choose("", " ")}{" ".join(bare)}"')
-        elif way == "appended string":
-            half = len(bare) // 2
-            first, second = " ".join(bare[:half]), " ".join(bare[half:])
-            self.lines.append(f'{name}=" \\\n  {first} \\\n"\n{name}+=" {second}"')
-        else:
-            return " ".join(words)
-        return f"${{{name}}}" if way.endswith("string") else f'"${{{name}[@]}}"'
+        name = self.name("ARGUMENTS")
+        half = len(words) // 2
+        lines = (ARRAYS | STRINGS)[way].format(
+            name=name,
+            words=" ".join(words),
+            words_by_line="  # a remark\n    ".join(words),
+            appended_words="\n".join(f"{name}+=({word})" for word in words),
+            first_words=" ".join(words[:half]),
+            last_words=" ".join(words[half:]),
+            bare=" ".join(bare),
+            bare_by_line="\n  ".join(bare),
+            first_bare=" ".join(bare[:half]),
+            last_bare=" ".join(bare[half:]),
+        )
+        self.lines.append(lines)
+        return f"${{{name}}}" if way in STRINGS else f'"${{{name}[@]}}"'
 
     def command(self, before: list[str], groups: list[str]) -> None:
         """The command, by itself or through another shell."""
         joint = self.choose(" ", " \\\n    ", "   ")
-        text = joint.join([*map(shlex.quote, before), *groups])
-        way = self.choose(
-            "plain", "plain", "function", "subshell", "condition", "evaluated", "piped", "array", "sourced", "once",
-            "forever", "background", "list", "environment", "executed",
-        )  # fmt: skip
-        if way == "function":
-            text = f"launch() {{\n  {text}\n}}\nlaunch"
-        elif way == "subshell":
-            text = f"( {text} )"
-        elif way == "condition":
-            text = f'if [ "$#" -lt 999 ]; then\n  {text}\nfi'
-        elif way == "evaluated" and '"' not in text and "'" not in text and "\\" not in text:
-            text = f'COMMAND="{text}"\neval $COMMAND'
-        elif way == "array":
-            text = f'COMMAND=({text})\n"${{COMMAND[@]}}"'
-        elif way == "sourced":
-            text = f"cat > launch_it.sh <<'END'\n{text}\nEND\n. ./launch_it.sh"
-        elif way == "once":
-            text = f"for attempt in 1; do\n  {text}\ndone"
-        elif way == "forever":
-            text = f"while true; do\n  {text}\n  break\ndone"
-        elif way == "background":
-            text = f"{text} &\nwait"
-        elif way == "list":
-            text = f"cd . && true && {text} || exit 1"
-        elif way == "environment":
-            text = f"env NCCL_DEBUG=INFO {text}"
-        elif way == "executed":
-            text = f"exec {text}"
-        elif way == "piped":
-            text = f"{text} 2>&1 | tee run.log"
-        self.lines.append(text)
+        command = joint.join([*map(shlex.quote, before), *groups])
+        ways = [*WAYS_TO_RUN.values()]
+        if not re.search(r"[\"'\\]", command):
+            ways.append(EVALUATED)
+        self.lines.append(self.choose(*ways).format(command=command))
 
 
 def grouped(words: list[str]) -> list[list[str]]:
@@ -391,8 +401,14 @@ def test_new_scripts_are_what_bash_runs(data: st.DataObject, tmp_path: Path) -> 
         recorder.write_text('#!/bin/bash\nprintf "%s\\037" "$@" > "$RECORD"\n')
         recorder.chmod(0o755)
     writer = Writer(data)
-    arguments = [["--num-layers", "4"], ["--bf16"], ["--moe-layer-freq", "([0]*1+[1]*3)"], ["--data-path", "a b", "c"],
-                 ["--split", "99,1,0"], ["--lr", "1e-4"]]  # fmt: skip
+    arguments = [
+        ["--num-layers", "4"],
+        ["--bf16"],
+        ["--moe-layer-freq", "([0]*1+[1]*3)"],
+        ["--data-path", "a b", "c"],
+        ["--split", "99,1,0"],
+        ["--lr", "1e-4"],
+    ]
     groups = [writer.group(part) for part in (arguments[:3], arguments[3:])]
     writer.command(["torchrun", "--nproc_per_node", "8", "pretrain_gpt.py"], groups)
     text = "#!/bin/bash\n" + "\n".join(writer.lines) + "\n"

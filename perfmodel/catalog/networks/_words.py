@@ -114,7 +114,7 @@ def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
     # `4x InfiniBand per node, 800 Gbps`: a rate by itself beside adapters that are counted per node is the node's,
     # unless it is what each of them carries.
     is_apart = counted.count is not None and counted.gbit_per_s is None and rated.gbit_per_s is not None
-    of_node = is_apart and counted.scope == "node" and rate != link and not rated.family
+    is_of_node = is_apart and counted.scope == "node" and rate != link and not rated.family
     return AdapterSet(
         count=counted.count,
         gbit_per_s=rate,
@@ -122,7 +122,7 @@ def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
         family=more_special(first.family, second.family) if second.family else first.family,
         generation=first.generation or second.generation,
         scope=first.scope or second.scope,
-        is_total=first.is_total or second.is_total or of_node,
+        is_total=first.is_total or second.is_total or is_of_node,
         only_management=first.only_management or second.only_management,
         for_computing=first.for_computing or second.for_computing,
         for_others=first.for_others and second.for_others,

@@ -33,11 +33,16 @@ def summary(samples: Samples, index: np.ndarray, error: np.ndarray) -> dict[str,
     sources = np.array([s.source for s in samples.stacks], object)[samples.stack[index]]
     dtypes = samples.dtypes[index]
 
-    def by(labels: np.ndarray) -> dict[str, dict[str, float]]:
+    def figures_by(labels: np.ndarray) -> dict[str, dict[str, float]]:
         distinct_labels = sorted(set(labels.tolist()))
         return {str(label): figures_of_errors(error[labels == label]) for label in distinct_labels}
 
-    return {**figures_of_errors(error), "by_dtype": by(dtypes), "by_device": by(devices), "by_source": by(sources)}
+    return {
+        **figures_of_errors(error),
+        "by_dtype": figures_by(dtypes),
+        "by_device": figures_by(devices),
+        "by_source": figures_by(sources),
+    }
 
 
 def figures_of_errors(error: Float64[np.ndarray, "n"]) -> dict[str, float]:

@@ -233,6 +233,8 @@ class Stack:
         """How well the stack suits a request for a kind, from a source or a software (by its name, source or both)."""
         is_of_source = source is None or self.source == source
         names_of_software = (self.software, self.source, f"{self.source}/{self.software}")
+        # The software that is asked for counts most, then its other versions, then whatever else the source timed;
+        # stacks of other sources come last.
         if software in names_of_software:
             nearness = SoftwareNearness.NAMED if is_of_source else SoftwareNearness.SAME_SOURCE
         elif source is None or not is_of_source:

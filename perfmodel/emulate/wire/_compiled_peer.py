@@ -119,6 +119,7 @@ class CompiledPeer(Peer):
         self._wrong = ""
 
     def serve(self) -> None:
+        """Serve all connections until the real ranks have ended."""
         fine_timers()
         if self._orders.pinned:
             come_first([0])

@@ -194,9 +194,9 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
     # Schedules may run the two halves of a backward pass at different times.
     for (phase, stage, part), body in list(by_pass.items()):
         if phase == Phase.BACKWARD:
-            of_inputs, of_weights = _halves(function, body)
-            by_pass[Phase.BACKWARD_INPUT, stage, part] = of_inputs
-            by_pass[Phase.BACKWARD_WEIGHT, stage, part] = of_weights
+            input_half, weight_half = _halves(function, body)
+            by_pass[Phase.BACKWARD_INPUT, stage, part] = input_half
+            by_pass[Phase.BACKWARD_WEIGHT, stage, part] = weight_half
 
     # A whole backward is both of its halves, so makers and users are noted by half, which serves schedules of either
     # kind.
@@ -229,15 +229,15 @@ def _halves(
             live.update(own_values.intersection(instruction.inputs))
 
     # Walking back from what other stages read collects the chain of input gradients; the rest is weight gradients.
-    of_inputs: list[Instruction] = []
-    of_weights: list[Instruction] = []
+    input_half: list[Instruction] = []
+    weight_half: list[Instruction] = []
     for instruction in reversed(body):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)
-            of_inputs.append(instruction)
+            input_half.append(instruction)
         else:
-            of_weights.append(instruction)
-    return tuple(reversed(of_inputs)), tuple(reversed(of_weights))
+            weight_half.append(instruction)
+    return tuple(reversed(input_half)), tuple(reversed(weight_half))
 
 
 def pass_parts(phase: Phase) -> tuple[Phase, ...]:

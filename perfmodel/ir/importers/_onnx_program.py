@@ -139,6 +139,7 @@ def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], oper
 
 
 def _output_items(onnx: Any, reader: Graph, node: Any, args: list[Any], versions: Mapping[str, int]) -> list[Any]:
+    """Results of a node; what only depends on shapes is computed here."""
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
     # The step from data to shapes (DistIR, figure 4): data are unknown, their sizes are not.
     x = args[0] if args else None

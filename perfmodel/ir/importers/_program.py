@@ -124,6 +124,7 @@ class _Walk:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(self, eqn: Any, items: list[Item]) -> Sequence[Item]:
+        """Write the instructions of an equation, and return its results."""
         name = eqn.primitive.name
         if any(isinstance(item, Missing) for item in items):
             return [Missing()] * len(eqn.outvars)
@@ -149,6 +150,7 @@ class _Walk:
             return [Missing()] * len(eqn.outvars)
 
     def _mapped(self, eqn: Any, items: list[Item]) -> Item:
+        """The result of an equation of one output, by the rule of its primitive."""
         name = eqn.primitive.name
         if len(eqn.outvars) != 1:
             raise CannotMapError("the IR has no such op")
@@ -231,6 +233,7 @@ class _Walk:
         return [self.emitter.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]
 
     def _joined(self, parts: Sequence[Item], var: Any) -> Item:
+        """Results of all iterations of a scan as one value."""
         shape = array_of(var).shape
         if all(isinstance(part, Known) for part in parts):
             return Known(np.stack([part.array for part in parts]))  # pyright: ignore[reportAttributeAccessIssue]

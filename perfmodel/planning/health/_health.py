@@ -399,6 +399,7 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
 
 
 def _stall_cause(stalls: Stalls) -> Cause:
+    """The cause of stalls, which the log shows and which is therefore certain."""
     cause = _STALL_CAUSES[stalls.kind]
     every = f", every {stalls.every:,} steps" if stalls.every else ""
     times = "once" if stalls.count == 1 else f"{stalls.count} times"

@@ -206,8 +206,8 @@ def improve(
         nothing = "none of the best layouts would gain from uneven pipeline stages"
         return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all divisions shows")
     how = ", ".join(dict.fromkeys(improvement.how for improvement in improvements))
-    asked = "asked for" if method == "relax" else choose_method(contiguous=True).why
-    why = f"{enumerated}; then {len(improvements)} of {len(promising)} promising layouts got uneven stages: {asked}"
+    reason = "asked for" if method == "relax" else choose_method(contiguous=True).why
+    why = f"{enumerated}; then {len(improvements)} of {len(promising)} promising layouts got uneven stages: {reason}"
     return Improved(f"enumerate, {how}", why, tuple(improvements))
 
 

@@ -144,7 +144,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     if isinstance(model, Transformer) and job.seq_len >= _LONG_SEQUENCE:
         cp = tuple(d for d in degrees if d <= 16)
     experts = model.experts.count if isinstance(model, Transformer) and model.experts else 1
-    of_every_mode = SearchSpace(
+    every_mode = SearchSpace(
         tp=tp,
         pp=tuple(d for d in stages if d <= min(layers, devices)),
         cp=cp,
@@ -157,9 +157,9 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
         fewer_devices=fewer_devices,
     )
     if job.mode != "train":
-        return of_every_mode
+        return every_mode
     return replace(
-        of_every_mode,
+        every_mode,
         schedule=_training_schedules(problem.framework),
         zero=(0, 1, 2, 3),
         recompute=("none", "selective", "full"),

@@ -220,6 +220,8 @@ def _traced(
     sizes: list[int] = []
     kinds: list[int] = []
     maximum = -np.inf
+    # Each table says, for the nodes used so far and the layer at which the stage ends, where the stage began and on
+    # which kind of node it runs; the stage before ends there, with one node of that kind less.
     for stage in reversed(range(len(came_from))):
         origin = came_from[stage][used]
         start = int(origin.first[lane, end])

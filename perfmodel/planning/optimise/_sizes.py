@@ -161,10 +161,10 @@ def by_micro_batch(
 
     # Class 0 stands for nothing and stays the first, whether an op has it or not.
     n_lags = structure.lag.shape[1]
-    of_ops = pairs(structure.duration, structure.micro_batch)
-    of_lags = pairs(structure.lag.ravel(), np.repeat(structure.micro_batch, n_lags))
-    distinct, number = np.unique(np.concatenate([[[0, -1]], of_ops, of_lags]), axis=0, return_inverse=True)
-    duration, lag = np.split(number.ravel()[1:], [len(of_ops)])
+    op_pairs = pairs(structure.duration, structure.micro_batch)
+    lag_pairs = pairs(structure.lag.ravel(), np.repeat(structure.micro_batch, n_lags))
+    distinct, number = np.unique(np.concatenate([[[0, -1]], op_pairs, lag_pairs]), axis=0, return_inverse=True)
+    duration, lag = np.split(number.ravel()[1:], [len(op_pairs)])
     old_class, micro_batch = distinct.T
     columns_of_class = ("class_kind", "class_stage", "class_segment", "class_variant")
     refined = replace(
@@ -243,7 +243,7 @@ class BucketResult:
     @property
     def most_layers(self) -> int:
         """Layers of the largest bucket."""
-        return max(max(of_stage) for of_stage in self.buckets)
+        return max(max(stage_buckets) for stage_buckets in self.buckets)
 
     @property
     def not_launchable(self) -> str:
@@ -254,10 +254,10 @@ class BucketResult:
         """
         # Buckets are in model order and filled from the last layer on, so that the first may be
         # the one that is not full. A stage of few layers has empty ones at its end.
-        filled_last = [of_stage[0] for of_stage in self.buckets]
+        filled_last = [stage_buckets[0] for stage_buckets in self.buckets]
         full: set[int] = set()
-        for of_stage in self.buckets:
-            full.update(layers for layers in of_stage[1:] if layers)
+        for stage_buckets in self.buckets:
+            full.update(layers for layers in stage_buckets[1:] if layers)
         size = max(full, default=max(filled_last))
         if full <= {size} and max(filled_last) <= size:
             return ""

@@ -85,8 +85,8 @@ class LeftOutRuns:
         _, place, count = np.unique(names, return_inverse=True, return_counts=True)
 
         # A source counts once in each kind of fold: divide by the number of its runs there.
-        of_fold = np.where(self.left_out == TEAM, 1.0, _WHOLE_GROUP_WEIGHT)
-        return of_fold * np.where(self.looked_at, _LOOKED_AT_WEIGHT, 1.0) / count[place]
+        fold_weight = np.where(self.left_out == TEAM, 1.0, _WHOLE_GROUP_WEIGHT)
+        return fold_weight * np.where(self.looked_at, _LOOKED_AT_WEIGHT, 1.0) / count[place]
 
 
 def fit_coverage(runs: LeftOutRuns) -> Coverage:
@@ -160,8 +160,8 @@ def covered_half_widths(coverage: Coverage, runs: LeftOutRuns) -> Float[np.ndarr
     """Half-widths of runs' intervals, given their unknown facts."""
     known = np.exp(coverage.base) * runs.half_width**coverage.power
     added = np.array([coverage.added.get(name, 0.0) for name in UNKNOWNS])
-    of_site = np.sqrt(known**2 + saturated(runs.unknown) @ added**2)
-    return np.hypot(of_site, GAUSS_90 * runs.open_deviation)
+    site_half_width = np.sqrt(known**2 + saturated(runs.unknown) @ added**2)
+    return np.hypot(site_half_width, GAUSS_90 * runs.open_deviation)
 
 
 def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, " runs"]) -> float:

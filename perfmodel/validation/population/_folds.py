@@ -76,7 +76,7 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
     # Other runs of the same source would tell of its site, which a stranger to the group does not
     # have.
     predicted = group == names[:, None]
-    left_out = np.array([np.isin(source, source[of_group]) for of_group in predicted])
+    left_out = np.array([np.isin(source, source[group]) for group in predicted])
     # A group that every source has leaves nothing to learn from.
     learns = ~left_out.all(axis=1)
     return Folds(tuple(names[learns].tolist()), left_out[learns], predicted[learns])

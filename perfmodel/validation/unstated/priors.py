@@ -134,8 +134,8 @@ def count_teams(
     for seen in observations:
         for context in seen.contexts:
             # A team's runs share one vote in each context, in proportion to their values.
-            of_team = runs.setdefault((seen.choice, context, seen.team), {})
-            of_team[seen.value] = of_team.get(seen.value, 0.0) + 1.0
+            team_counts = runs.setdefault((seen.choice, context, seen.team), {})
+            team_counts[seen.value] = team_counts.get(seen.value, 0.0) + 1.0
     counts: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for (choice, context, team), by_value in sorted(runs.items()):
         total = sum(by_value.values())

@@ -152,6 +152,7 @@ def _known_device(name: str) -> tuple[str, float | None]:
 
 @lru_cache(maxsize=1024)
 def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, float, bool]]) -> Fabric:
+    """The fabric of a device with these levels: name, bandwidth, latency and whether it slows at scale."""
     flat = is_flat([name for name, *_ in stated], device)
     levels = []
     for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
@@ -169,6 +170,7 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
 def _of_row(
     device: str, interconnect: str, ranks_per_node: float, nics: float, nic_gbit: float, node_size: float
 ) -> Fabric:
+    """The fabric that a row was measured on, by its device, links and adapters."""
     name = interconnect.lower()
     size = int(node_size) if node_size >= 1 else _usual_node(name, device)
     size = max(size, int(ranks_per_node))

@@ -175,8 +175,8 @@ def fit_physics(
         by_effect = places.derivative(values, names)
         by_dispatch = np.eye(len(sources))[source_of_row] * dispatch_s[:, None]
         derivative = np.concatenate([by_effect, by_dispatch], axis=1) * deviation
-        of_rows = (weight * slope / total_s / NOISE)[:, None] * derivative
-        return np.concatenate([of_rows, np.eye(len(middle))])
+        row_derivatives = (weight * slope / total_s / NOISE)[:, None] * derivative
+        return np.concatenate([row_derivatives, np.eye(len(middle))])
 
     begin = middle.copy()
     for number, name in enumerate(names):

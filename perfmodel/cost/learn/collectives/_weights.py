@@ -141,18 +141,18 @@ class CollectiveWeights:
     def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
         """Keys that a fabric's usual curves may be filed under, most specific first."""
         links = fabric.key(between, level)
-        of_device = FabricKey(fabric.device, links, kind)
+        device_key = FabricKey(fabric.device, links, kind)
         # between nodes a price follows from devices, too; links that nobody knows are not those of other devices
         if between or fabric.inside.link.startswith("unknown"):
-            return (of_device,)
-        return of_device, LinksKey(links, kind)
+            return (device_key,)
+        return device_key, LinksKey(links, kind)
 
     @classmethod
     def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
         """Keys for pricing, in order: the device, similar parts of its die, its links."""
-        of_device, *of_links = cls.usual_keys(fabric, kind, between, level)
-        of_parts = (of_device._replace(device=name) for name in names_of_parts(fabric.device))
-        return tuple(dict.fromkeys((of_device, *of_parts, *of_links)))
+        device_key, *link_keys = cls.usual_keys(fabric, kind, between, level)
+        of_parts = (device_key._replace(device=name) for name in names_of_parts(fabric.device))
+        return tuple(dict.fromkeys((device_key, *of_parts, *link_keys)))
 
     def by_die(self) -> "CollectiveWeights":
         """Store the usual curves of devices also under the names of similar parts (`names_of_parts`).

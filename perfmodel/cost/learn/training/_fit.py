@@ -129,6 +129,7 @@ def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str,
         mask = (text(frame, "op_family") == family) & (text(frame, "source") == SOURCE)
         rows: Any = frame[mask]
         variants, times_us = text(rows, "variant"), number(rows, "time_us")
+        # Rows that agree in everything but their times and notes are of one kernel, measured in several states.
         same_kernel = [text(rows, str(name)) for name in rows.columns if name not in _TIMING]
         for kernel, variant, time_us in zip(zip(*same_kernel, strict=True), variants, times_us.tolist(), strict=True):
             state = next((state for state in (LOADED, COLD) if variant.endswith(state)), "")
@@ -139,6 +140,7 @@ def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str,
             else:
                 usual_us[kernel].append(time_us)
 
+    # Each state against the same kernels as usually run; kernels that were timed in one state only say nothing.
     medians = {}
     for state, timed in in_state.items():
         longer = median_ratio(timed, usual_us)

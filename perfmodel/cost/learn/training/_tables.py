@@ -77,19 +77,20 @@ def _part(table: "pd.DataFrame", family: str, dtypes: tuple[str, ...]) -> "pd.Da
     import pandas as pd
 
     table = clean_kernels(table)
-    of_family: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
-    if not len(of_family):
+    family_rows: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
+    if not len(family_rows):
         return None
-    rows, complete = rows_from_table(of_family, family)
+    # Rows that lack a size, or are of a type that is not asked for, are left out last, so that columns stay aligned.
+    rows, complete = rows_from_table(family_rows, family)
     if dtypes:
         complete &= np.isin(rows.dtypes, dtypes)
     frame = pd.DataFrame(rows.shape)
     for name, column in rows.columns._asdict().items():
         frame[name] = column
-    frame["device"] = relabel(text(of_family, "device"), lambda name: figures_named(name).name)
+    frame["device"] = relabel(text(family_rows, "device"), lambda name: figures_named(name).name)
     for name in (*_STACK[1:], *_OF_STACK):
-        frame[name] = of_family[name].to_numpy()
-    frame["time_s"] = number(of_family, "time_us") * 1e-6
+        frame[name] = family_rows[name].to_numpy()
+    frame["time_s"] = number(family_rows, "time_us") * 1e-6
     usable: Any = frame[complete]
     return usable if len(usable) else None
 

@@ -89,8 +89,8 @@ def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.n
     low = np.tile(positions.min(axis=0), (stacks, 1))
     high = np.tile(positions.max(axis=0), (stacks, 1))
     for s in np.unique(stack):
-        of_stack = positions[stack == s]
-        low[s], high[s] = of_stack.min(axis=0), of_stack.max(axis=0)
+        stack_positions = positions[stack == s]
+        low[s], high[s] = stack_positions.min(axis=0), stack_positions.max(axis=0)
     return low, high
 
 
