@@ -287,3 +287,35 @@ def test_printf_sets_a_variable_and_repeats_its_form(form: str, values: str, tex
         assert words == ["run", "--x", f"={text}"]
     (words,) = certain(run_script(f'A=(k k); printf -v "A[1]" "{form}" {values}; run "=${{A[1]}}"', "run.sh", {}))
     assert words == ["run", f"={text}"]
+
+
+@pytest.mark.parametrize("behind", ["< <({})", '<<< "$({})"'])
+@pytest.mark.parametrize("command", ["mapfile -t A", "readarray -t A"])
+def test_lines_that_a_command_writes_become_an_array(command: str, behind: str) -> None:
+    listing = "printf '%s %s\\n' --a 1 --b 2"
+    script = command + " " + behind.format(listing) + '\nrun "${#A[@]}" ${A[@]}'
+    (words,) = certain(run_script(script, "run.sh", {}))
+    assert words == ["run", "2", "--a", "1", "--b", "2"]
+
+
+def test_words_that_a_command_writes_are_read() -> None:
+    (words,) = certain(run_script("read -r A B < <(echo 1 2)\nrun $A $B", "run.sh", {}))
+    assert words == ["run", "1", "2"]
+
+
+@pytest.mark.parametrize("command", ["mapfile -t A", "read -r A", "readarray -t A"])
+def test_what_an_unknown_command_writes_is_unknown(command: str) -> None:
+    (words,) = certain(run_script(f"{command} < <(nvidia-smi -L)\nrun --n $A", "run.sh", {}))
+    assert words == ["run", "--n", "${A}"]
+
+
+@pytest.mark.parametrize(
+    ("start", "nodes"),
+    [("srun -N 4", "4"), ("srun --nodes=2 --ntasks-per-node=1", "2"), ("srun --ntasks-per-node=1", "${SLURM_NNODES}")],
+)
+def test_variables_of_slurm_follow_from_the_command_that_starts_a_shell(start: str, nodes: str) -> None:
+    (words,) = certain(run_script(f"{start} bash -c 'run --nnodes $SLURM_NNODES'", "run.sh", {}))
+    assert words[-3:] == ["run", "--nnodes", nodes]
+    job = "SLURM_NNODES=8\n"
+    (words,) = certain(run_script(f"{job}{start} bash -c 'run --nnodes $SLURM_NNODES'", "run.sh", {}))
+    assert words[-1] == "8"

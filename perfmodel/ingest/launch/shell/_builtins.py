@@ -172,6 +172,8 @@ class Builtins(Expander):
         if node.here is None or not names:
             return None
         text = self.text_of(node.here).strip("\n")
+        if _is_of_unknown_program(node.here, text):
+            return None
         if any(word.text.startswith("-") and "a" in word.text for word in argv[1:]):
             separator = self.state.variables.get("IFS", {}).get("0", Word("", 0)).text.strip() or None
             pieces = text.split(separator)
@@ -180,6 +182,20 @@ class Builtins(Expander):
         values = text.split(None, len(names) - 1) if len(names) > 1 else [text]
         for name, value in zip(names, values, strict=False):
             self.state.variables[name] = {"0": Word(value, node.here.line)}
+        return True
+
+    def map_file(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        """`mapfile -t LINES < <(command)` makes every line an element of an array."""
+        if node.here is None:
+            return None
+        text = self.text_of(node.here).rstrip("\n")
+        if _is_of_unknown_program(node.here, text):
+            return None
+        names = [word.text for word in argv[1:] if word.text.isidentifier()]
+        lines = text.split("\n") if text else []
+        self.state.variables[names[-1] if names else "MAPFILE"] = {
+            str(i): Word(line, node.line) for i, line in enumerate(lines)
+        }
         return True
 
     def getopts(self, node: tree.Simple, argv: list[Word]) -> bool | None:
@@ -240,3 +256,9 @@ class Builtins(Expander):
             return None if path is None or path.stat().st_size > LONGEST_VALUE else path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             return None
+
+
+def _is_of_unknown_program(here: tree.HereText, text: str) -> bool:
+    """Whether a text to be read is the output of a program that nobody knows, and not one with unset variables."""
+    is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
+    return is_output and unknown(text)

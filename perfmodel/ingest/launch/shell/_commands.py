@@ -147,6 +147,8 @@ class Commands(Builtins):
             ".": self.source,
             "let": self.let,
             "read": self.read,
+            "mapfile": self.map_file,
+            "readarray": self.map_file,
             "getopts": self.getopts,
             "exit": self.stop,
             "return": self.stop,
@@ -324,6 +326,7 @@ class Commands(Builtins):
             # `bash -lc 'text' name arg ...`: the word behind the text is `$0`.
             if re.fullmatch(r"-[a-z]*c[a-z]*", option) and rest:
                 with self.subshell():
+                    self.set_by_scheduler(argv[:at])
                     self.state.name = rest[1].text if len(rest) > 1 else self.state.name
                     self.in_inner_shell(rest[0].text, rest[0].line, argv[:at], rest[2:])
                 return True
@@ -338,6 +341,16 @@ class Commands(Builtins):
             self.in_inner_shell(self.text_of(node.here), node.here.line, argv[:at], ())
             return True
         return False
+
+    def set_by_scheduler(self, argv: Sequence[Word]) -> None:
+        """Set the variables of SLURM for what a `srun -N 4 ...` starts, where no job has set them before."""
+        if not argv or Path(argv[0].text).name not in ("srun", "salloc"):
+            return
+        numbers = slurm_numbers([word.text for word in argv])
+        if not {"nodes", "ntasks"} & set(numbers):
+            return
+        for name, value in slurm_variables(numbers).items():
+            self.state.variables.setdefault(name, {"0": Word(value, argv[0].line)})
 
     def collect(self, argv: Sequence[Word], *, certain: bool = True) -> None:
         spread: list[Word] = []

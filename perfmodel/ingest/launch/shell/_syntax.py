@@ -10,6 +10,7 @@ from typing import Final
 from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch.shell._tree import (
     DECLARING,
+    READING,
     AndOr,
     Assignment,
     Calculation,
@@ -356,6 +357,9 @@ class _Parser(WordParser):
             if redirection:
                 target = self.redirection(redirection)
                 here = target if isinstance(target, HereText) else here
+                # `read A B < <(command)`, as if the text stood behind `<<<`.
+                if isinstance(target, RawWord) and redirection[1] == "<" and _reads(raw_words) and _is_output(target):
+                    here = HereText("", False, word=target, line=self.line)
                 # What goes to descriptor 2 are messages.
                 if isinstance(target, RawWord) and ">" in redirection[1] and not redirection[0].startswith("2"):
                     output, appends = target, redirection[1] == ">>"
@@ -418,3 +422,13 @@ class _Parser(WordParser):
             elements.append((element[1] if element else None, word))
             if self.at == before and not element:  # an operator, which no array can hold
                 self.at += 1
+
+
+def _reads(raw_words: list[RawWord]) -> bool:
+    """Whether a command sets variables to what it reads."""
+    return bool(raw_words) and [part.text for part in raw_words[0].parts] in [[name] for name in READING]
+
+
+def _is_output(word: RawWord) -> bool:
+    """Whether a word is the output of a command, `<(...)`."""
+    return len(word.parts) == 1 and word.parts[0].kind == "output"

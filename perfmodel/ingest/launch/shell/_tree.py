@@ -10,6 +10,8 @@ HELD: Final = "\x01"
 """A blank in what could not be expanded, at which it is not divided."""
 DECLARING: Final = ("export", "local", "declare", "readonly", "typeset")
 """Commands whose arguments are assignments."""
+READING: Final = ("read", "mapfile", "readarray")
+"""Commands that set variables to what they read."""
 
 
 @dataclass(frozen=True)
