@@ -790,6 +790,20 @@ def test_tokenizers_say_the_vocabulary(tokenizer: str, words: int) -> None:
     assert not any("it names no tokenizer" in line for line in launch.assumed)
 
 
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 128256),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 152064),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 151936),
+        ("deepseek-ai/DeepSeek-R1", 129280),
+    ],
+)
+def test_distilled_models_have_the_tokenizer_of_the_smaller_model(name: str, vocabulary: int) -> None:
+    tokenizer = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {name}"
+    assert model(launched(program=TRAIN.replace("--vocab-size 32000", tokenizer))).vocab == vocabulary
+
+
 ROUNDED_UP = ("gpt", "llama-like", "mpt", "pythia")
 """Models whose embeddings are rounded up from a tokenizer's vocabulary, each in its own way."""
 

@@ -22,12 +22,17 @@ TYPES: Final = {
 
 _FAMILIES: Final = (
     # The first pattern that a name has in it counts: those of a version stand before those of the whole family.
+    # Distilled models have the tokenizer of what they were distilled into.
+    (r"r1-?distill-?llama", 128256),
+    (r"r1-?distill-?qwen.*(7b|14b|32b)", 152064),
+    (r"r1-?distill-?qwen", 151936),
     (r"llama-?4", 202048),
     # Not the first LLaMA of 30 or 33 billion parameters.
     (r"llama-?3(?!\d)", 128256),
     (r"code-?llama", 32016),
     (r"llama|vicuna|alpaca", 32000),
-    (r"mistral-?nemo|mistral-?small|mistral-?large|magistral|devstral|tekken", 131072),
+    (r"mistral-?nemo|mistral-?small|ministral|magistral|devstral|tekken", 131072),
+    (r"mistral-?large|codestral", 32768),
     (r"mixtral-?8x22b", 32768),
     (r"mi[sx]tral.*v0\.3", 32768),
     (r"mi[sx]tral", 32000),
