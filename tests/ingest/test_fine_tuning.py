@@ -826,3 +826,29 @@ def test_names_of_files_that_offload_nothing(name: str) -> None:
 def test_settings_in_a_file_that_is_not_there_are_asked_for(launcher: str) -> None:
     with pytest.raises(LaunchFileError, match=r"settings of recipes/sft.yaml, which is not beside it; put it there"):
         parse_launch(f"{launcher} src/sft.py --config recipes/sft.yaml\n", "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank"),
+    [
+        ("--lora_enable True --lora_r 128 --lora_alpha 256", 128),
+        ("--lora_enable True", 64),
+        ("--use_lora True --lora_r 8", 8),
+        ("--use_peft --lora_r 32", 32),
+        ("--use_peft", 16),
+        ("--lora_enable False --lora_r 128", 0),
+        ("--use_lora False --lora_r 8", 0),
+        ("--use_peft False --lora_r 8", 0),
+    ],
+)
+def test_switches_of_adapters_by_any_name(flags: str, rank: int) -> None:
+    launch = parse_launch(f"torchrun --nproc_per_node 8 train.py {FLAGS} {flags}", "run.sh")
+    assert launch.job_fields.get("adapter_rank", 0) == rank
+    assert launch.job_fields.get("frozen", False) == (rank > 0)
+    assert not launch.may_be_wrong
+
+
+@pytest.mark.parametrize("hosts", ["localhost:0,1,2,3", "a:0,1@b:0,1"])
+@pytest.mark.parametrize("sign", [" ", "="])
+def test_devices_that_deepspeed_includes(sign: str, hosts: str) -> None:
+    assert parse_launch(f"deepspeed --include{sign}{hosts} train.py {FLAGS}", "run.sh").devices == 4

@@ -317,9 +317,12 @@ def _visible(training: _Training) -> int:
     """Devices that a launcher which takes all of them sees; 0 where nothing says it."""
     texts = [word.text for word in training.command.argv]
     for i, text in enumerate(texts):
-        if text == "--include" and i + 1 < len(texts):
-            # DeepSpeed's `host:0,1@other:0,1`
-            return sum(part.count(",") + 1 for part in texts[i + 1].split("@"))
+        name, sign, value = text.partition("=")
+        if name != "--include":
+            continue
+        # DeepSpeed's `host:0,1@other:0,1`
+        hosts = value if sign else " ".join(texts[i + 1 : i + 2])
+        return sum(part.count(",") + 1 for part in hosts.split("@"))
     takes_all = training.form in _ALL_VISIBLE or any(text in ("accelerate", "deepspeed") for text in texts[:3])
     listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
     if takes_all and re.fullmatch(r"\d+(,\d+)*", listed):

@@ -219,8 +219,10 @@ _HARMLESS: Final = patterns(
 
 
 _CHAT_ADAPTERS: Final = ("lora_dim", "lora_module_name", "only_optimize_lora")
+_ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
+"""Switches of adapters: trl's, and those of LLaVA's and Qwen's programs."""
 _TRL_ADAPTERS: Final = (
-    "use_peft",
+    *_ADAPTER_SWITCHES,
     "lora_r",
     "lora_rank",
     "lora_target_modules",
@@ -245,14 +247,16 @@ def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
 
 
 def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA as trl's `ModelConfig` says it: only with `use_peft`, where that is said."""
+    """LoRA as trl's `ModelConfig` says it: only with its switch, where that is said."""
     if "lora_dim" in settings:
         return _chat_adapters(settings)
-    stated = any(name in settings for name in ("use_peft", "lora_r", "lora_rank"))
+    stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
+    # LLaVA's program has a higher rank than trl (`llava/train/train.py`).
+    usual_rank = 64 if "lora_enable" in settings else 16
     # trl drops every other setting of adapters without `use_peft`; scripts of their own often have only the ranks.
     bits = _bits(settings)
-    if stated and is_on(settings.get("use_peft", True)):
-        rank = settings.get("lora_r", settings.get("lora_rank", 16))
+    if stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES):
+        rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
         return Adapters(
             rank=rank, targets=settings.get("lora_target_modules"), dropout=settings.get("lora_dropout"), bits=bits
         ).fields
