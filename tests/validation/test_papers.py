@@ -1,6 +1,7 @@
 """The papers' pages: published figures typed in, and laws that must hold."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from studies import chimera, distsim, timeprest
 from studies.chimera_figures import (
@@ -12,6 +13,7 @@ from studies.chimera_figures import (
     scaling_table,
     synchronisation_table,
 )
+from studies.chimera_page import best_agreement, fastest_pipelines
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
@@ -69,8 +71,25 @@ def test_gloos_rate_is_that_of_the_run_it_is_from():
 
 def test_two_pipelines_are_best_but_at_depth_32():
     """Figure 19, section 4.4, where messages go by gloo."""
-    table = pipelines_table().set_index(["messages", "p"]).loc["gloo"]
-    assert table.idxmax(axis=1).to_dict() == {32: "4 pipelines", 16: "2 pipelines", 8: "2 pipelines"}
+    table = pipelines_table()
+    by_gloo = table.set_index(["messages", "p"]).loc["gloo"]
+    assert by_gloo.idxmax(axis=1).to_dict() == {32: "4 pipelines", 16: "2 pipelines", 8: "2 pipelines"}
+    # The page says so in words that follow the table.
+    assert "`gloo`: 4 at depth 32, 2 at depth 16, 2 at depth 8." in fastest_pipelines(table)
+
+
+@pytest.mark.parametrize(("throughputs_off", "agree"), [((0.1, 0.2), True), ((0.2, 0.1), False)])
+def test_the_grid_says_that_rates_disagree_only_where_they_do(throughputs_off, agree):
+    grid = pd.DataFrame(
+        {
+            "GB/s": [1.2, 10.2],
+            "memory lost": ["4%", "4%"],
+            "choices": ["3 of 10", "1 of 10"],
+            "depths": ["3 of 10", "4 of 10"],
+            "throughputs off": throughputs_off,
+        }
+    )
+    assert ("No single rate does both" in best_agreement(grid)) is not agree
 
 
 def test_starting_reductions_early_costs_nothing_without_a_cost_of_progress():

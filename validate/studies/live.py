@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from perfmodel.validation import compare_timelines
 
 INTERFERENCE_LIMIT: Final = 0.06
 """Share of the processor time that others may take during an iteration before it is set aside."""
+_CALIBRATION_RANKS: Final = 2
 _ATTEMPTS: Final = 3
 _FACTORS: Final = (0.5, 8.0)
 """Between which work on cores may take longer than measured."""
@@ -91,6 +93,8 @@ class LiveReport:
     half_width: float
     """Of the 90 % interval, in log time."""
     calibration: PairTimes
+    calibration_s: float
+    """Wall-clock time of the whole calibration, its two-rank programs and any wait for a quiet machine included."""
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the whole, and the rows."""
@@ -100,6 +104,8 @@ class LiveReport:
         errors = np.abs([r.error for r in rows])
         noise = [r.noise for r in rows]
         ranks = spearmanr([r.predicted_s for r in rows], [r.measured_s for r in rows])
+        calibration_device_s = _CALIBRATION_RANKS * self.calibration_s
+        step_of_each_device_s = sum(r.ranks * r.measured_s for r in rows)
         return {
             "configurations": len(rows),
             "mean_step_error": float(errors.mean()),
@@ -115,6 +121,9 @@ class LiveReport:
             "check_errors": list(self.check_errors),
             "core_factor": self.calibration.core_factor,
             "interval_half_width": self.half_width,
+            "calibration_device_s": calibration_device_s,
+            "step_of_each_device_s": step_of_each_device_s,
+            "calibration_in_steps_of_each": calibration_device_s / step_of_each_device_s,
             "results": [asdict(r) | {"error": r.error} for r in rows],
         }
 
@@ -141,8 +150,10 @@ def validate_live(
     programs: dict[Case, Program] = {case: case.program() for case in (*checks, *cases)}
     with EmulatedHosts(max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s) as emulated:
         events = [e for case, p in programs.items() for e in rank_events(p.function, _cluster(case, settings))]
+        start_s = perf_counter()
         pair = measure_pair(events, emulated.hosts, progress)
         checked = _measure({case: programs[case] for case in checks}, emulated.hosts, settings, progress)
+        calibration_s = perf_counter() - start_s
         pair, log_errors = _fit_core_factor(pair, programs, checked, settings)
         predicted = {case: _predict(case, programs[case], pair, settings) for case in cases}
         runs = _measure({case: programs[case] for case in cases}, emulated.hosts, settings, progress)
@@ -152,6 +163,7 @@ def validate_live(
         check_errors=tuple(np.expm1(log_errors).tolist()),
         half_width=half_width,
         calibration=pair,
+        calibration_s=calibration_s,
     )
 
 
@@ -278,6 +290,11 @@ def live_report(report: LiveReport) -> str:
         f"The calibration's own two-rank programs say that work on cores takes {figures['core_factor']:.2f} times as "
         f"long as by itself; they are then off by {checks}, which gives the 90 % interval of "
         f"±{figures['interval_half_width']:.1%}.",
+        "",
+        f"Profiling cost, measured on both sides (DistSim, table 3): the calibration took "
+        f"{figures['calibration_device_s']:,.0f} device-seconds on two ranks; one step of every configuration takes "
+        f"{figures['step_of_each_device_s']:,.0f}. Calibrating therefore costs as much as "
+        f"{figures['calibration_in_steps_of_each']:,.1f} steps of each.",
         "",
     ]
     head = ("configuration", "ranks", "predicted ms", "measured ms", "error", "noise", "device", "stage", "set aside")
