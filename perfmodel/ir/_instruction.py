@@ -47,10 +47,12 @@ class Tensor:
 
     @property
     def n_elements(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def n_bytes(self) -> int:
+        """Size in bytes."""
         return self.n_elements * ITEM_BYTES[self.dtype]
 
     def with_shape(self, shape: Sequence[int]) -> "Tensor":

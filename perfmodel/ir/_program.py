@@ -55,6 +55,7 @@ class Program:
 
     @property
     def n_devices(self) -> int:
+        """Number of devices that the program runs on."""
         return self.function.n_devices
 
     def inputs_of(self, *roles: Role) -> tuple[GlobalTensor, ...]:

@@ -66,6 +66,7 @@ class ProgramSearch:
 
     @property
     def evaluated(self) -> int:
+        """Number of layouts tried: those that fit and those rejected."""
         return len(self.candidates) + sum(self.rejected.values())
 
     def to_dict(self) -> dict[str, Any]:

@@ -183,8 +183,8 @@ def _fit_core_factor(
         predicted_s = [_predict(case, programs[case], scaled, settings).makespan_s for case in checked]
         return np.log(predicted_s / measured_s)
 
-    found = minimize_scalar(lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded")
-    factor = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
+    fitted = minimize_scalar(lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded")
+    factor = float(fitted.x)  # pyright: ignore[reportAttributeAccessIssue]
     return replace(pair, core_factor=factor), log_errors(factor)
 
 

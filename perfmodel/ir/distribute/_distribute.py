@@ -144,6 +144,7 @@ class Degrees:
 
     @property
     def n_devices(self) -> int:
+        """Number of devices: the product of all degrees."""
         return self.data * self.tensor * self.pipeline * self.expert
 
 

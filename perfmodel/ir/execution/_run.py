@@ -40,6 +40,7 @@ class Run:
 
     @property
     def makespans_s(self) -> Float[np.ndarray, " runs"]:
+        """Step time of each run in seconds."""
         return np.array([timeline.makespan_s for timeline in self.timelines])
 
     @property

@@ -141,6 +141,7 @@ class OpTable:
 
     @property
     def unmapped_flops(self) -> float:
+        """FLOPs of operations that no op of ours stands for."""
         return sum(u.count * u.flops for u in self.unmapped)
 
     @property
