@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks, Sharding, largest_of_blocks, sum_over_blocks
+from perfmodel.prediction._memory_inputs import (
+    BlockBytes,
+    RankBlocks,
+    ShardedParams,
+    Sharding,
+    largest_of_blocks,
+    sum_over_blocks,
+)
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
@@ -102,9 +109,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     accumulates = ~sharding.one_backward
     gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates)
     kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
-    sharded_params, whole_params = params.updated
-    whole_bytes = whole_params * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
-    gradients = xp.where(gradients_sharded, sharded_params * kept_bytes, whole_bytes) * trains_weights
+    whole_bytes = params.updated.whole * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
+    gradients = xp.where(gradients_sharded, params.updated.sharded * kept_bytes, whole_bytes) * trains_weights
     gradients = xp.where((sharding.on_host > 0) & (gradients_sharded | ~sharding.reduced), 0.0, gradients)
 
     # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated
@@ -116,7 +122,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         buffers = xp.where((sharding.zero >= 1) & reduces_gradients, job.gradients.bucket_bytes, buffers)
     buffers = buffers + costs.communicator_bytes * sharding.communicators
     if costs.ddp_buckets:
-        buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * whole_params, 0.0)
+        buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * params.updated.whole, 0.0)
 
     # Weights that ZeRO 3 has gathered.
     gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
@@ -166,13 +172,12 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
 
 class RankParams(NamedTuple):
-    """Parameters that ranks hold; of each pair, the first is what they hold if states are sharded, the second if
-    not."""
+    """Parameters that ranks hold."""
 
-    stored: tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]
+    stored: ShardedParams
     """All of them. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) count as so many weights of the
     products' type as take the same bytes."""
-    updated: tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]
+    updated: ShardedParams
     """Those that have gradients and optimizer states."""
     unsharded: Float[Any, "*layouts ranks"]
     """Number of all of them if no state is sharded, narrow or not."""
@@ -240,14 +245,13 @@ def _weight_bytes(
     # Where the master copy is all that ranks keep of trained weights, it counts among the optimizer's states. Frozen
     # weights have none.
     if has_master_alone(job, framework):
-        frozen = sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen))[0] * ranks.versions
+        frozen = sharding.spread(sum_over_blocks(ranks.stored, blocks.frozen)).sharded * ranks.versions
         weights = xp.where((sharding.zero >= 3) & (sharding.on_host == 0), weight_bytes * frozen, weights)
     weights = xp.where(sharding.on_host > 1, 0.0, weights)
 
     # Secondary shards inside a node.
     if job.gradients.secondary_shards > 1:
-        _, whole_params = params.stored
-        secondary = weight_bytes * whole_params / job.gradients.secondary_shards
+        secondary = weight_bytes * params.stored.whole / job.gradients.secondary_shards
         weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
     if has_fp8_copies(job, framework):
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
@@ -278,14 +282,14 @@ def has_fp8_copies(job: Job, framework: Framework) -> bool:
 
 
 def step_bytes(
-    updated: tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]],
+    updated: ShardedParams,
     sharding: Sharding,
     framework: Framework,
 ) -> Float[Any, "*layouts ranks"]:
     """Temporary bytes that the optimizer's step allocates on the device.
 
     Args:
-        updated: parameters of a rank that have optimizer states, where they are sharded and where they are not.
+        updated: parameters that have optimizer states.
     """
     xp = updated[0].__array_namespace__()
     params = xp.where(sharding.zero >= 1, *updated)

@@ -5,7 +5,7 @@ The leading axes of all arrays are layouts and broadcast against each other; the
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -212,9 +212,18 @@ class Sharding:
 
     def spread(
         self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
-    ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-        """Parameters per rank, sharded and unsharded."""
-        return dense / self.dense + expert / self.expert, dense + expert
+    ) -> "ShardedParams":
+        """Parameters per rank where states are sharded, and where they are not."""
+        return ShardedParams(dense / self.dense + expert / self.expert, dense + expert)
+
+
+class ShardedParams(NamedTuple):
+    """Parameters that each rank holds."""
+
+    sharded: Float[Any, "*layouts ranks"]
+    """Where states are sharded: the rank's part."""
+    whole: Float[Any, "*layouts ranks"]
+    """Where they are not: all that its stages have."""
 
 
 def has_one_backward(layout: Layout, job: Job) -> bool:
