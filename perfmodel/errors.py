@@ -38,7 +38,7 @@ class UnknownNameError(PerfModelError):
         known = sorted(set(known))
         close = get_close_matches(name.lower(), [k.lower() for k in known], n=3, cutoff=0.5)
         close_names = [k for k in known if k.lower() in close]
-        hint = f"known: {_some(known)}"
+        hint = f"known: {_examples(known)}"
         if close_names:
             hint = f"did you mean {' or '.join(map(repr, close_names))}?"
         message = f"unknown {kind} {name!r}; {hint}"
@@ -47,7 +47,7 @@ class UnknownNameError(PerfModelError):
         return plain_text(message)
 
 
-def _some(names: list[str]) -> str:
+def _examples(names: list[str]) -> str:
     """Names in a list, or evenly spread examples where there are many."""
     # Every n-th of the sorted names, so that examples are not all of one vendor or family.
     if len(names) <= MOST_NAMES:
@@ -127,7 +127,8 @@ class Reason(Enum):
     NOT_EVALUATED = "not evaluated", ()
 
     def __init__(self, sentence: str, frees: tuple[str, ...]) -> None:
-        self.sentence, self.frees = sentence, frees
+        self.sentence = sentence
+        self.frees = frees
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,8 @@ _NESTED: Final = (dict, list)
 def _require_shallow(value: Any) -> None:
     """Raise `ValueError` for a value that is nested deeper than `MOST_DEPTH`."""
     # Level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse.
-    level, depth = [value] if isinstance(value, _NESTED) else [], 0
+    level = [value] if isinstance(value, _NESTED) else []
+    depth = 0
     while level:
         if depth > MOST_DEPTH:
             raise _too_deep()

@@ -31,7 +31,8 @@ class Cache:
     """
 
     def __init__(self, most: float, size: Callable[[Any], float] = lambda value: 1.0) -> None:
-        self._most, self._size = most, size
+        self._most = most
+        self._size = size
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._total_size = 0.0
         self._lock = Lock()

@@ -217,7 +217,7 @@ def plain_number(text: str) -> float:
     return value
 
 
-def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
+def require_whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
     """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`.
 
     The message names all that are not.
@@ -245,7 +245,7 @@ def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
 
 def require_seed(seed: int) -> None:
     """Raise `PerfModelError` unless `seed` is accepted by all random number generators."""
-    whole("random numbers", {"seed": seed}, least=0, most=2**31 - 1)
+    require_whole("random numbers", {"seed": seed}, least=0, most=2**31 - 1)
 
 
 def untraced(name: str, value: Any) -> None:
@@ -298,6 +298,13 @@ def long_duration(seconds: float) -> str:
         if seconds >= 2 * scale:
             return f"{figure(seconds / scale, 3)} {unit}"
     return duration(seconds)
+
+
+def plural(noun: str, count: int) -> str:
+    """The form of a noun that goes with a count: `1 node`, `2 nodes`, `2 processes`."""
+    if count == 1:
+        return noun
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
 def counted(value: float) -> str:

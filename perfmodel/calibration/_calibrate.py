@@ -84,11 +84,11 @@ class LayoutSteps:
             for op, seconds in zip(share.ops, share.critical_s.tolist(), strict=True):
                 if op in index:
                     row[index[op]] += seconds / share.step_time_s
-        rest = np.array([self._rest(share) for share in shares_of_layouts])
+        rest = np.array([self._family_half_width(share) for share in shares_of_layouts])
         step_time_s = np.array([share.step_time_s for share in shares_of_layouts])
         return StepShares(step_time_s, tuple(index), shares, rest)
 
-    def _rest(self, share: EventShares) -> float:
+    def _family_half_width(self, share: EventShares) -> float:
         """Half-width that events at the problem's own prices cause, errors of a family common to all."""
         indices = [i for i, op in enumerate(share.ops) if op in self.unmeasured]
         ops = [share.ops[i] for i in indices]

@@ -271,7 +271,8 @@ def _cost(
         if op not in lost:
             # The rule stops a measurement once its mean is known well enough: at least a few
             # repeats, at most its caps. A collective keeps all its ranks busy meanwhile.
-            effort = measuring_s(collective_rule if isinstance(op, Collective) else rule, time_s)
+            rule_of_op = collective_rule if isinstance(op, Collective) else rule
+            effort = measuring_s(rule_of_op, time_s)
             least, most = least + ranks * effort.least, most + ranks * effort.most
     return LayoutCost(
         layout=layout,

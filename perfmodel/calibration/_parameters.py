@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.calibration._corrections import Correction
+from perfmodel.cost import EventTimes
 from perfmodel.cost.learn import measured_kinds
 from perfmodel.cost.learn.rows import rows_from_ops
 from perfmodel.ops import Collective, Op
@@ -173,14 +174,18 @@ def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op,
     """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
     for batch in layout_batches(model, layouts):
         for table, between in zip(batch.tables, event_classes(model, batch), strict=True):
-            of_passes = np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))
-            counted = (
-                (table.ops, table.times, of_passes),
-                (between.ops, between.times, np.ones(len(between.ops))),
-            )
-            for ops, times, count in counted:
-                half = np.log(np.maximum(times.hi_s, 1e-12) / np.maximum(times.lo_s, 1e-12)) / 2
-                yield from zip(ops, (count * times.time_s).tolist(), half.tolist(), strict=True)
+            # A pass runs an event as often as each block has it; what is between blocks runs once a step.
+            counts = np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))
+            yield from _counted_events(table.ops, table.times, counts)
+            yield from _counted_events(between.ops, between.times, np.ones(len(between.ops)))
+
+
+def _counted_events(
+    ops: Sequence[Op], times: EventTimes, counts: Float[np.ndarray, " events"]
+) -> Iterable[tuple[Op, float, float]]:
+    """Events that run `counts` times, each with all its seconds and the log half-width of its interval."""
+    half_width = np.log(np.maximum(times.hi_s, 1e-12) / np.maximum(times.lo_s, 1e-12)) / 2
+    return zip(ops, (counts * times.time_s).tolist(), half_width.tolist(), strict=True)
 
 
 Vector = Float[np.ndarray, " parameters"]
@@ -243,7 +248,8 @@ def _of_tangent(
     lowest: Vector,
 ) -> tuple[FittedRuns, Vector]:
     """Runs of a tangent and the parameters expected given them: those that would lie below their bounds stay there."""
-    at_bound, prior = np.zeros(len(lowest), bool), np.array(runs.covariance)
+    at_bound = np.zeros(len(lowest), bool)
+    prior = np.array(runs.covariance)
     # A parameter at its bound is known exactly, which moves the others, so the bounds are found one after another.
     while True:
         fixed = np.where(at_bound, lowest, 0.0)

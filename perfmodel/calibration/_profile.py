@@ -122,7 +122,8 @@ def explain_profile(
         PerfModelError: a profile of more devices than the layout has, or a layout that is not possible.
     """
     laid_out = layout_of(problem, layout)[0]
-    model, read = step_problem_of(problem, calibration), _read(profile, format)
+    model = step_problem_of(problem, calibration)
+    read = _read(profile, format)
     return _report(model, laid_out, read, side_by_side(model, laid_out, read), most)
 
 
@@ -186,7 +187,8 @@ def fit_profile(
 def _read(profile: Files, format: str) -> Profile:
     if isinstance(profile, Profile):
         return profile
-    return read_profile(format, [profile] if isinstance(profile, (str, Path)) else profile)
+    files = [profile] if isinstance(profile, (str, Path)) else profile
+    return read_profile(format, files)
 
 
 def _report(

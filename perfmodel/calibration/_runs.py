@@ -112,6 +112,7 @@ class Observations:
     def __init__(self, runs: Sequence[Run], base: Path | None) -> None:
         self.runs = tuple(runs)
         self.groups = tuple(_groups(runs, base))
+        # Runs that brought a trace add observations of their events to that of their step time.
         self._traced: dict[int, _Traced] = {}
         for group in self.groups:
             for at in group.runs:
@@ -119,6 +120,7 @@ class Observations:
                 if timeline is not None:
                     (layout_batch,) = layout_batches(group.model, [runs[at].layout])
                     self._traced[at] = _traced(runs[at], timeline, prepared(layout_batch.spec))
+        # Observations: the step times of all runs first, then the sums of traced events by class.
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
         self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
@@ -139,7 +141,8 @@ class Observations:
     ) -> tuple[Float[np.ndarray, " observations"], Float[np.ndarray, "observations parameters"]]:
         """`log_errors` and their derivatives by the named parameters."""
         n = len(self.runs)
-        step_errors, step_gradients = np.zeros(n), np.zeros((n, len(names)))
+        step_errors = np.zeros(n)
+        step_gradients = np.zeros((n, len(names)))
         trace_errors: dict[int, np.ndarray] = {}
         trace_gradients: dict[int, np.ndarray] = {}
         for done, group in enumerate(self.groups):
@@ -171,6 +174,7 @@ class Observations:
 
 
 def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
+    """Runs that share a step problem, and that problem."""
     # Runs of the same model, cluster and job differ in layout only and share a step problem.
     by_model: dict[tuple, list[int]] = defaultdict(list)
     for at, run in enumerate(runs):

@@ -35,7 +35,7 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     """
     most = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
     if op.num_nodes <= nodes and op.num_ranks <= most:
-        return Reachable((_alone(op, op.num_ranks, op.ranks_per_node),), True)
+        return Reachable((_on_ranks(op, op.num_ranks, op.ranks_per_node),), True)
 
     # As many ranks to a node as fit, and half of them: two sizes tell how time grows with ranks.
     span = min(op.num_nodes, nodes)
@@ -44,11 +44,11 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     for size in dict.fromkeys((per_node, per_node // 2)):
         # A group of one rank sends nothing.
         if size and span * size > 1:
-            ops.append(_alone(op, span * size, size))
+            ops.append(_on_ranks(op, span * size, size))
     return Reachable(tuple(ops), False)
 
 
-def _alone(op: Collective, ranks: int, per_node: int) -> Collective:
+def _on_ranks(op: Collective, ranks: int, per_node: int) -> Collective:
     """The collective over other ranks, with no other group beside it and whole elements on each rank."""
     unit = dtype_bytes(op.dtype) * ranks
     n_bytes = max(unit, int(op.bytes) // unit * unit)

@@ -106,23 +106,33 @@ def device_words(name: str) -> DeviceWords:
             joined[-1] += word
         else:
             joined.append(word)
-    chip, makers, form, memory, kind, power = [], set(), "", None, "", None
+    chip: list[str] = []
+    makers: set[str] = set()
+    form = memory_kind = ""
+    memory_gb = power_w = None
     for word in joined:
         power_limit = _POWER.fullmatch(word)
         memory_size = _MEMORY.fullmatch(word)
         if power_limit:
-            power = float(power_limit[1])
+            power_w = float(power_limit[1])
         elif memory_size:
-            memory = float(memory_size[1])
+            memory_gb = float(memory_size[1])
         elif _KIND_OF_MEMORY.fullmatch(word):
-            kind = word
+            memory_kind = word
         elif _FORM.fullmatch(word):
             form = word
         elif word in MAKERS:
             makers.add(MAKERS[word])
         elif word not in _FILLER:
             chip.append(word)
-    return DeviceWords(tuple(sorted(chip)), frozenset(makers), form, memory, kind, power)
+    return DeviceWords(
+        chip=tuple(sorted(chip)),
+        makers=frozenset(makers),
+        form=form,
+        memory_gb=memory_gb,
+        memory_kind=memory_kind,
+        power_w=power_w,
+    )
 
 
 @dataclass(frozen=True)

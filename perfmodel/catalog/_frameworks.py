@@ -40,11 +40,11 @@ def framework(name: str | Framework) -> Framework:
     if plain.endswith(".toml"):
         versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem)
     else:
-        versions = _named(plain, year)
+        versions = _version_named(plain, year)
     return _version_of_year(versions, year, name)
 
 
-def _version_of_year(versions: Versions, year: int | None, asked: str) -> Framework:
+def _version_of_year(versions: Versions, year: int | None, stated_name: str) -> Framework:
     """The newest version by the end of a year, or of all (raises `PerfModelError` as `framework`)."""
     newest = max(versions)
     if year is None:
@@ -53,13 +53,13 @@ def _version_of_year(versions: Versions, year: int | None, asked: str) -> Framew
     latest_known = max(newest, _latest_year())
     if year > latest_known:
         raise PerfModelError(
-            f"framework {asked!r}: the catalog ends in {latest_known}; the newest version of this framework is "
+            f"framework {stated_name!r}: the catalog ends in {latest_known}; the newest version of this framework is "
             f"{versions[newest].label}"
         )
     by_then = [since for since in versions if since <= year]
     if not by_then:
         raise PerfModelError(
-            f"framework {asked!r}: the earliest version in the catalog is {versions[min(versions)].label}"
+            f"framework {stated_name!r}: the earliest version in the catalog is {versions[min(versions)].label}"
         )
     return versions[max(by_then)]
 
@@ -75,7 +75,7 @@ def framework_versions(name: str) -> tuple[Framework, ...]:
     Raises:
         UnknownNameError: for a name that is not in the catalog.
     """
-    return tuple(_named(name).values())
+    return tuple(_version_named(name).values())
 
 
 def framework_years(name: str) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ def framework_years(name: str) -> tuple[int, ...]:
     return tuple(sorted(int(year) for year in _files()[name]))
 
 
-def _named(name: str, year: int | None = None) -> Versions:
+def _version_named(name: str, year: int | None = None) -> Versions:
     """The versions of a framework of the catalog by one of its names; of a name that several had, one after the other,
     those of the first that existed in `year` (raises `UnknownNameError`)."""
     candidates = _names().get(key(name))

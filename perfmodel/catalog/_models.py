@@ -187,7 +187,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     """
     # The reader of a family is a dataclass of its keys: what the configuration states replaces the class's defaults,
     # which are those of Hugging Face's own class.
-    of_all_parts = config
+    whole_config = config
     config, family, left_out = huggingface.language_model(config, place)
     name = config.get("_name_or_path")
     relative = huggingface.RELATIVES.get(family, huggingface.Relative(family=family))
@@ -196,14 +196,14 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     reader = huggingface.FAMILIES[relative.family]
     aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
     stated = {**relative.defaults, **_stated(config, aliases)}
-    of_family = f"{place}, model_type {family!r}"
-    read = checked(reader, stated, of_family)
+    family_place = f"{place}, model_type {family!r}"
+    read = checked(reader, stated, family_place)
     try:
         fields = {**read.fields(), **relative.fields}
         # Lists with an entry per layer have the same keys in all families; LFM2 alone gives other words in them.
         if not getattr(reader, "READS_LAYER_TYPES", False):
-            fields = huggingface.listed_layers(config, fields, of_family)
-        fields |= _stated_tying(config, of_all_parts, fields)
+            fields = huggingface.listed_layers(config, fields, family_place)
+        fields |= _stated_tying(config, whole_config, fields)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
@@ -226,13 +226,13 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     return renamed | {key: value for key, value in plain.items() if key not in aliases}
 
 
-def _stated_tying(config: Config, of_all_parts: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the head shares the table of tokens, where the language model or the whole of several parts says it."""
     # Every class of Hugging Face with a head over tokens obeys this key, and readers of families set only what holds
     # where it is left out. Classes of images are no tokens.
     if fields.get("patches"):
         return {}
-    for part in (config, of_all_parts):
+    for part in (config, whole_config):
         tied = part.get("tie_word_embeddings")
         if isinstance(tied, bool):
             return {"tied_embeddings": tied}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import TooLargeError, parse_toml, read_text
@@ -98,7 +98,7 @@ def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
         # strict JSON takes lists for tuples and whole numbers for floats, but no text for numbers
         record = _adapter(kind).validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
-        stated = [f"{_location(kind, e['loc'])}: {_say(e['type'], e['msg'])}" for e in error.errors()]
+        stated = [f"{_location(kind, e['loc'])}: {_reason(e['type'], e['msg'])}" for e in error.errors()]
         raise PerfModelError(f"{place}: {'; '.join([*stated, *problems])}") from None
     if problems:
         raise PerfModelError(f"{place}: {'; '.join(problems)}")
@@ -127,22 +127,26 @@ def checked_fields(kind: type, data: Mapping[str, Any], place: str, known: Itera
         try:
             values[key] = _adapter(by_key[key].hint).validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
-            reason = _say(error.errors()[0]["type"], error.errors()[0]["msg"])
+            reason = _reason(error.errors()[0]["type"], error.errors()[0]["msg"])
             raise PerfModelError(f"{place}: {key}: {reason[0].lower() + reason[1:]}, got {value!r}") from None
     return values
 
 
-def _say(kind: str, message: str) -> str:
-    known = {
-        "missing": "missing",
-        "unexpected_keyword_argument": "unknown key",
-        "extra_forbidden": "unknown key",
-        "bool_type": "must be true or false",
-        "int_type": "must be a whole number",
-        "float_type": "must be a number",
-        "string_type": "must be text",
-    }
-    return known.get(kind, message.removeprefix("Value error, "))
+_REASONS: Final = {
+    "missing": "missing",
+    "unexpected_keyword_argument": "unknown key",
+    "extra_forbidden": "unknown key",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+}
+"""Words for pydantic's kinds of errors."""
+
+
+def _reason(kind: str, message: str) -> str:
+    """Why pydantic refused a value, for whoever wrote it."""
+    return _REASONS.get(kind, message.removeprefix("Value error, "))
 
 
 @cache

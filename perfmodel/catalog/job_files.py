@@ -77,7 +77,8 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
         data["layout"] = _with_schedule_below(data["layout"], Path(path).parent, place)
     for change in changes:
         _change(data, change)
-    return job_from_toml(data, place, Path(path).parent if path is not None else Path())
+    folder = Path(path).parent if path is not None else Path()
+    return job_from_toml(data, place, folder)
 
 
 def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = None) -> JobFile:
@@ -126,7 +127,7 @@ def _check_keys(data: Mapping[str, Any], place: str) -> None:
 def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[str, Any]:
     """Model, cluster and framework: names and paths as they are, tables as the records that names stand for."""
     # Nothing behind this knows where the records came from.
-    stated = {key: _beside(folder, data[key]) for key in NAMED if key in data}
+    stated = {key: _path_beside(folder, data[key]) for key in NAMED if key in data}
     stem = Path(place).stem
     if isinstance(stated.get("model"), dict):
         stated["model"] = _model_table(stated["model"], f"{place} [model]", stem)
@@ -197,7 +198,7 @@ def toml_value(raw: str) -> Any:
         return raw
 
 
-def _beside(folder: Path, value: Any) -> Any:
+def _path_beside(folder: Path, value: Any) -> Any:
     """The path of a file that stands beside the job file; anything else as it is."""
     if isinstance(value, str) and value.partition("@")[0].endswith((".toml", ".json")):
         return str(folder / value)
@@ -347,12 +348,12 @@ def problem_and_layout(
     file = unfiled(model)
     named: Any = model
     if file is not None:
-        of_file = dict(file.problem_fields)
-        named = of_file.pop("model", None)
-        cluster_of_file = of_file.pop("cluster", None)
+        file_fields = dict(file.problem_fields)
+        named = file_fields.pop("model", None)
+        cluster_of_file = file_fields.pop("cluster", None)
         cluster = cluster or cluster_of_file
         layout = layout or file.layout
-        stated = of_file | stated
+        stated = file_fields | stated
         if named is None:
             raise PerfModelError(
                 f"{file.place}: the job file names no model; add model = 'NAME' (perfmodel catalog models)"

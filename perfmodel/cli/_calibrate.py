@@ -20,6 +20,7 @@ from perfmodel.cli._show import emit
 from perfmodel.display import progress
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.spec import BACKENDS
+from perfmodel.units import plural
 
 if TYPE_CHECKING:
     from perfmodel.measure import Plan
@@ -110,7 +111,7 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    if arguments.kind is None and _for_decision.asked(arguments):
+    if arguments.kind is None and _for_decision.is_for_decision(arguments):
         return _for_decision.execute(arguments)
 
     # Of several processes only process 0 reports.
@@ -156,7 +157,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         report["saving"] = saving
     if arguments.dry_run:
         refused = _refused_here(arguments, plan)
-        remaining, rows = _left(arguments, plan)
+        remaining, rows = _unmeasured_rows(arguments, plan)
         return report | measure.summary(remaining) | {"rows_kept": rows - len(remaining), "refused_here": refused}
     return report | {"tables": _measure(arguments, plan, launch)}
 
@@ -249,7 +250,7 @@ def _spans_nodes(plan: "Plan") -> bool:
     return plan.emulated_network is None and any(op.num_nodes > 1 for op in plan.collectives)
 
 
-def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]":
+def _unmeasured_rows(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]":
     """Estimates of the rows that are not measured yet, and the number of rows of the plan."""
     from perfmodel import measure
 
@@ -263,7 +264,7 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
     """Measure what is left of a plan; the tables that were written."""
     from perfmodel import measure
 
-    remaining, rows = _left(arguments, plan)
+    remaining, rows = _unmeasured_rows(arguments, plan)
     if len(remaining) < rows:
         print(f"{rows - len(remaining)} of {rows} rows are measured already", file=sys.stderr)
     try:
@@ -334,7 +335,7 @@ def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterat
     )
     with measure.gathered(launch, arguments.out, arguments.launch_timeout) as agents:
         nodes = len({agent.hello.node for agent in agents})
-        print(f"{len(agents)} processes on {nodes} node{'s' * (nodes > 1)}", file=sys.stderr)
+        print(f"{len(agents)} processes on {nodes} {plural('node', nodes)}", file=sys.stderr)
         yield agents
 
 
@@ -394,6 +395,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _show_diff(report: dict[str, Any]) -> None:
+    """Print the rows in which two calibrations differ."""
     print(f"{'':15}{'rows':>7}{'B / A':>9}{'apart':>8}{'only A':>8}{'only B':>8}")
     for name, family in report["families"].items():
         ratio = "-" if family["median_ratio"] is None else f"{family['median_ratio']:.3f}"

@@ -213,7 +213,8 @@ def _framework(framework: "Framework") -> dict[str, Any]:
     from perfmodel.catalog.job_files import FRAMEWORK_FACTS
     from perfmodel.spec import Framework
 
-    facts, defaults = framework.values(), Framework().values()
+    facts = framework.values()
+    defaults = Framework().values()
     different = {name: facts[name] for name in FRAMEWORK_FACTS if facts[name] != defaults[name]}
     return {
         "since": framework.since,

@@ -106,15 +106,15 @@ def _version(name: str) -> str | None:
 
 def _extras() -> dict[str, str]:
     """Tell for every extra whether all that it asks for is installed."""
-    asked: dict[str, list[str]] = {}
+    packages_of_extra: dict[str, list[str]] = {}
     for line in metadata.requires("perfmodel") or ():
         # Requirements read `package>=1; extra == "name"`.
         requirement = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)", line)
         if requirement:
             package, extra = requirement.groups()
-            asked.setdefault(extra, []).append(package)
+            packages_of_extra.setdefault(extra, []).append(package)
     states = {}
-    for extra, packages in asked.items():
+    for extra, packages in packages_of_extra.items():
         missing = [package for package in packages if _version(package) is None]
         states[extra] = "installed"
         if missing:
@@ -133,6 +133,7 @@ def _jax_devices(problems: list[str]) -> list[str]:
 
 
 def _torch_devices(problems: list[str]) -> list[str]:
+    """Devices that torch sees; none without it, with the reason among `problems` if it is broken."""
     if _version("torch") is None:
         return []
     try:
@@ -187,14 +188,14 @@ def _show(report: dict[str, Any]) -> None:
             for name, said in value.items():
                 # Programs and variables of the shell are names that stay as they are.
                 shown = name.replace("_", " ") if key == "caches" else name
-                rows.append((f"{key.replace('_', ' ')}: {shown}", _said(name, said)))
+                rows.append((f"{key.replace('_', ' ')}: {shown}", _value_text(name, said)))
         else:
             text = "; ".join(value) or "none" if isinstance(value, list) else str(value)
             rows.append((key.replace("_", " "), text))
     new_console().print(table("", ("what", "value"), rows))
 
 
-def _said(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     if value is None:
         return "-"
     return f"{value / 1e6:,.0f} MB" if name.endswith("_bytes") else str(value)

@@ -141,9 +141,9 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _check_flags(arguments: argparse.Namespace) -> None:
     """Refuse flags that cannot be combined."""
-    of_prediction = [arguments.model, arguments.layout, arguments.global_batch]
-    n_missing = of_prediction.count(None)
-    if 0 < n_missing < len(of_prediction):
+    prediction_flags = [arguments.model, arguments.layout, arguments.global_batch]
+    n_missing = prediction_flags.count(None)
+    if 0 < n_missing < len(prediction_flags):
         raise PerfModelError("emulate: to compare with a prediction, give --model, --layout and --global-batch")
     if arguments.every < 1:
         raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
@@ -189,7 +189,7 @@ def _program(
     from perfmodel.ir import parse_function, undistributed
     from perfmodel.ir.execution import random_inputs
 
-    of_scripts = {
+    script_flags = {
         "--straggler": arguments.straggler != 1,
         "--jitter": arguments.jitter is not None,
         "--fail": arguments.fail,
@@ -200,7 +200,7 @@ def _program(
 
     # A program's kernels run one after another in this process: there is no other process that
     # could be slowed, pinned or stopped.
-    misplaced = [name for name, value in of_scripts.items() if value]
+    misplaced = [name for name, value in script_flags.items() if value]
     if misplaced:
         raise PerfModelError(
             f"emulate: {', '.join(misplaced)} works only with scripts; a program takes --delay, --set and --out"
@@ -293,6 +293,7 @@ def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
 
 
 def _write(result: Any, out: Path) -> list[str]:
+    """Write the tables and the timeline of an emulated run; returns their paths."""
     from perfmodel.emulate import measured_trace
     from perfmodel.ingest.profiles.chrome import write_measured_trace
     from perfmodel.ingest.tables import write_text
@@ -320,7 +321,7 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     for kind in sorted({kind for kind in replayed.kinds if kind}):
         slack[kind] = {
             "count": float(replayed.of(kind).sum()),
-            "felt": replayed.felt(kind),
+            "felt": replayed.calls_felt(kind),
             "hidden_s": replayed.slack_s(kind),
         }
     return slack

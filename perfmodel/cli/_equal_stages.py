@@ -70,7 +70,7 @@ def require_times_alone(arguments: argparse.Namespace) -> None:
             raise PerfModelError(f"schedules: --times cannot be combined with {flag}; leave one of them out")
 
 
-def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
+def schedules_named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
     """The schedules named by the flags; else `default`, or all that can train.
 
     Raises:
@@ -110,7 +110,7 @@ def facts_and_drawings(
     exact, seconds = _chunk_times(arguments), _seconds(arguments)
     p, m = arguments.stages, arguments.micro_batches
     drawings, skipped = [], []
-    for name in named(arguments):
+    for name in schedules_named(arguments):
         chunks = _chunks_of(arguments, name)
         try:
             schedule = get_schedule(name)(p, m, chunks)
@@ -137,7 +137,7 @@ def facts_by_micro_batches(arguments: argparse.Namespace, counts: Iterable[int])
     from perfmodel.schedule import schedule_facts
 
     facts = []
-    for name in named(arguments):
+    for name in schedules_named(arguments):
         for count in counts:
             # Some schedules cannot divide every number of micro-batches.
             with suppress(LayoutError):
@@ -162,6 +162,7 @@ def named_facts(facts: "ScheduleFacts") -> dict[str, Any]:
 
 
 def _seconds(arguments: argparse.Namespace) -> dict[str, float]:
+    """Durations of the passes and transfers of a stage, by name."""
     return {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
 
 
@@ -175,11 +176,11 @@ def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
     if text is None:
         return None
     try:
-        forward, of_input, of_weight = (Fraction(word) for word in text.split(","))
+        forward, input_gradient, weight_gradient = (Fraction(word) for word in text.split(","))
         transfer = Fraction(str(arguments.transfer_s))
     except (ValueError, ZeroDivisionError):
         raise PerfModelError(f"schedules: --times must be three numbers F,B,W such as 1,1,1; got {text!r}") from None
-    return ChunkTimes(forward, of_input, of_weight, transfer)
+    return ChunkTimes(forward, input_gradient, weight_gradient, transfer)
 
 
 def trained(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def trained(arguments: argparse.Namespace) -> dict[str, Any]:
     model = mlp_model(16, p)
     inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
     curves = []
-    for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
+    for name in schedules_named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
         # Every schedule sees the same data in the mini-batches of its own updates.
         per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
         curves.append(
@@ -251,7 +252,7 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError(f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}")
     passes = uniform_times(arguments, arguments.stages)
     rows = []
-    for name in named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):
+    for name in schedules_named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):
         curves = []
         for seed in range(arguments.seeds):
             curve = accuracy_curve(

@@ -74,7 +74,8 @@ def add_from(command: argparse._ActionsContainer) -> None:
 
 def require(command: argparse._ActionsContainer, *needed: str) -> None:
     """Require flags that neither the command line nor a launch file gives."""
-    command.set_defaults(needed=(*(command.get_default("needed") or ()), *needed))
+    needed_before = command.get_default("needed") or ()
+    command.set_defaults(needed=(*needed_before, *needed))
 
 
 def flags_of(names: Iterable[str]) -> str:
@@ -105,12 +106,12 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     # What --set changes is a key of the job file, or a setting of the machine where the command
     # takes such.
     path = _take_job_file(arguments, stated)
-    of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
-    arguments.set = [text for text in arguments.set if text not in of_file]
-    arguments.job_changes = of_file
-    if path is None and not of_file:
+    job_changes = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
+    arguments.set = [text for text in arguments.set if text not in job_changes]
+    arguments.job_changes = job_changes
+    if path is None and not job_changes:
         return
-    file = read_job(path, of_file)
+    file = read_job(path, job_changes)
 
     # The command line wins: only what is still open is filled in.
     for word, value in file.problem_fields.items():

@@ -79,7 +79,10 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     """
     framework = framework_of(arguments)
     layout, assumed = framework.layout(text, model)
-    note([*([assumed] if assumed else []), *framework.cannot_run(layout)])
+    sentences = list(framework.cannot_run(layout))
+    if assumed:
+        sentences.insert(0, assumed)
+    note(sentences)
     return layout
 
 
@@ -173,7 +176,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
     )
     command.add_argument(
         "--recompute-modules",
-        type=_words,
+        type=_flag_words,
         metavar="M[,M...]",
         help=f"modules for recompute=selective: {', '.join(get_args(RecomputeModule))} (default: core_attn)",
     )
@@ -361,7 +364,8 @@ def problem_on(
     """The problem described by the flags of `add_job`, on a cluster; prints assumptions unless `quiet`."""
     from perfmodel import catalog
 
-    model, framework = catalog.model(arguments.model), framework_of(arguments)
+    model = catalog.model(arguments.model)
+    framework = framework_of(arguments)
     job = framework.job(
         model,
         cluster.device,
@@ -403,7 +407,7 @@ def _calibration(text: str) -> Path | None:
     return None if text == "default" else Path(text)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _flag_words(text: str) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} is empty; give names separated by commas")

@@ -62,7 +62,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     add_calibration(group)
 
 
-def asked(arguments: argparse.Namespace) -> bool:
+def is_for_decision(arguments: argparse.Namespace) -> bool:
     """Whether --for-decision is given.
 
     Raises:
@@ -110,8 +110,8 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     # Only options of the search are taken from the job file; its space comes through flags
     # (`space_of`).
     option_names = {f.name for f in fields(SearchOptions)}
-    of_file = {word: value for word, value in arguments.of_search.items() if word in option_names}
-    options = SearchOptions(**{"top": arguments.top, **of_file})
+    file_options = {word: value for word, value in arguments.of_search.items() if word in option_names}
+    options = SearchOptions(**{"top": arguments.top, **file_options})
     if options.objective not in (None, "step_time"):
         raise PerfModelError(
             f"calibrate: --for-decision looks for the fastest layout and ignores the objective {options.objective}: "

@@ -142,7 +142,8 @@ def job_text(name: str) -> str:
             )
             is_set = key.name in values
             # JSON's notation of plain values is TOML's too.
-            value = json_text(values[key.name] if is_set else key.example)
+            shown_value = values[key.name] if is_set else key.example
+            value = json_text(shown_value)
             parts.append(f"{'' if is_set else '# '}{key.name} = {value}")
         parts.append("")
     return "\n".join(parts)

@@ -218,7 +218,8 @@ def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[
     from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
 
     # Sweeps are parsed before the first is computed, so that a wrong one costs no time.
-    problem, scenario = _step_problem(arguments), Scenario.parse(arguments.set)
+    problem = _step_problem(arguments)
+    scenario = Scenario.parse(arguments.set)
     layout = layout_of(arguments, arguments.layout, problem.model)
     require_measured(arguments, problem, layout)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
@@ -345,10 +346,10 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
     from perfmodel.prediction import evaluate
     from perfmodel.prediction.memory import peak_memory
 
-    asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
+    generic_problem = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
 
     # Memory is cheap and rules out most layouts before step times are evaluated.
-    candidates = list(enumerate_layouts(default_space(asked), asked, Counter()))
+    candidates = list(enumerate_layouts(default_space(generic_problem), generic_problem, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(candidates))
         layouts: list[Layout] = []

@@ -95,7 +95,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         made = made.with_clusters(_clusters(arguments, made.data["job"]["devices"]))
     if arguments.html:
         made.write(arguments.html)
-    files = [str(arguments.html)] * bool(arguments.html)
+    files = [str(arguments.html)] if arguments.html else []
     emit(arguments, made.to_dict() | {"written": files}, lambda: _show(made.data, files))
 
     # The page of an interrupted search is written, and the exit status says that it is not the
@@ -128,7 +128,7 @@ def _calibration(arguments: argparse.Namespace) -> int:
     )
     if arguments.html:
         made.write(arguments.html)
-    files = [str(arguments.html)] * bool(arguments.html)
+    files = [str(arguments.html)] if arguments.html else []
     emit(
         arguments,
         made.to_dict() | {"written": files},

@@ -8,9 +8,9 @@ from perfmodel.cli._equal_stages import (
     accuracies,
     add_pipeline,
     facts_and_drawings,
-    named,
     named_facts,
     require_times_alone,
+    schedules_named,
     trained,
     uniform_times,
 )
@@ -188,6 +188,7 @@ def _cell(name: str, value: Any, in_seconds: bool) -> str:
         return f"{value:.1%}"
     if name == "peak_memory_gib":
         return f"{value:.1f}"
+    # Before numbers: a truth value is one of Python's integers.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_s") and isinstance(value, float):
@@ -196,6 +197,7 @@ def _cell(name: str, value: Any, in_seconds: bool) -> str:
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Facts of schedules with equal stages, and their drawings if --png asks for them."""
     drawings, skipped = facts_and_drawings(arguments)
     written = []
     if arguments.png:
@@ -227,12 +229,12 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.prediction import compare_schedules, step_problem_of
     from perfmodel.prediction.comparison import chimera_closed_form
 
-    problem, layout = _asked(arguments)
+    problem, layout = _step_of_flags(arguments)
     compared = compare_schedules(
         problem.model,
         problem.cluster,
         layout,
-        schedules=named(arguments),
+        schedules=schedules_named(arguments),
         global_batch=arguments.global_batch,
         job=problem.job,
         framework=problem.framework,
@@ -303,12 +305,12 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
 
     if not arguments.model:
         return uniform_times(arguments, arguments.stages), arguments.micro_batches
-    problem, layout = _asked(arguments)
+    problem, layout = _step_of_flags(arguments)
     check_layout(problem.model, problem.cluster, problem.job, layout)
     return pass_times(step_problem_of(problem), layout), problem.job.num_microbatches(layout)
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
+def _step_of_flags(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
     """The model's step that the flags describe; says what it assumes.
 
     Raises:

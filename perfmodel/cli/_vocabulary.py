@@ -144,13 +144,20 @@ def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterat
         stated = {name: value for name, value in record.items() if value != "-"}
         if kind == "schedules":
             also = f"also {stated['also']}; " if "also" in stated else ""
-            chunks = f"{stated['chunks']} chunk{'s' * (stated['chunks'] != '1')} per device"
+            noun = "chunk" if stated["chunks"] == "1" else "chunks"
+            chunks = f"{stated['chunks']} {noun} per device"
             summary = f"{also}{chunks}, updates {stated['updates']}"
         elif kind == "columns":
-            summary = f"{stated['table']}: {stated['holds']}" + ", needed" * ("needed" in stated)
+            summary = f"{stated['table']}: {stated['holds']}"
+            if "needed" in stated:
+                summary += ", needed"
         else:
-            default = stated.get("default", "")
-            summary = stated["values"] + f"; {'default ' * (default != 'needed')}{default}" * bool(default)
+            summary = stated["values"]
+            default = stated.get("default")
+            if default == "needed":
+                summary += "; needed"
+            elif default:
+                summary += f"; default {default}"
         yield f"{record['name']}  ({summary})"
         text = record["meaning"]
         if text:

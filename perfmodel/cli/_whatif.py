@@ -204,6 +204,7 @@ def _show_design(report: dict[str, Any]) -> None:
 
 
 def _memory(report: dict[str, Any]) -> None:
+    """Print how much memory a layout needs, and the smallest devices that have it."""
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
     peak, needed, has = (report[name] / GIB for name in ("peak_bytes", "memory_bytes", "has_bytes"))
     print(
@@ -239,6 +240,7 @@ def _overtake(report: dict[str, Any]) -> None:
 
 
 def _upgrade_cells(row: dict[str, Any], priced: bool) -> tuple[str, ...]:
+    """The cells of one upgrade in the table of upgrades."""
     cells = [
         row["parameter"],
         row["change"],
@@ -246,8 +248,10 @@ def _upgrade_cells(row: dict[str, Any], priced: bool) -> tuple[str, ...]:
         f"{row['gain']:.2%}",
     ]
     if priced:
-        cells.append(figure(row["gain_per_price"], 3) if row["price"] else "-")
-    cells.append(row["layout"] if row["changes_layout"] else "the same")
+        gain_per_price = figure(row["gain_per_price"], 3) if row["price"] else "-"
+        cells.append(gain_per_price)
+    new_layout = row["layout"] if row["changes_layout"] else "the same"
+    cells.append(new_layout)
     return tuple(cells)
 
 

@@ -68,7 +68,8 @@ class CollectiveModel:
         (this fabric, or these links on other devices), `analytical` (physics of a link class that was measured
         elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """
-        fabric, priced = Fabric.of(cluster), Priced.unknown(len(ops))
+        fabric = Fabric.of(cluster)
+        priced = Priced.unknown(len(ops))
         groups = _groups(fabric, ops)
         by_kind: dict[str, list[int]] = {}
         for i, op in enumerate(ops):
@@ -150,12 +151,15 @@ def interconnect_of(cluster: Cluster) -> str:
     flat = is_flat([level.name for level in cluster.levels], device)
     for index, level in enumerate(cluster.levels[:2]):
         between = flat or index > 0
+        # Tables name links by the usual words and state a rate only where it is another than these words mean.
         nominal = link_class(level.name, device, between).bandwidth_bytes_per_s
         shared = between and is_known(level.name, device, between)
         rate = max(level.bandwidth_bytes_per_s, nominal) if shared else level.bandwidth_bytes_per_s
+        # `+` and `@` divide the notation.
         name = level.name.replace("+", " ").replace("@", " ")
         name_says_rate = rate == nominal and is_known(level.name, device, between)
-        names.append(name if name_says_rate else f"{name}@{rate / 1e9:g}GB/s")
+        with_rate = name if name_says_rate else f"{name}@{rate / 1e9:g}GB/s"
+        names.append(with_rate)
     return " + ".join(names)
 
 

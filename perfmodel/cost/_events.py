@@ -41,7 +41,10 @@ class EventTimes:
         time_s, lo_s, hi_s = np.zeros((3, n))
         provenance = np.full(n, "", object)
         for at, part in parts:
-            time_s[at], lo_s[at], hi_s[at], provenance[at] = part.time_s, part.lo_s, part.hi_s, part.provenance
+            time_s[at] = part.time_s
+            lo_s[at] = part.lo_s
+            hi_s[at] = part.hi_s
+            provenance[at] = part.provenance
         return cls(time_s, lo_s, hi_s, tuple(provenance.tolist()))
 
     def scaled(self, factor: Float64[np.ndarray, "n"]) -> "EventTimes":
@@ -66,7 +69,9 @@ class EventTimes:
 
     def _replaced(self, at: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
         # With the time its interval and its provenance are replaced: an event is as well known as what it takes.
-        time_s, lo_s, hi_s = self.time_s.copy(), self.lo_s.copy(), self.hi_s.copy()
+        time_s = self.time_s.copy()
+        lo_s = self.lo_s.copy()
+        hi_s = self.hi_s.copy()
         provenance = list(self.provenance)
         for number, i in enumerate(at):
             if gives_way(bounds.time_s[number], time_s[i]):
@@ -111,7 +116,8 @@ def slowed_by_contention(cluster: Cluster, ops: Sequence[Collective], times: Eve
     factors = []
     for op in ops:
         exponent = cluster.levels[op.level].contention
-        factors.append(op.num_nodes**exponent if op.num_nodes > 1 else 1.0)
+        factor = op.num_nodes**exponent if op.num_nodes > 1 else 1.0
+        factors.append(factor)
     return times.scaled(np.array(factors))
 
 

@@ -104,7 +104,8 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     if count < 1:
         return None
     tile = fewest.get(name, 1)
-    samples = _octaves(count, min(count, tile), _MOST_SEQUENCES if isinstance(op, Attention) else _MOST)
+    most = _MOST_SEQUENCES if isinstance(op, Attention) else _MOST
+    samples = _octaves(count, min(count, tile), most)
     if not samples:
         return None
 
@@ -138,7 +139,7 @@ def _slopes(values: Grid, axis: int) -> Grid:
     return steps.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
 
 
-def _most(log_s: Grid, axes: Iterable[int]) -> Grid:
+def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
     """The longest that every kernel may take beside all others along some axes: no longer than a larger one, and twice
     as long as one of half its work; along one after the other, as the logs of what these allow add up."""
     for axis in axes:
@@ -148,9 +149,9 @@ def _most(log_s: Grid, axes: Iterable[int]) -> Grid:
     return log_s
 
 
-def _least(log_s: Grid, axes: Iterable[int]) -> Grid:
+def _lower_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
     """The shortest, likewise: with times and works reversed."""
-    return -np.flip(_most(np.flip(-log_s), axes))
+    return -np.flip(_upper_bounds(np.flip(-log_s), axes))
 
 
 def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] = ()) -> Grid:
@@ -165,7 +166,7 @@ def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] 
     their mean and a time that is clipped to them.
     """
     axes = axes or range(log_s.ndim)
-    grown = (_most(log_s, axes) + _least(log_s, axes)) / 2
+    grown = (_upper_bounds(log_s, axes) + _lower_bounds(log_s, axes)) / 2
     if not measured.any():
         return grown
 
@@ -173,13 +174,13 @@ def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] 
     # measured, all count as if they were.
     any_measured = measured.any(tuple(axes), keepdims=True)
     counts = np.where(any_measured, measured, True)
-    most_of_measured = _most(np.where(counts, log_s, np.inf), axes)
-    least_of_measured = _least(np.where(counts, log_s, -np.inf), axes)
+    most_of_measured = _upper_bounds(np.where(counts, log_s, np.inf), axes)
+    least_of_measured = _lower_bounds(np.where(counts, log_s, -np.inf), axes)
     grown_measured = (most_of_measured + least_of_measured) / 2
 
     # All others give way to them.
-    least = _least(np.where(counts, grown_measured, -np.inf), axes)
-    most = _most(np.where(counts, grown_measured, np.inf), axes)
+    least = _lower_bounds(np.where(counts, grown_measured, -np.inf), axes)
+    most = _upper_bounds(np.where(counts, grown_measured, np.inf), axes)
     return np.clip(grown, least, most)
 
 
@@ -191,12 +192,13 @@ def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."])
     few, side_axes = lattice.few, range(1, log_s.ndim)
     is_product = isinstance(lattice.ops[0], Gemm)
     grown = log_s.copy()
-    grown[few:] = growing(log_s[few:], measured[few:], (0,) if is_product else (0, *side_axes))
+    axes_of_others = (0,) if is_product else (0, *side_axes)
+    grown[few:] = growing(log_s[few:], measured[few:], axes_of_others)
 
     # Downwards from what fills a tile: each between half and all of the time of twice its samples.
     for i in reversed(range(min(few, len(grown) - 1))):
         grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
-    return _most(grown, side_axes) if is_product else grown
+    return _upper_bounds(grown, side_axes) if is_product else grown
 
 
 class _PlacedLattice(NamedTuple):
@@ -244,7 +246,8 @@ class MonotoneGrid:
         measured = np.array([provenance == "measured" for provenance in alone.provenance], bool)
         log_in_step = log_alone.copy()
         for event, at, lattice in self._lattices:
-            grid, is_measured = log_alone[at].reshape(lattice.shape), measured[at].reshape(lattice.shape)
+            grid = log_alone[at].reshape(lattice.shape)
+            is_measured = measured[at].reshape(lattice.shape)
             grown = _with_few(grid, lattice, is_measured).ravel()
             log_in_step[at] = grown
             # beyond the lattice in proportion to the work

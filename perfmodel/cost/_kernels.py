@@ -141,8 +141,8 @@ class KernelModel:
                 part = index[start : start + _CHUNK]
                 queries = table_rows(table.iloc[part], family)
                 provenance[part] = queries.reasons
-                for priced, asked in queries.parts():
-                    answers = self._predict(asked)
+                for priced, request in queries.parts():
+                    answers = self._predict(request)
                     result[:, part[priced]] = np.exp([answers.log_time, answers.log_low, answers.log_high])
                     provenance[part[priced]] = _LABELS[answers.provenance]
         return EventTimes(result[0], result[1], result[2], tuple(provenance.tolist()))
@@ -159,7 +159,8 @@ class KernelModel:
         pairs = zip(ops, measured_ops, strict=True)
         unmeasured = np.array([i for i, (op, measured) in enumerate(pairs) if op is not measured], int)
         if len(unmeasured):
-            own_ops, stand_ins = [ops[i] for i in unmeasured], [measured_ops[i] for i in unmeasured]
+            own_ops = [ops[i] for i in unmeasured]
+            stand_ins = [measured_ops[i] for i in unmeasured]
             log_time = _log_by_share_of_roofline(device, own_ops, stand_ins, answers.log_time[unmeasured])
             answers.put(unmeasured, Prediction.around(log_time, HALF_WIDTH, "extrapolated"))
 
@@ -177,85 +178,85 @@ class KernelModel:
             answers.put(members, self._predict(PriceQuery(rows, (query,), np.zeros(len(rows), np.int64))))
         return answers
 
-    def _predict(self, asked: PriceQuery) -> Prediction:
+    def _predict(self, request: PriceQuery) -> Prediction:
         """Times of rows of one family: the regressors' answers, corrected where they break a law of such kernels."""
-        op = FAMILIES[asked.rows.family].op
+        op = FAMILIES[request.rows.family].op
         if op is Attention:
-            return self._predict_attention(asked)
+            return self._predict_attention(request)
         if op.uses_matrix_units:
-            return self._predict_products(asked)
+            return self._predict_products(request)
         # Kernels that the memory bounds: the regressor has what laws there are (`Regressor._by_plans`).
-        return self._by_regressors(asked)
+        return self._by_regressors(request)
 
-    def _predict_products(self, asked: PriceQuery) -> Prediction:
+    def _predict_products(self, request: PriceQuery) -> Prediction:
         """Times of matrix products and convolutions: the regressors' answers, then one correction after the other.
 
         A regressor sees an element type as a label (`KindCode`), so nothing ties its answers for one type to those for
         another; the corrections state what holds between them. Rows that name a measured source are left alone: they
         are to be told as that source measured.
         """
-        answers = Prediction.empty(len(asked))
-        rows = _ProductRows.of(asked, self._unnamed(asked))
-        self._answer_single_products(answers, asked, rows)
-        self._bound_8_bits_by_16(answers, asked, rows)
-        self._answer_backward_by_its_products(answers, asked, rows)
-        self._speed_up_to_reached_share(answers, asked, rows)
+        answers = Prediction.empty(len(request))
+        rows = _ProductRows.of(request, self._unnamed(request))
+        self._answer_single_products(answers, request, rows)
+        self._bound_8_bits_by_16(answers, request, rows)
+        self._answer_backward_by_its_products(answers, request, rows)
+        self._speed_up_to_reached_share(answers, request, rows)
 
         # The bounds below say what an unmeasured time can be. What was measured stays as it is.
         unmeasured = rows.unnamed & (answers.provenance != _MEASURED)
-        self._bound_by_nominal_rate(answers, asked, unmeasured)
-        self._bound_by_fp32(answers, asked, unmeasured & ~rows.backward)
-        self._bound_tf32_by_16_bits(answers, asked, unmeasured & ~rows.backward)
+        self._bound_by_nominal_rate(answers, request, unmeasured)
+        self._bound_by_fp32(answers, request, unmeasured & ~rows.backward)
+        self._bound_tf32_by_16_bits(answers, request, unmeasured & ~rows.backward)
         return answers
 
-    def _answer_single_products(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+    def _answer_single_products(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Answer rows of one kernel by the regressors."""
         at = np.flatnonzero(~rows.backward)
         if len(at):
-            answers.put(at, self._by_regressors(asked.take(at)))
+            answers.put(at, self._by_regressors(request.take(at)))
 
-    def _bound_8_bits_by_16(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+    def _bound_8_bits_by_16(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Move times in 8 bits between half and all of those in 16, as rates double and bytes halve."""
         at = np.flatnonzero(rows.narrow & ~rows.backward)
         if len(at):
-            in_16 = asked.take(at).instead(in_16_bits(asked.rows.take(at)))
+            in_16 = request.take(at).instead(in_16_bits(request.rows.take(at)))
             _between_half_and_all(answers, at, self._by_regressors(in_16))
 
-    def _answer_backward_by_its_products(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+    def _answer_backward_by_its_products(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Answer both gradients at once by the sum of the two products, each of which is corrected by itself."""
         at = np.flatnonzero(rows.backward)
         if len(at):
-            parts = (self._predict(asked.take(at).instead(part)) for part in gradient_products(asked.rows.take(at)))
+            parts = (self._predict(request.take(at).instead(part)) for part in gradient_products(request.rows.take(at)))
             answers.put(at, added(*parts))
 
-    def _speed_up_to_reached_share(self, answers: Prediction, asked: PriceQuery, rows: "_ProductRows") -> None:
+    def _speed_up_to_reached_share(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Shorten matrix products so that the best reaches the share that its device is known to reach.
 
         For devices whose kernels no table times, but the rate of whose best product is known (`Device.reached_share`).
         """
-        if FAMILIES[asked.rows.family].op is not Gemm:
+        if FAMILIES[request.rows.family].op is not Gemm:
             return
         at = np.flatnonzero(rows.unnamed & ~rows.backward)
-        pairs, pair_of = asked.take(at).combinations()
+        pairs, pair_of = request.take(at).combinations()
         log_gain = np.array([self._log_reach_of(query, kind.dtype) for query, kind in pairs])[pair_of]
         answers.move(at, log_gain)
 
         # Each type reaches its own best, but few bits still take no less than half of the time of many.
         moved = at[(log_gain != 0) & rows.narrow[at]]
         if len(moved):
-            in_16 = asked.take(moved).instead(in_16_bits(asked.rows.take(moved)))
+            in_16 = request.take(moved).instead(in_16_bits(request.rows.take(moved)))
             _between_half_and_all(answers, moved, self._predict(in_16))
 
-    def _bound_by_nominal_rate(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
+    def _bound_by_nominal_rate(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Let no matrix product be faster than its FLOPs at the nominal rate.
 
         Convolutions may be: Winograd's algorithm does with fewer FLOPs than the definition counts.
         """
         at = np.flatnonzero(bounded)
-        if len(at) and FAMILIES[asked.rows.family].op.is_matmul:
-            answers.move(at, np.maximum(_log_nominal(asked.take(at)) - answers.log_time[at], 0.0))
+        if len(at) and FAMILIES[request.rows.family].op.is_matmul:
+            answers.move(at, np.maximum(_log_nominal(request.take(at)) - answers.log_time[at], 0.0))
 
-    def _bound_by_fp32(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
+    def _bound_by_fp32(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Bound types whose kernels may run, or must not run, as those of fp32 do.
 
         - TF32 takes no longer: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
@@ -264,88 +265,88 @@ class KernelModel:
           longer: matrix units take channels by eights, but operands of others may run on the ordinary cores, as fast
           as those of fp32.
         """
-        dtypes = asked.rows.dtypes
-        uneven_channels = np.zeros(len(asked), bool)
-        if FAMILIES[asked.rows.family].op is Convolution:
-            uneven_channels = asked.rows.shape["c_in"] % 8 != 0
+        dtypes = request.rows.dtypes
+        uneven_channels = np.zeros(len(request), bool)
+        if FAMILIES[request.rows.family].op is Convolution:
+            uneven_channels = request.rows.shape["c_in"] % 8 != 0
         bounds_by_dtype = (
             (dtypes == "tf32", np.minimum),
             (dtypes == "fp64", np.maximum),
             ((dtypes == "half") & uneven_channels, np.minimum),
         )
-        for of_dtype, towards in bounds_by_dtype:
-            at = np.flatnonzero(bounded & of_dtype)
+        for has_dtype, towards in bounds_by_dtype:
+            at = np.flatnonzero(bounded & has_dtype)
             if len(at):
-                as_fp32 = asked.rows.take(at).changed({}, dtype="fp32")
-                fp32 = self._predict(asked.take(at).instead(as_fp32))
+                as_fp32 = request.rows.take(at).changed({}, dtype="fp32")
+                fp32 = self._predict(request.take(at).instead(as_fp32))
                 answers.move(at, towards(fp32.log_time - answers.log_time[at], 0.0))
 
-    def _bound_tf32_by_16_bits(self, answers: Prediction, asked: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
+    def _bound_tf32_by_16_bits(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Let TF32 take no longer than 16 bits by more than their rates, or their bytes, differ.
 
         The tensor cores that multiply 16 bits run TF32 by the same tiles (cuDNN developer guide, "Tensor Core
         Operations"), so that a kernel's arithmetic takes longer by the ratio of the peak rates, and its traffic by that
         of the bytes: the larger of both bounds the time.
         """
-        at = np.flatnonzero(bounded & (asked.rows.dtypes == "tf32"))
+        at = np.flatnonzero(bounded & (request.rows.dtypes == "tf32"))
         if not len(at):
             return
-        asked = asked.take(at)
-        in_16 = self._predict(asked.instead(in_16_bits(asked.rows)))
+        request = request.take(at)
+        in_16 = self._predict(request.instead(in_16_bits(request.rows)))
 
         def slowdown(query: Query) -> float:
             ratio_of_peaks = query.figures.peak("half") / query.figures.peak("tf32")
             return max(_BYTES_OVER_16_BITS, ratio_of_peaks)
 
-        log_longest = in_16.log_time + np.log(asked.of_query(slowdown).astype(np.float64))
+        log_longest = in_16.log_time + np.log(request.of_query(slowdown).astype(np.float64))
         answers.move(at, np.minimum(log_longest - answers.log_time[at], 0.0))
 
-    def _predict_attention(self, asked: PriceQuery) -> Prediction:
+    def _predict_attention(self, request: PriceQuery) -> Prediction:
         """Times of attention: the regressors' answers, then one correction after the other.
 
         As for products, what is asked of a measured source is told as it was measured.
         """
         # A batch may take no longer than its halves one after the other, those no longer than theirs, and so on. All
         # are asked at once, each once; `half[i]` is the row of half of row i, `place` where the caller's rows stand.
-        asked, place, half = with_half_batches(asked, self._unnamed(asked))
-        answers, unnamed = self._by_regressors(asked), self._unnamed(asked)
-        wide = unnamed & np.isin(asked.rows.dtypes, _WIDE)
-        self._answer_wide_attention_by_roofline(answers, asked, np.flatnonzero(wide))
-        self._order_masks(answers, np.flatnonzero(unnamed & ~wide), asked)
-        _bound_by_halves_and_nominal_rate(answers, asked, half, unnamed & (answers.provenance != _MEASURED))
+        request, place, half = with_half_batches(request, self._unnamed(request))
+        answers, unnamed = self._by_regressors(request), self._unnamed(request)
+        wide = unnamed & np.isin(request.rows.dtypes, _WIDE)
+        self._answer_wide_attention_by_roofline(answers, request, np.flatnonzero(wide))
+        self._order_masks(answers, np.flatnonzero(unnamed & ~wide), request)
+        _bound_by_halves_and_nominal_rate(answers, request, half, unnamed & (answers.provenance != _MEASURED))
         return answers.take(place)
 
-    def _answer_wide_attention_by_roofline(self, answers: Prediction, asked: PriceQuery, at: np.ndarray) -> None:
+    def _answer_wide_attention_by_roofline(self, answers: Prediction, request: PriceQuery, at: np.ndarray) -> None:
         """Answer attention of 32 bits and more, which nobody measured, by its roofline; or by 16 bits where longer."""
         if not len(at):
             return
-        answers.put(at, _by_roofline(asked.take(at)))
-        in_16 = self._predict_attention(asked.take(at).instead(in_16_bits(asked.rows.take(at))))
+        answers.put(at, _by_roofline(request.take(at)))
+        in_16 = self._predict_attention(request.take(at).instead(in_16_bits(request.rows.take(at))))
         answers.move(at, np.maximum(in_16.log_time - answers.log_time[at], 0.0))
 
-    def _order_masks(self, answers: Prediction, at: np.ndarray, asked: PriceQuery) -> None:
+    def _order_masks(self, answers: Prediction, at: np.ndarray, request: PriceQuery) -> None:
         """Let attention under the causal mask, which leaves half of the scores out, take no longer than all of them.
 
         Where the two disagree the one gives way that less is known of by provenance; between equals the causal one.
         """
         for mask, other_mask, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
-            masked = at[asked.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
+            masked = at[request.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
             if not len(masked):
                 continue
             causal = np.full(len(masked), float(other_mask == "causal"))
-            under_other = asked.rows.take(masked).changed({"causal": causal}, op=other_mask)
-            other_answers = self._by_regressors(asked.take(masked).instead(under_other))
+            under_other = request.rows.take(masked).changed({"causal": causal}, op=other_mask)
+            other_answers = self._by_regressors(request.take(masked).instead(under_other))
             less_known = answers.provenance[masked] + (mask == "causal") > other_answers.provenance
             # the sign makes one bound of two: the causal mask from above, the full one from below
             beyond = sign * np.minimum(sign * (other_answers.log_time - answers.log_time[masked]), 0.0)
             answers.move(masked, np.where(less_known, beyond, 0.0))
 
-    def _unnamed(self, asked: PriceQuery) -> Bool[np.ndarray, "n"]:
+    def _unnamed(self, request: PriceQuery) -> Bool[np.ndarray, "n"]:
         """Which rows are asked of no source that the weights rest on."""
         measured: set[str] = set()
-        for regressor in self._regressors(asked.rows.family):
+        for regressor in self._regressors(request.rows.family):
             measured.update(stack.source for stack in regressor.stacks)
-        return asked.of_query(lambda query: query.source not in measured).astype(bool)
+        return request.of_query(lambda query: query.source not in measured).astype(bool)
 
     def _log_reach_of(self, query: Query, dtype: str) -> float:
         """Log of the best predicted rate over the one that the device's best product is known to reach; at most 0."""
@@ -365,12 +366,12 @@ class KernelModel:
 
         return self._reached.get_or_compute((query, dtype), log_gain)
 
-    def _by_regressors(self, asked: PriceQuery) -> Prediction:
+    def _by_regressors(self, request: PriceQuery) -> Prediction:
         """Times of rows, each by the regressor of its dtype that knows the closest device; else by the roofline.
 
         A user's regressors stand before the shipped ones (`load_family`), so they win where both are as close.
         """
-        regressors = self._regressors(asked.rows.family)
+        regressors = self._regressors(request.rows.family)
 
         def closest(query: Query, dtype: str) -> int:
             """Index of the regressor with the most similar device; -1 if none supports the dtype."""
@@ -378,17 +379,17 @@ class KernelModel:
             return int(np.argmax(closeness)) if closeness and max(closeness) >= 0 else -1
 
         # few distinct devices and dtypes stand behind many rows
-        pairs, pair_of = asked.combinations()
+        pairs, pair_of = request.combinations()
         chosen: dict[tuple[Query, str], int] = {}
         for query, kind in pairs:
             if (query, kind.dtype) not in chosen:
                 chosen[query, kind.dtype] = closest(query, kind.dtype)
         regressor_of = np.array([chosen[query, kind.dtype] for query, kind in pairs], int)[pair_of]
 
-        answers = Prediction.empty(len(asked))
+        answers = Prediction.empty(len(request))
         for index in np.unique(regressor_of):
             at = np.flatnonzero(regressor_of == index)
-            part = asked.take(at)
+            part = request.take(at)
             answers.put(at, regressors[index].predict(part) if index >= 0 else _by_roofline(part))
         return answers
 
@@ -410,9 +411,9 @@ class _ProductRows(NamedTuple):
     is corrected by itself."""
 
     @classmethod
-    def of(cls, asked: PriceQuery, unnamed: Bool[np.ndarray, "n"]) -> "_ProductRows":
+    def of(cls, request: PriceQuery, unnamed: Bool[np.ndarray, "n"]) -> "_ProductRows":
         """Group the rows of one family."""
-        rows, family = asked.rows, FAMILIES[asked.rows.family]
+        rows, family = request.rows, FAMILIES[request.rows.family]
         narrow = (rows.dtypes == "fp8") & unnamed
         corrected = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
         has_two_gradients = family.gradients is not None
@@ -436,24 +437,24 @@ def _log_by_share_of_roofline(
     return np.log(np.maximum(reached_s, least_seconds(device, ops)))
 
 
-def _by_roofline(asked: PriceQuery) -> Prediction:
+def _by_roofline(request: PriceQuery) -> Prediction:
     """Times by the roofline alone, of what nothing was learned about."""
-    return Prediction.around(_log_by_query(roofline_time, asked), HALF_WIDTH, "analytical")
+    return Prediction.around(_log_by_query(roofline_time, request), HALF_WIDTH, "analytical")
 
 
-def _log_nominal(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
+def _log_nominal(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log seconds of the FLOPs of rows at the nominal rate of their devices."""
-    return _log_by_query(least_of_rows, asked)
+    return _log_by_query(least_of_rows, request)
 
 
 def _log_by_query(
-    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], asked: PriceQuery
+    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], request: PriceQuery
 ) -> Float64[np.ndarray, "n"]:
     """Log of a time that follows from a device's figures and rows."""
-    log_time = np.zeros(len(asked))
-    for number in np.unique(asked.query).tolist():
-        at = np.flatnonzero(asked.query == number)
-        log_time[at] = np.log(seconds(asked.queries[number].figures, asked.rows.take(at)))
+    log_time = np.zeros(len(request))
+    for number in np.unique(request.query).tolist():
+        at = np.flatnonzero(request.query == number)
+        log_time[at] = np.log(seconds(request.queries[number].figures, request.rows.take(at)))
     return log_time
 
 
@@ -464,22 +465,22 @@ def _between_half_and_all(answers: Prediction, at: np.ndarray, wide: Prediction)
 
 
 def _bound_by_halves_and_nominal_rate(
-    answers: Prediction, asked: PriceQuery, half: np.ndarray, unmeasured: Bool[np.ndarray, "n"]
+    answers: Prediction, request: PriceQuery, half: np.ndarray, unmeasured: Bool[np.ndarray, "n"]
 ) -> None:
     """Let attention take no longer than two halves of its batch, nor less than its FLOPs at the nominal rate.
 
     Args:
-        asked: rows in ascending order of their batches (`with_half_batches`).
+        request: rows in ascending order of their batches (`with_half_batches`).
         half: the row of half of each, itself where it has none.
         unmeasured: rows that the nominal rate bounds.
     """
-    log_nominal = np.full(len(asked), -np.inf)
+    log_nominal = np.full(len(request), -np.inf)
     at = np.flatnonzero(unmeasured)
-    log_nominal[at] = _log_nominal(asked.take(at))
+    log_nominal[at] = _log_nominal(request.take(at))
 
     # halves before wholes, so that each is bounded by what its half was bounded to
-    batch_ends = np.flatnonzero(np.diff(asked.rows.shape["batch"])) + 1
-    for at in np.split(np.arange(len(asked)), batch_ends):
+    batch_ends = np.flatnonzero(np.diff(request.rows.shape["batch"])) + 1
+    for at in np.split(np.arange(len(request)), batch_ends):
         log_two_halves = answers.log_time[half[at]] + np.log(2.0)
         answers.move(at, np.minimum(log_two_halves - answers.log_time[at], 0.0))
         answers.move(at, np.maximum(log_nominal[at] - answers.log_time[at], 0.0))

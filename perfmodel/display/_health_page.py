@@ -99,7 +99,8 @@ def _curve(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[flo
         return ""
     # A stall of minutes may leave the picture: what matters is where the usual steps lie.
     highest = 1.15 * max(predicted["step_time_hi_s"], 1.6 * sorted(step_s)[len(step_s) // 2])
-    first, last = points[0][0], max(point[0] for point in points)
+    first = points[0][0]
+    last = max(point[0] for point in points)
 
     # Coordinates of the SVG: steps to the right, seconds upwards from the bottom line.
     def across(step: float) -> float:
@@ -110,7 +111,8 @@ def _curve(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequence[flo
 
     # Interval as a band, prediction as a dashed line, measured steps as a polyline.
     line = " ".join(f"{across(step):.1f},{up(seconds):.1f}" for step, seconds in points)
-    top, bottom = up(predicted["step_time_hi_s"]), up(predicted["step_time_lo_s"])
+    top = up(predicted["step_time_hi_s"])
+    bottom = up(predicted["step_time_lo_s"])
     middle = up(predicted["step_time_s"])
     width = _WIDTH - _MARGIN - 8
     return (

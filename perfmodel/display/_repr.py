@@ -51,7 +51,7 @@ def _short_repr(thing: Any) -> str:
     values = {}
     for field_info in fields(thing):
         value = getattr(thing, field_info.name, None)
-        if field_info.repr and not _alike(value, field_info.default):
+        if field_info.repr and not _is_default(value, field_info.default):
             values[field_info.name] = value
 
     # Count leaves lazily: an array of millions must not be walked to find out that it is long.
@@ -61,7 +61,7 @@ def _short_repr(thing: Any) -> str:
             return text
 
     # Too long: fields as sizes, then fewer fields, with a digest that tells this object from others.
-    parts = [f"{field}={_shown(value)}" for field, value in values.items()]
+    parts = [f"{field}={_value_text(value)}" for field, value in values.items()]
     sign = f" #{digest(thing)})"
     text, most = f"{name}({', '.join(parts)}", MOST - len(sign)
     while len(text) > most:
@@ -70,7 +70,7 @@ def _short_repr(thing: Any) -> str:
     return text + sign
 
 
-def _alike(value: Any, usual: Any) -> bool:
+def _is_default(value: Any, usual: Any) -> bool:
     """Whether a plain value is the default of its field."""
     if value is usual:
         return True
@@ -104,7 +104,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(getattr(value, "shape", None), tuple) and not is_dataclass(value)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A field's value, or what it is and how large."""
     if _is_array(value):
         return f"{getattr(value, 'dtype', type(value).__name__)}{list(value.shape)}"

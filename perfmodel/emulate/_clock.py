@@ -63,7 +63,8 @@ class Core:
         self._from = torch.zeros(_CHUNKS * _CHUNK, dtype=torch.uint8)
         self._to = torch.empty(_CHUNK, dtype=torch.uint8)
         self._chunks = self._from.split(_CHUNK)
-        self._next, self._copies_per_s = 0, copies_per_s
+        self._next = 0
+        self._copies_per_s = copies_per_s
 
     def copies_per_s(self, copies: int = 500) -> float:
         """Measure this core's current copies per second of CPU time."""

@@ -75,7 +75,8 @@ class _Session(ProgramSession):
     """A rank's session without a process group to join."""
 
     def __init__(self, rank: int, prices: Prices) -> None:
-        self.rank, self._prices = rank, prices
+        self.rank = rank
+        self._prices = prices
 
     def _line_up(self) -> None:
         """There is nobody to line up with."""
@@ -84,7 +85,9 @@ class _Session(ProgramSession):
         if not OPS[instruction.op].collective or len(group) == 1:
             return super()._call(instruction, group, code)
         # Contents do not change how long kernels take, so results are zeros, made once.
-        results = [_like(code.types[name]) for name in instruction.outputs if code.types[name].device == self.rank]
+        results = [
+            _zeros_like(code.types[name]) for name in instruction.outputs if code.types[name].device == self.rank
+        ]
         operand = code.types[instruction.inputs[0]]
         # Prices size a gather by its result.
         gathered = len(group) if instruction.op in ("all_gather", "gather") else 1
@@ -97,5 +100,5 @@ class _Session(ProgramSession):
         return answer
 
 
-def _like(tensor: Tensor) -> Any:
+def _zeros_like(tensor: Tensor) -> Any:
     return jnp.zeros(tensor.shape, jax_dtype(tensor))

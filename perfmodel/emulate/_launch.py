@@ -118,7 +118,8 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         if emulation.wire is not None:
             # The peer process keeps to the next core after those of the real ranks.
             cores = emulation.cores
-            with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
+            core = cores[len(emulation.real_ranks) % len(cores)] if cores else None
+            with _on_core(core):
                 peer_process = stack.enter_context(peers(orders, emulation.wire, emulation.peer))
             orders = peer_process.orders
         # Registered for ending before the first is started, so that none survives an error.
@@ -133,6 +134,7 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
 
 
 def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors: Path) -> "subprocess.Popen[bytes]":
+    """Start the process of a real rank, with the environment that torchrun would give it."""
     # The variables that torchrun sets; scripts read them.
     local = orders.rank % emulation.ranks_per_node
     host = emulation.hosts[number] if emulation.hosts else None
@@ -217,7 +219,7 @@ def _watch(
         if peer_process is not None and peer_process.failed:
             raise EmulationError(f"emulated ranks: {peer_process.failure}")
         for rank, code in codes.items():
-            progress = _told(folder, rank)
+            progress = _printed(folder, rank)
             # The rank's last call says where in the script it was.
             if code and (code > 0 or not record_of(folder, rank).exists()):
                 last_line = _last_line(_errors_of(work, rank))
@@ -248,7 +250,7 @@ def _last_line(errors: Path) -> str:
     return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
-def _told(folder: Path, rank: int) -> str:
+def _printed(folder: Path, rank: int) -> str:
     path = folder / f"rank{rank}.progress"
     return path.read_text(errors="replace").rstrip() if path.exists() else ""
 

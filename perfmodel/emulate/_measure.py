@@ -118,7 +118,8 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rows, rates = [], []
-    random, core = Random(dist.get_rank()), Core(torch)
+    random = Random(dist.get_rank())
+    core = Core(torch)
     for kind in kinds.split(","):
         for nbytes in map(int, sizes.split(",")):
             call = _call(dist, torch, kind, nbytes)
@@ -133,6 +134,7 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
 
 
 def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
+    """The call of a collective on buffers of this size, as torch offers it."""
     # Maxima instead of sums, so that numbers stay ones however often the buffers are reduced.
     n, rank = dist.get_world_size(), dist.get_rank()
     full = torch.ones(max(n, nbytes // 4 // n * n))

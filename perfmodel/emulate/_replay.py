@@ -50,7 +50,7 @@ class Replay:
         """Iteration time with a delay added to every collective of a kind."""
         return float(makespan(self._compiled, self._delayed_s(kind, delay_s)))
 
-    def felt(self, kind: str, delay_s: float = 0.0) -> float:
+    def calls_felt(self, kind: str, delay_s: float = 0.0) -> float:
         """Number of a kind's collectives on the critical path, by gradient."""
         _, grad = makespan_and_grad(self._compiled, self._delayed_s(kind, delay_s))
         return float(grad @ self.of(kind))
@@ -63,16 +63,16 @@ class Replay:
         spans = self.structure
         durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
         ends_s, users = np.zeros(spans.n_ops), []
-        for op, (of_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
+        for op, (duration_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
             start_s = float(max((ends_s[b] for b in before if b >= 0), default=0.0))
-            if self.kinds[of_class]:
-                ends_s[op] = start_s + durations_s[of_class]
-                users.append(User(start_s, float(ends_s[op]), float(self.core_s[of_class])))
+            if self.kinds[duration_class]:
+                ends_s[op] = start_s + durations_s[duration_class]
+                users.append(User(start_s, float(ends_s[op]), float(self.core_s[duration_class])))
             else:
-                ends_s[op] = done_at_s(start_s, float(durations_s[of_class]), users)
+                ends_s[op] = done_at_s(start_s, float(durations_s[duration_class]), users)
                 # Class 0 is that of joins, which take no time.
-                if of_class:
-                    durations_s[of_class] = ends_s[op] - start_s
+                if duration_class:
+                    durations_s[duration_class] = ends_s[op] - start_s
         return durations_s
 
     def slack_s(self, kind: str) -> float:
@@ -81,13 +81,14 @@ class Replay:
         Bisection on the gradient, which only grows with the delay: the iteration is a maximum of sums.
         """
         # The gradient of the iteration by the delay counts the collectives of the kind on the critical path.
-        first = self.felt(kind)
-        low_s, high_s = 0.0, max(self.time_s(), 1e-6)
-        if self.felt(kind, high_s) <= first:
+        first = self.calls_felt(kind)
+        low_s = 0.0
+        high_s = max(self.time_s(), 1e-6)
+        if self.calls_felt(kind, high_s) <= first:
             return high_s
         for _ in range(_BISECTIONS):
             middle_s = (low_s + high_s) / 2
-            low_s, high_s = (middle_s, high_s) if self.felt(kind, middle_s) <= first else (low_s, middle_s)
+            low_s, high_s = (middle_s, high_s) if self.calls_felt(kind, middle_s) <= first else (low_s, middle_s)
         return low_s
 
 
@@ -277,8 +278,8 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
         spread_s=tuple(((groups.quantile(0.75) - groups.quantile(0.25)) / 2).tolist()),
         iterations=tuple(groups.count().tolist()),
         predicted_s=tuple(replayed.time_s(collective, delay) for delay in beyond),
-        felt=replayed.felt(collective),
-        felt_at_most=replayed.felt(collective, beyond[-1]),
+        felt=replayed.calls_felt(collective),
+        felt_at_most=replayed.calls_felt(collective, beyond[-1]),
         hidden_s=replayed.slack_s(collective),
     )
 

@@ -341,7 +341,8 @@ def _test_by_ratio(section: _Section, ratio: BandwidthRatio, stated_group: Row |
     """
     line = section.lines[0]
     root = line.cell("root") if "root" in line.columns else None
-    fitting = ratio.tests(line.cell("redop"), root, None if stated_group is None else stated_group["num_ranks"])
+    stated_ranks = None if stated_group is None else stated_group["num_ranks"]
+    fitting = ratio.tests(line.cell("redop"), root, stated_ranks)
     if len(fitting) > 1:
         kinds = " or ".join(COLLECTIVES.get(test, test) for test in fitting)
         raise TableError(

@@ -148,7 +148,8 @@ def clean_kernels(table: "pd.DataFrame") -> "pd.DataFrame":
     # Cleaning twice would tell software apart twice.
     if "flaw" in table:
         return table
-    source, software = text(table, "source", "measured"), text(table, "software", "unknown")
+    source = text(table, "source", "measured")
+    software = text(table, "software", "unknown")
     variant = text(table, "variant")
     # Kernels of different operand types are different software, as the regressors tell software apart.
     typed = (source == _TYPES_IN_VARIANT) & (variant != "")
@@ -262,7 +263,7 @@ def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     # Disturbance, and groups beside, say how a row was timed, not another way of communicating.
     disturbed = relabel(variant, is_marked_suspect).astype(bool)
     return table.assign(
-        way=np.where(disturbed, "", relabel(variant, _way)).astype(object),
+        way=np.where(disturbed, "", relabel(variant, _plain_variant)).astype(object),
         disturbed=disturbed,
         groups=relabel(variant, _groups_at_once).astype(np.int64),
         doubtful=(number(table, "in_place", 0.0) != 0) | relabel(text(table, "check"), _defective).astype(bool),
@@ -279,7 +280,8 @@ def published_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     table = table.loc[~table["id"].str.contains(r"-(?:5|95)th$")]
-    ranks, size = table["n_devices"].astype(float), table["size_bytes"].astype(float)
+    ranks = table["n_devices"].astype(float)
+    size = table["size_bytes"].astype(float)
     # Bus bandwidth is defined by what each rank sends in a ring: an all-reduce goes round twice, the others once.
     rounds = np.where(table["collective"] == "all_reduce", 2, 1)
     moved_bytes = rounds * (ranks - 1) / ranks * size
@@ -301,7 +303,7 @@ def published_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     return pd.DataFrame(columns).reset_index(drop=True)
 
 
-def _way(variant: str) -> str:
+def _plain_variant(variant: str) -> str:
     return _REPEATED.sub("", _BESIDE.sub("", variant))
 
 

@@ -65,7 +65,7 @@ def _nccl(path: Path, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
     return read_nccl_text(path, read_text(path), options, skipped)
 
 
-def _own(files: Files) -> list[Activity]:
+def _read_own(files: Files) -> list[Activity]:
     if len(files) > 1:
         raise PerfModelError("a trace of perfmodel is one file for all devices; give one")
     return read_own(files[0])
@@ -126,7 +126,7 @@ READERS: Final = {
         calls=lambda activities: [(activity, Detail(number)) for number, activity in enumerate(activities)],
     ),
     # Traces that this package wrote: a timeline alone.
-    "perfmodel": Reader(_own, activities=list),
+    "perfmodel": Reader(_read_own, activities=list),
 }
 """Readers by the names of their formats."""
 FORMATS: Final = tuple(READERS)

@@ -60,7 +60,8 @@ class _Gradients:
     """
 
     def __init__(self, builder: Builder, ranks: RankValues | None) -> None:
-        self._builder, self._ranks = builder, ranks
+        self._builder = builder
+        self._ranks = ranks
         self._sums: dict[str, str] = {}
         self._sums_of_rank: dict[str, str] = {}
         """What is still to be summed over ranks."""
@@ -159,7 +160,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
             wanted[name] = gradient
     # Rules emit gradients of all operands, also of those that nobody wants (data, labels).
     _drop_dead(builder, len(forward), list(wanted.values()))
-    names = _named(builder, len(forward), {wanted[name]: name for name in reversed(wrt)})
+    names = _name_gradients(builder, len(forward), {wanted[name]: name for name in reversed(wrt)})
     return {name: names[wanted[name]] for name in wrt}
 
 
@@ -185,7 +186,7 @@ def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
     return builder.build([loss, *gradients.values()])
 
 
-def _named(builder: Builder, first: int, value_of: dict[str, str]) -> dict[str, str]:
+def _name_gradients(builder: Builder, first: int, value_of: dict[str, str]) -> dict[str, str]:
     """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name of each."""
     # Rules name gradients after ops; users look for `d_w`. Renaming happens last, when it is known which value is
     # final.

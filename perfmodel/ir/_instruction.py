@@ -151,7 +151,9 @@ class ProgramError(PerfModelError):
     """
 
     def __init__(self, function: str, line: int, value: str, message: str) -> None:
-        self.function, self.line, self.value = function, line, value
+        self.function = function
+        self.line = line
+        self.value = value
         super().__init__(f"@{function} line {line}: %{value}: {message}")
 
 

@@ -49,6 +49,7 @@ def tokens(text: str) -> list[Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise PerfModelError(f"program text, line {line}: {text[at]!r} is not valid here")
+        # The pattern has a named group per kind of token, of which exactly one matches.
         kind = str(match.lastgroup)
         if kind == "newline":
             line += 1
@@ -114,11 +115,13 @@ class Parser:
         return sides["input"], sides["output"]
 
     def _global_tensor(self, types: Mapping[str, Tensor]) -> GlobalTensor:
+        """Read a tensor of the program, with its role and its pieces."""
         # Names of whole tensors are quoted: those of imported models have characters that a `%value` cannot have.
         name, word = self._take("string").text[1:-1], self._take("word").text
         if word not in ROLES:
             self.fail(f"{name}: expected a role ({', '.join(ROLES)}), got {word!r}")
-        tensor, axes = self._type(), dict(self._attributes())
+        tensor = self._type()
+        axes = dict(self._attributes())
         unknown = axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}
         if unknown:
             self.fail(f"{name}: axes are batch_axis, tensor_axis and expert_axis; got {min(unknown)}")
@@ -201,6 +204,7 @@ class Parser:
         return instructions, lines
 
     def _instruction(self) -> Instruction:
+        """Read one instruction: outputs, op, inputs, attributes and tag."""
         outputs = [self._output()]
         while self._accept(","):
             outputs.append(self._output())
@@ -250,6 +254,7 @@ class Parser:
         return attributes(**values)
 
     def _literal(self) -> Any:
+        """Read a number, a text, a truth value or a list of these."""
         token = self._token()
         # Only a point, an exponent, `inf` or `nan` make a number a float, so that `1` and `1.0` round-trip.
         if token.kind == "number":

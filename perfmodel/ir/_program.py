@@ -140,7 +140,8 @@ def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -
     Such a program can be executed, simulated and lowered; most transforms need the roles.
     """
     # Text without roles still runs: execution and simulation need none.
-    roles, types = roles or {}, function.types
+    roles = roles or {}
+    types = function.types
     return Program(
         function,
         tuple(global_tensor(p.name, types[p.name], roles.get(p.name, "data")) for p in function.parameters),

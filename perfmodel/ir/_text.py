@@ -108,7 +108,8 @@ def _tag(tag: Tag) -> str:
     # Only what differs from the default is written, as with attributes.
     parts = [tag.phase] if tag.phase else []
     parts += [f"{n}={getattr(tag, n)}" for n in ("layer", "micro_batch") if getattr(tag, n) >= 0]
-    parts += [f"stream={tag.stream}"] * (tag.stream != UNTAGGED.stream)
+    if tag.stream != UNTAGGED.stream:
+        parts.append(f"stream={tag.stream}")
     return f" | {' '.join(parts)}"
 
 

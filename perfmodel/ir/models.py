@@ -167,7 +167,8 @@ def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
 
 
 def _norm(m: ModelBuilder, name: str, x: str, h: int) -> str:
-    gain, shift = m.weight(f"{name}.gain", (h,)), m.weight(f"{name}.shift", (h,))
+    gain = m.weight(f"{name}.gain", (h,))
+    shift = m.weight(f"{name}.shift", (h,))
     return m.op("layer_norm", x, gain, shift, epsilon=1e-5, name=f"{name}.norm")
 
 

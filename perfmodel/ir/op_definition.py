@@ -15,7 +15,7 @@ import numpy as np
 from perfmodel.display import shorten_reprs
 from perfmodel.ir._instruction import ITEM_BYTES, Attributes, Instruction, RuleError, Tag, Tensor
 from perfmodel.ops import MemoryBound, Op
-from perfmodel.units import DTYPE_BYTES
+from perfmodel.units import DTYPE_BYTES, plural
 
 Tensors = tuple[Tensor, ...]
 """Types of an op's operands or results, in order."""
@@ -75,11 +75,11 @@ class ShardingQuery:
         outputs = tuple([types[name] for name in i.outputs])
         return cls(inputs, outputs, dict(i.attributes), tuple(shardings), parts, sequence_axis)
 
-    def settled(self) -> "ShardingQuery":
+    def with_complete_sums(self) -> "ShardingQuery":
         """Return the query with partial sums completed."""
-        return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
+        return replace(self, shardings=tuple(map(self._completed, self.operands, self.shardings)))
 
-    def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
+    def _completed(self, tensor: Tensor, spread: Sharding) -> Sharding:
         if not isinstance(spread, Partial):
             return spread
         # A partial sum is completed by an all-reduce. Sequence parallelism splits it into a reduce-scatter here and an
@@ -98,7 +98,7 @@ class ShardingQuery:
         """Return the decision to replicate the whole work on every part."""
         return self._all(REPLICATED)
 
-    def alike(self, allowed: Callable[[int], bool] = lambda axis: True) -> "ShardingDecision":
+    def all_along_one_axis(self, allowed: Callable[[int], bool] = lambda axis: True) -> "ShardingDecision":
         """Return the decision to shard all operands and results along one axis, the first allowed one."""
         # The first sharded operand decides; whoever is sharded otherwise is converted to it.
         axes = map(self.sharded_axis, range(len(self.operands)))
@@ -185,13 +185,13 @@ class OpDefinition:
         # Leaving a sum partial postpones its all-reduce, possibly past an op that makes it smaller, so that goes
         # first.
         decision = self.partial(query) if self.partial is not None else None
-        return self.shard(query.settled()) if decision is None else decision
+        return self.shard(query.with_complete_sums()) if decision is None else decision
 
 
 def operands(count: int, inputs: Tensors) -> None:
     """Raise `RuleError` unless `count` operands are given."""
     if len(inputs) != count:
-        raise RuleError(f"{count} operand{'s' * (count != 1)} needed, {len(inputs)} given")
+        raise RuleError(f"{count} {plural('operand', count)} needed, {len(inputs)} given")
 
 
 def required(attributes: Values, name: str, kind: type | tuple[type, ...]) -> Any:

@@ -16,7 +16,7 @@ from perfmodel.measure.ranks import EmulatedNetwork
 from perfmodel.measure.tables import Point
 from perfmodel.measure.timing import StoppingRule
 from perfmodel.ops import Collective, KernelOp, Op
-from perfmodel.units import dtype_bytes, whole
+from perfmodel.units import dtype_bytes, require_whole
 
 LARGEST: Final = 2**53
 """Largest whole number of an op's sizes; beyond it they are not exact as floats."""
@@ -98,7 +98,7 @@ class PlanFile:
 
     def plan(self) -> Plan:
         """The plan with its grids expanded."""
-        whole("plan", {"attempts": self.attempts})
+        require_whole("plan", {"attempts": self.attempts})
         for name in ("patience_s", "load_s"):
             seconds = getattr(self, name)
             if not 0 <= seconds < float("inf"):

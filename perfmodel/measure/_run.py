@@ -152,7 +152,8 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
 
     # Without a launcher or an emulated network all ranks are processes of this machine.
     for op in plan.collectives:
-        check_collective(op, op.num_nodes if started or plan.emulated_network else 1)
+        hosts = op.num_nodes if started or plan.emulated_network else 1
+        check_collective(op, hosts)
         if not started:
             check_group(op.num_ranks * op.concurrent)
         if op.num_nodes > 1 and plan.interconnect == INTERCONNECT:

@@ -187,15 +187,19 @@ class RemainingTime:
 
     def device_s(self) -> float:
         """Device-seconds until the plan is done; the current row counts in full."""
-        rest = [*self._left.values(), *([self._current] if self._current else [])]
+        rest = list(self._left.values())
+        if self._current:
+            rest.append(self._current)
         return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in rest)
 
     def _ratio(self, family: str) -> float:
         """Measured over expected time of a family, shrunk towards that of all, which is shrunk towards 1."""
         # `TRUST_S` is the weight of the prior in both: with few measured seconds it decides.
-        took_s, expected_s = sum(self._took_s.values()), sum(self._expected_s.values())
+        took_s = sum(self._took_s.values())
+        expected_s = sum(self._expected_s.values())
         overall = (took_s + TRUST_S) / (expected_s + TRUST_S)
-        family_took_s, family_expected_s = self._took_s.get(family, 0.0), self._expected_s.get(family, 0.0)
+        family_took_s = self._took_s.get(family, 0.0)
+        family_expected_s = self._expected_s.get(family, 0.0)
         return (family_took_s + TRUST_S * overall) / (family_expected_s + TRUST_S)
 
 

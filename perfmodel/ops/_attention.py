@@ -124,12 +124,10 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Fused attention; `mixed` rows add decoding sequences to one prefill chunk."""
     q, kv, causal = x["seq_q"], x["seq_kv"], x["causal"]
     heads, batch = x["heads"], x["batch"]
-    window, side_n, side_kv, size = (
-        x["window"],
-        x["mixed_n_decode"],
-        x["mixed_kv_decode"],
-        x["element_bytes"],
-    )
+    window = x["window"]
+    side_n = x["mixed_n_decode"]
+    side_kv = x["mixed_kv_decode"]
+    size = x["element_bytes"]
     flops, traffic, reach, moved_kv = _work(xp, x)
 
     # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split
@@ -217,12 +215,12 @@ def _kind_flags(kind: KernelKind) -> dict[str, float]:
 
 def _as_measured(
     shape: dict[str, np.ndarray],
-    asked: KindColumns,
+    requested: KindColumns,
     measured: KindColumns,
     work: KindColumns,
 ) -> dict[str, np.ndarray]:
     """Scores of rows that do other work are masked as in the measured op."""
-    moved = ~work.same_op_and_pass(asked) & np.isin(measured.op, ATTENTION_MASKS)
+    moved = ~work.same_op_and_pass(requested) & np.isin(measured.op, ATTENTION_MASKS)
     return shape | {"causal": np.where(moved, (measured.op == "causal").astype(np.float64), shape["causal"])}
 
 
@@ -238,7 +236,8 @@ def _jax_program(op: Attention, rng: np.random.Generator) -> Program:
     import jax
     import jax.numpy as jnp
 
-    group, dv = op.heads // op.kv_heads, op.head_dim_v or op.head_dim
+    group = op.heads // op.kv_heads
+    dv = op.head_dim_v or op.head_dim
     q = jax_array(rng, op.dtype, op.batch, op.kv_heads, group, op.seq_q, op.head_dim)
     k = jax_array(rng, op.dtype, op.batch, op.kv_heads, op.seq_kv, op.head_dim)
     v = jax_array(rng, op.dtype, op.batch, op.kv_heads, op.seq_kv, dv)

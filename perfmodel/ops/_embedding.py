@@ -77,7 +77,8 @@ def _jax_program(op: Embedding, rng: np.random.Generator) -> Program:
 
 def _torch_program(op: Embedding, make: Tensors) -> Program:
     lookup = torch_module().nn.functional.embedding
-    table, tokens = make(op.vocab, op.hidden), make.indices(op.vocab, op.tokens)
+    table = make(op.vocab, op.hidden)
+    tokens = make.indices(op.vocab, op.tokens)
     return torch_pass(op, lambda table, ids: lookup(ids, table), (table, tokens), {"bwd": (0,)})
 
 

@@ -166,14 +166,14 @@ def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray,
 
 def _as_measured(
     shape: dict[str, np.ndarray],
-    asked: KindColumns,
+    requested: KindColumns,
     measured: KindColumns,
     work: KindColumns,
 ) -> dict[str, np.ndarray]:
     """Operands lie as the measured op and pass have them (where only forward was timed, `NN` was not); forward products
     add to nothing."""
     # rows that are answered by their own kind keep what they state
-    same = asked.same_op_and_pass(measured)
+    same = requested.same_op_and_pass(measured)
     layout = _product_layout(measured.op, measured.pass_)
     flags = {name: np.where(same, shape[name], flag) for name, flag in layout.items()}
     flags["accumulate"] = np.where((work.pass_ != "fwd") | same, shape["accumulate"], 0.0)
@@ -210,13 +210,11 @@ def _gradient_products(
 
 def _joined_gradients(shape: Mapping[str, np.ndarray], kinds: KindColumns) -> dict[str, np.ndarray]:
     """Inverse of `_gradient_products`, without accumulation."""
-    m, n, k, same, weight = (
-        shape["m"],
-        shape["n"],
-        shape["k"],
-        _same_shape(kinds),
-        kinds.pass_ == "wgrad",
-    )
+    m = shape["m"]
+    n = shape["n"]
+    k = shape["k"]
+    same = _same_shape(kinds)
+    weight = kinds.pass_ == "wgrad"
     return {
         "m": np.where(weight & ~same, k, m),
         "n": np.where(same, n, np.where(weight, m, k)),

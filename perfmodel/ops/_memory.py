@@ -211,7 +211,8 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         return ((wide - wide.mean(0)) * jax.lax.rsqrt(wide.var(0) + 1e-5) * scale + shift).astype(x.dtype)
 
     functions: dict[str, Callable[..., Any]] = {
-        "add": lambda x, *y: jnp.add(x, *(y or (x,))),
+        # With one input it is added to itself, one stream to read.
+        "add": lambda x, *y: jnp.add(x, y[0] if y else x),
         "mul": jnp.multiply,
         "silu_mul": lambda x, y: jax.nn.silu(x) * y,
         "relu": jax.nn.relu,
@@ -260,7 +261,7 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).view(x.shape)
 
     functions: dict[str, Callable[..., Tensor]] = {
-        "add": lambda x, *y: torch.add(x, *(y or (x,))),
+        "add": lambda x, *y: torch.add(x, y[0] if y else x),
         "mul": torch.mul,
         "silu_mul": lambda x, y: f.silu(x) * y,
         "relu": f.relu,

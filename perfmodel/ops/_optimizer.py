@@ -123,7 +123,10 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
     # All arrays of a step in one row, as a program's arguments are: weights, momenta, variances, gradients.
     def step(*arrays: Any) -> tuple[Any, ...]:
         n = op.tensors
-        weights, momenta, variances, gradients = arrays[:n], arrays[n : 2 * n], arrays[2 * n : 3 * n], arrays[3 * n :]
+        weights = arrays[:n]
+        momenta = arrays[n : 2 * n]
+        variances = arrays[2 * n : 3 * n]
+        gradients = arrays[3 * n :]
         if passes.unscales:
             gradients = unscale(widen(gradients))
         if passes.clips:
@@ -154,7 +157,8 @@ def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
 
     # The buffers are made before anything is timed: a step only copies into them.
     copy_dtype = getattr(torch, TORCH_DTYPES[passes.copy_dtype])
-    gradients, masters = [w.grad for w in weights], [w.data for w in weights]
+    gradients = [w.grad for w in weights]
+    masters = [w.data for w in weights]
     copies = [torch.Tensor.to(master, copy_dtype) for master in masters]
     half_gradients = [torch.Tensor.to(gradient, copy_dtype) for gradient in gradients]
 

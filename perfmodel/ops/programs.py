@@ -48,7 +48,8 @@ class Program:
 def random_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Standard normal float32 values of the shape; of `MOST_RANDOM` elements, to be repeated, if that is smaller."""
     size = prod(shape)
-    return rng.standard_normal(shape if size <= MOST_RANDOM else MOST_RANDOM, np.float32)
+    drawn_shape = shape if size <= MOST_RANDOM else MOST_RANDOM
+    return rng.standard_normal(drawn_shape, np.float32)
 
 
 def jax_array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
@@ -56,7 +57,8 @@ def jax_array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
     import jax.numpy as jnp
 
     # random rather than zeros, as the power that a kernel draws, and so its clock, follows from its operands
-    values = jnp.asarray(random_values(rng, shape), FP8 if dtype == "fp8" else JAX_DTYPES[dtype])
+    element_type = FP8 if dtype == "fp8" else JAX_DTYPES[dtype]
+    values = jnp.asarray(random_values(rng, shape), element_type)
     return values if values.shape == shape else jnp.resize(values, shape)
 
 
@@ -101,7 +103,9 @@ class Tensors:
     """Makes random tensors of one element type."""
 
     def __init__(self, rng: np.random.Generator, device: str, dtype: str) -> None:
-        self.rng, self.device, self.dtype = rng, device, dtype
+        self.rng = rng
+        self.device = device
+        self.dtype = dtype
 
     def __call__(self, *shape: int) -> Tensor:
         torch = torch_module()

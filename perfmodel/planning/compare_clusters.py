@@ -215,11 +215,13 @@ def compare_problems(
         except PerfModelError as error:
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
+        # The first price that names the cluster or its device; the catalog's if none does.
         prices_of_cluster = [price for key, price in (prices or {}).items() if _is_of(key, cluster)]
+        price = prices_of_cluster[0] if prices_of_cluster else None
         run = training_run(
             prediction,
             problem,
-            tariff=Tariff(price_per_device_hour=prices_of_cluster[0] if prices_of_cluster else None, tokens=tokens),
+            tariff=Tariff(price_per_device_hour=price, tokens=tokens),
             reliability=reliability,
             pue=pue,
             calibration=calibration,
@@ -328,9 +330,9 @@ def _is_of(key: str, cluster: Cluster) -> bool:
 
     # Names of the catalog have aliases (h100, H100, dgx-h100), so that objects are compared, not
     # names.
-    for find, of_cluster in ((catalog.cluster, cluster), (catalog.device, cluster.device)):
+    for find, candidate in ((catalog.cluster, cluster), (catalog.device, cluster.device)):
         try:
-            if find(key) == of_cluster:
+            if find(key) == candidate:
                 return True
         except UnknownNameError:
             pass

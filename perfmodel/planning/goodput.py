@@ -136,7 +136,8 @@ def goodput(
     Raises:
         PerfModelError: failures come so often that nothing is ever kept.
     """
-    assumed, devices = reliability or Reliability(), layout.devices
+    assumed = reliability or Reliability()
+    devices = layout.devices
     n_bytes, stages = checkpoint_bytes(problem.model, problem.job), ()
 
     # An asynchronous pipeline holds several mini-batches at once, which are lost at a failure and
@@ -206,10 +207,10 @@ def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability
     rate = (reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE) / layout.pp
     checkpoints = []
     n_bytes = rank_checkpoint_bytes(model, layout).tolist()
-    for of_rank, device in zip(n_bytes, rank_devices(model, layout_batch.layouts[0]), strict=True):
-        write_s = of_rank / rate
-        stall_s = _stall_s(of_rank / (layout.devices // layout.pp), write_s, device, reliability)
-        checkpoints.append(StageCheckpoint(bytes=of_rank, write_s=write_s, stall_s=stall_s))
+    for rank_bytes, device in zip(n_bytes, rank_devices(model, layout_batch.layouts[0]), strict=True):
+        write_s = rank_bytes / rate
+        stall_s = _stall_s(rank_bytes / (layout.devices // layout.pp), write_s, device, reliability)
+        checkpoints.append(StageCheckpoint(bytes=rank_bytes, write_s=write_s, stall_s=stall_s))
     return tuple(checkpoints)
 
 

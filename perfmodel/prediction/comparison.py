@@ -151,25 +151,26 @@ def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, Chime
             f"schedule {layout.schedule}: Chimera's closed form exists only for schedule=chimera and chimera:N; "
             "use one of these"
         )
-    count, passes = int(pipelines or 2), pass_times(problem, layout)
+    count = int(pipelines or 2)
+    passes = pass_times(problem, layout)
     backward_s = passes.backward_input_s + passes.backward_weight_s
 
     # Gradients of the fullest stage go between a stage's replicas, over the outermost level of the network.
     gradients = max(rank.gradients for rank in needed_memory(problem, layout)) / count
     level = problem.cluster.levels[-1]
     reduce_s = rabenseifner_s(gradients, count * layout.dp, level.latency_s, level.bandwidth_bytes_per_s)
-    return {
-        name: chimera_model(
+    models = {}
+    for kind, of_stages in (("mean", np.mean), ("longest", np.max)):
+        models[kind] = chimera_model(
             layout.pp,
             problem.job.num_microbatches(layout),
-            forward_s=float(stage(passes.forward_s)),
-            backward_s=float(stage(backward_s)),
+            forward_s=float(of_stages(passes.forward_s)),
+            backward_s=float(of_stages(backward_s)),
             transfer_s=passes.transfer_s,
             all_reduce_s=reduce_s,
             pipelines=count,
         )
-        for name, stage in (("mean", np.mean), ("longest", np.max))
-    }
+    return models
 
 
 shorten_reprs(__name__)

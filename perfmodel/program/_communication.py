@@ -181,7 +181,9 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     follows = after
     if spec.grad_reduce == "end" and not spec.gathers_by_layer:
         follows = passes.end[instruction]
-    device, stage, slot = s.device[instruction], s.instruction_stage[instruction], s.slot[instruction]
+    device = s.device[instruction]
+    stage = s.instruction_stage[instruction]
+    slot = s.slot[instruction]
 
     # Replicas of a stage on several devices reduce together, as late as the last of them is ready.
     meeting = None

@@ -91,7 +91,9 @@ class Scheduler:
             return virtual_stages
         if virtual_stages != 1:
             chunks = "1 chunk" if fixed_chunks == 1 else f"{fixed_chunks} chunks"
-            remedy = "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b")
+            remedy = "leave vpp out"
+            if self.name == "1f1b":
+                remedy += "; or use schedule=interleaved"
             message = f"schedule {self.label} uses {chunks} per device, got vpp={virtual_stages}; {remedy}"
             raise LayoutError(message, Reason.CHUNKS, self.label)
         return fixed_chunks

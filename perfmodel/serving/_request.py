@@ -14,7 +14,7 @@ from perfmodel.catalog.job_files import JobFile
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, Framework, Model
 from perfmodel.spec.framework_facts import HostCosts
-from perfmodel.units import DTYPE_BYTES, whole
+from perfmodel.units import DTYPE_BYTES, require_whole
 
 Batching = Literal["continuous", "static"]
 """`continuous`: a request that ends makes room for the next, whose prompt is read between the steps of the others
@@ -129,7 +129,7 @@ class Requests:
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("prompt_tokens", "output_tokens", "batch")}
         # Far beyond any server, so a larger number is a slip.
-        whole("serve", sizes, most=10**7)
+        require_whole("serve", sizes, most=10**7)
         if self.batching not in get_args(Batching):
             raise PerfModelError(f"serve: batching must be {' or '.join(get_args(Batching))}, got {self.batching!r}")
         for what, name, known in (

@@ -129,8 +129,8 @@ class Server:
         # token.
         if tokens > 1:
             last = self._blocks(1, 0, sequences)  # whose head is that of any token
-            for values, of_last in zip(_arrays(costs), _arrays(last), strict=True):
-                values[-1] = of_last[-1]
+            for values, last_values in zip(_arrays(costs), _arrays(last), strict=True):
+                values[-1] = last_values[-1]
         layout = self.layout
         # One column per kind of block, one row per stage: costs of stages are counts times costs of blocks.
         blocks = shard_events(self.setting(tokens, cached, sequences), layout.replace(micro_batch=sequences))
@@ -206,7 +206,7 @@ class Server:
         step, parts = self._prompt_step(together)
         return step.through + step.slowest * (parts * prompts / together - 1.0)
 
-    def others(self) -> Cost:
+    def prompts_of_others(self) -> Cost:
         """Cost of the other requests' prompts that are read while one request is served."""
         together = min(self.sequences, self.prompts_together)
         step, parts = self._prompt_step(together)

@@ -129,7 +129,8 @@ def serve(
     layout = layout or problem.layout or "tp=1"
     laid_out = Layout.parse(layout) if isinstance(layout, str) else layout
     batch = problem.options.batch
-    server = server_of(problem, laid_out, laid_out.dp if batch is None else batch)
+    requests_in_flight = laid_out.dp if batch is None else batch
+    server = server_of(problem, laid_out, requests_in_flight)
     return largest(server, problem.options) if batch is None else served(server)
 
 
@@ -186,10 +187,8 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
 
 def served(server: Server) -> Serving:
     """The prediction of a server."""
-    requests, site_prior = (
-        server.requests,
-        Site().site_prior(server.framework, server.cluster.device),
-    )
+    requests = server.requests
+    site_prior = Site().site_prior(server.framework, server.cluster.device)
     # Prefill gives the first token, decoding the others. Their context grows by one each; cost is linear in it, so
     # the one halfway stands for the mean.
     sequences, more = server.sequences, requests.output_tokens - 1
@@ -201,7 +200,7 @@ def served(server: Server) -> Serving:
     else:
         # In a steady state every request that is served sees each other one's prompt once: before its own (which
         # delays the first token) or between its tokens.
-        alone, other_costs = server.prefill(1), server.others()
+        alone, other_costs = server.prefill(1), server.prompts_of_others()
         whole_s = (alone + decode * more + other_costs).total_s
         waited = _waiting_share(other_costs.total_s, whole_s, sequences)
         ttft, between = alone + other_costs * waited, other_costs * (1.0 - waited)

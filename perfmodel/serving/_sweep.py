@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.serving._request import ServingKeywords, ServingProblem, serving_problem
 from perfmodel.serving._serving import Serving, largest, served_with, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
-from perfmodel.units import divisors, whole
+from perfmodel.units import divisors, require_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,7 @@ def serve_sweep(
         raise PerfModelError("serve: a sweep chooses batches itself; leave out --batch (`batch`)")
     problem = serving_problem(model, cluster, options, calibration=calibration, framework=framework)
     if layouts is None:
-        whole("serve", {"devices": devices})
+        require_whole("serve", {"devices": devices})
         problem.cluster.require(int(devices or 0), "the sweep")
         layouts = _layouts(problem, int(devices or 0))
     tried = [Layout.parse(layout) if isinstance(layout, str) else layout for layout in layouts]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
 from perfmodel.spec._layout import Layout
-from perfmodel.units import positive, whole
+from perfmodel.units import positive, require_whole
 
 
 class Reach(NamedTuple):
@@ -67,7 +67,7 @@ class NetworkLevel:
             raise PerfModelError(
                 f"network level {self.name}: rank_latency_s must not be below 0, got {self.rank_latency_s}"
             )
-        whole(f"network level {self.name}", {"size": self.size})
+        require_whole(f"network level {self.name}", {"size": self.size})
         positive(f"network level {self.name}: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
         positive(f"network level {self.name}: latency_s", self.latency_s)
 

@@ -133,7 +133,8 @@ class Device:
         # Up to CDNA 2 AMD's matrix units take fp32 as it is, twice as fast as its vector units (`PeakRates.tf32`);
         # from CDNA 3 on that is a shorter type.
         multiplies_fp32 = self.vendor == "AMD" and self.architecture in _WHOLE_FP32
-        return self.peak.flops_per_s("tf32" if dtype == "fp32" and multiplies_fp32 else dtype)
+        type_of_units = "tf32" if dtype == "fp32" and multiplies_fp32 else dtype
+        return self.peak.flops_per_s(type_of_units)
 
     @property
     def scales_blocks(self) -> bool:

@@ -23,7 +23,7 @@ from perfmodel.spec.framework_facts import (
     ReportedRanks,
 )
 from perfmodel.spec.notation import written, written_values
-from perfmodel.units import dtype_bytes, untraced, whole
+from perfmodel.units import dtype_bytes, require_whole, untraced
 
 AttentionKernel = Literal[
     "fastest",
@@ -363,7 +363,7 @@ class Framework(Stated, Sectioned):
             "offload_layers": not layout.offload_layers or self._offloads_layers_beside(layout.recompute),
         }
         notations = {
-            "zero": f"zero={layout.zero}{' in a pipeline' * (layout.pp > 1)}",
+            "zero": f"zero={layout.zero} in a pipeline" if layout.pp > 1 else f"zero={layout.zero}",
             "schedule": f"schedule={schedule}",
             "partition": "partition",
         }
@@ -408,7 +408,7 @@ class Framework(Stated, Sectioned):
         updates_per_s = self.host.host_updates_per_s
         if updates_per_s is not None and updates_per_s <= 0:
             raise PerfModelError(f"{owner}: host_updates_per_s must be above 0, got {updates_per_s}")
-        whole(owner, {"host_threads": self.host.host_threads}, least=0)
+        require_whole(owner, {"host_threads": self.host.host_threads}, least=0)
         for name in _NOT_NEGATIVE:
             value = self.value(name)
             untraced(f"{owner}: {name}", value)

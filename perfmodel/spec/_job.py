@@ -12,7 +12,7 @@ from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._sections import flat_keywords, section
-from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, whole
+from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, require_whole
 
 if TYPE_CHECKING:
     from perfmodel.spec.keywords import JobKeywords
@@ -184,9 +184,9 @@ class Job(Implementation):
         # Sections have checked their fields by themselves.
         if isinstance(self.dtype, str) and dtype_name(self.dtype) != self.dtype:
             object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        whole("job", {"global_batch": self.global_batch})
-        whole("job", {"seq_len": self.seq_len}, most=LONGEST_SEQUENCE)
-        whole("job", {"cached_tokens": self.cached_tokens}, least=0)
+        require_whole("job", {"global_batch": self.global_batch})
+        require_whole("job", {"seq_len": self.seq_len}, most=LONGEST_SEQUENCE)
+        require_whole("job", {"cached_tokens": self.cached_tokens}, least=0)
         if self.optimizer not in OPTIMIZERS:
             raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
         self._check_lengths()

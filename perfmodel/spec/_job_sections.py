@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, UnknownNameError
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
-from perfmodel.units import dtype_name, whole
+from perfmodel.units import dtype_name, require_whole
 
 RecomputeModule = Literal[
     "core_attn",
@@ -180,7 +180,7 @@ class NarrowProducts:
     """Number of layers at the end of the stack whose products all stay in 16 bits."""
 
     def __post_init__(self) -> None:
-        whole("job", {"wide_last_layers": self.wide_last_layers}, least=0)
+        require_whole("job", {"wide_last_layers": self.wide_last_layers}, least=0)
         _require_known("wide module", self.wide_modules, WideModule)
         if self.fp8_recipe not in get_args(Fp8Recipe):
             known = ", ".join(filter(None, get_args(Fp8Recipe)))
@@ -218,7 +218,7 @@ class GradientReduction:
     DeepSpeed with `zero.Init(mem_efficient_linear=False)`; otherwise they are freed after their use."""
 
     def __post_init__(self) -> None:
-        whole("job", {"secondary_shards": self.secondary_shards}, least=0)
+        require_whole("job", {"secondary_shards": self.secondary_shards}, least=0)
         if isinstance(self.grad_dtype, str) and dtype_name(self.grad_dtype) != self.grad_dtype:
             object.__setattr__(self, "grad_dtype", dtype_name(self.grad_dtype))
 
@@ -323,7 +323,7 @@ class FineTuning:
     instead of an all-gather (NeMo `LoRA`, `a2a_experimental`)."""
 
     def __post_init__(self) -> None:
-        whole("job", {"adapter_rank": self.adapter_rank}, least=0)
+        require_whole("job", {"adapter_rank": self.adapter_rank}, least=0)
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         _require_known("adapter module", self.adapter_modules, AdapterModule)

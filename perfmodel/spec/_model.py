@@ -19,7 +19,7 @@ from perfmodel.spec._model_sections import (
 )
 from perfmodel.spec._sections import Sectioned, flat_keywords, section
 from perfmodel.spec.parts import Experts, LatentAttention
-from perfmodel.units import whole
+from perfmodel.units import require_whole
 
 if TYPE_CHECKING:
     from perfmodel.spec.keywords import TransformerKeywords
@@ -128,10 +128,10 @@ class Transformer(Stated, Sectioned):
         # Each figure by itself. On patches there may be no classes.
         owner = f"model {self.name}"
         positive_sizes = [name for name in _SIZES if name != "vocab" or self.inputs.patches is None]
-        whole(owner, {name: self.value(name) for name in positive_sizes})
-        whole(owner, {name: self.value(name) for name in (*_SIZES_OR_NONE, "vocab")}, least=0)
+        require_whole(owner, {name: self.value(name) for name in positive_sizes})
+        require_whole(owner, {name: self.value(name) for name in (*_SIZES_OR_NONE, "vocab")}, least=0)
         numbers_of_layers = {"layers": self.layers, "decoder_layers": self.decoder_layers}
-        whole(owner, numbers_of_layers, least=0, most=MOST_LAYERS)
+        require_whole(owner, numbers_of_layers, least=0, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
@@ -172,7 +172,9 @@ class Transformer(Stated, Sectioned):
 
     def _check_combinations(self, owner: str) -> None:
         """Raise `PerfModelError` for parts that do not go together."""
-        inputs, mixers, mtp_layers = self.inputs, self.hybrid.mixers, self.mtp.mtp_layers
+        inputs = self.inputs
+        mixers = self.hybrid.mixers
+        mtp_layers = self.mtp.mtp_layers
         if self.decoder_layers and (mixers or mtp_layers or inputs.patches or self.norms.adaln):
             raise PerfModelError(
                 f"{owner}: decoder_layers cannot be combined with mixers, mtp_layers, patches or adaln"
@@ -258,8 +260,8 @@ class Mlp(Stated):
     kind = "mlp"
 
     def __post_init__(self) -> None:
-        whole(f"model {self.name}", {"hidden": self.hidden, "seq_len": self.seq_len})
-        whole(f"model {self.name}", {"layers": self.layers}, most=MOST_LAYERS)
+        require_whole(f"model {self.name}", {"hidden": self.hidden, "seq_len": self.seq_len})
+        require_whole(f"model {self.name}", {"layers": self.layers}, most=MOST_LAYERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,11 +284,11 @@ class ConvLayer(Stated):
 
     def __post_init__(self) -> None:
         owner = f"layer {self.name}"
-        whole(
+        require_whole(
             owner,
             {name: getattr(self, name) for name in ("c_in", "size_in", "c_out", "kernel", "stride")},
         )
-        whole(owner, {"pad": self.pad}, least=0)
+        require_whole(owner, {"pad": self.pad}, least=0)
 
         # Of a dense layer `kernel` means nothing.
         if self.op != "linear" and self.kernel > self.size_in + 2 * self.pad:
@@ -328,7 +330,7 @@ class ConvNet(Stated):
     kind = "convnet"
 
     def __post_init__(self) -> None:
-        whole(f"model {self.name}", {"image_size": self.image_size, "seq_len": self.seq_len})
+        require_whole(f"model {self.name}", {"image_size": self.image_size, "seq_len": self.seq_len})
         if not self.stack:
             raise PerfModelError(f"model {self.name}: stack: at least one layer is needed")
 

@@ -55,6 +55,11 @@ class AttentionForm(Stated):
     attention_softcap: bool = False
     """Scores are bounded by a tanh (Gemma 2), inside the fused kernel where there is one."""
 
+    @property
+    def query_projections(self) -> int:
+        """Projections to the width of the queries: the queries, and their gate if there is one."""
+        return 2 if self.attention_gate else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockForm(Stated):
@@ -74,6 +79,11 @@ class BlockForm(Stated):
     """Biases in all linear layers and layer norms."""
     dropout: bool = True
     """The model is trained with dropout."""
+
+    @property
+    def inner_projections(self) -> int:
+        """Projections from the input of a feed-forward to its inner width: one, and another for a gate."""
+        return 2 if self.gated_ffn else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from perfmodel.spec._framework import Framework
 from perfmodel.spec._job import Job
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model
-from perfmodel.units import whole
+from perfmodel.units import require_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Problem:
         if self.devices is not None:
             if self.devices < 1:
                 raise PerfModelError(f"devices must be at least 1, got {self.devices}")
-            whole("problem", {"devices": self.devices})
+            require_whole("problem", {"devices": self.devices})
 
     def require_devices(self) -> int:
         """The number of devices; raises `PerfModelError` if it is not given."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
-from perfmodel.units import whole
+from perfmodel.units import require_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Experts(Stated):
 
     def __post_init__(self) -> None:
         positive = ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")
-        whole("experts", {name: getattr(self, name) for name in positive})
+        require_whole("experts", {name: getattr(self, name) for name in positive})
         none_or_more = ("shared_ffn_hidden", "first_dense_layers", "latent")
-        whole("experts", {name: getattr(self, name) for name in none_or_more}, least=0)
+        require_whole("experts", {name: getattr(self, name) for name in none_or_more}, least=0)
 
         # A token cannot choose more than there are; groups are equally large.
         if self.topk > self.count:
@@ -70,8 +70,8 @@ class LatentAttention(Stated):
     def __post_init__(self) -> None:
         # Queries need not be compressed.
         sizes = dict(vars(self))
-        whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
-        whole("latent attention", sizes)
+        require_whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
+        require_whole("latent attention", sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Mamba(Stated):
     def __post_init__(self) -> None:
         sizes = dict(vars(self))
         del sizes["gated_norm"]
-        whole("mamba", sizes)
+        require_whole("mamba", sizes)
         if self.heads % self.groups:
             raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
 
@@ -125,7 +125,7 @@ class SelectiveScan(Stated):
     def __post_init__(self) -> None:
         sizes = dict(vars(self))
         del sizes["inner_norms"]
-        whole("selective_scan", sizes)
+        require_whole("selective_scan", sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class ShortConv(Stated):
     """Tokens that the convolution sees."""
 
     def __post_init__(self) -> None:
-        whole("short_conv", vars(self))
+        require_whole("short_conv", vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class DeltaNet(Stated):
     """Tokens that are computed as one block of matrix products (section 3.3)."""
 
     def __post_init__(self) -> None:
-        whole("delta_net", vars(self))
+        require_whole("delta_net", vars(self))
         if self.heads % self.key_heads:
             raise PerfModelError(f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}")
 
@@ -187,11 +187,11 @@ class Patches(Stated):
     """Channels that are predicted for every pixel (diffusion: noise, and its variance); 0 for encoders."""
 
     def __post_init__(self) -> None:
-        whole(
+        require_whole(
             "patches",
             {name: getattr(self, name) for name in ("image_size", "patch_size", "channels")},
         )
-        whole(
+        require_whole(
             "patches",
             {"class_tokens": self.class_tokens, "out_channels": self.out_channels},
             least=0,
@@ -228,7 +228,7 @@ class Spectrogram(Stated):
     """Instants that become one token."""
 
     def __post_init__(self) -> None:
-        whole("spectrogram", vars(self))
+        require_whole("spectrogram", vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class NarrowEmbedding(Stated):
     """The products have biases (ELECTRA; not OPT-350M)."""
 
     def __post_init__(self) -> None:
-        whole("narrow_embedding", {"width": self.width})
+        require_whole("narrow_embedding", {"width": self.width})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,4 +260,4 @@ class AdaLN(Stated):
     """Sines and cosines by which a time step is encoded."""
 
     def __post_init__(self) -> None:
-        whole("adaln", vars(self))
+        require_whole("adaln", vars(self))

@@ -153,7 +153,8 @@ def _points(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _sample(rows: pd.DataFrame) -> np.ndarray:
     """Rows to draw: of each group and device the farthest off, and a share of the others at regular distances."""
-    predicted_s, measured_s = rows["predicted_s"].to_numpy(float), rows["measured_s"].to_numpy(float)
+    predicted_s = rows["predicted_s"].to_numpy(float)
+    measured_s = rows["measured_s"].to_numpy(float)
     log_error = np.abs(np.log(predicted_s / measured_s))
     sampled = []
     for index in rows.groupby(["group", "device"]).indices.values():

@@ -87,8 +87,8 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     ]
 
     # Only events that a collector measures can be in a plan; others are named in the list alone.
-    of_model = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework)
-    full_plan = of_model.plan
+    plan_of_model = model_plan(problem.model, problem.cluster, problem.job, [laid_out], framework=problem.framework)
+    full_plan = plan_of_model.plan
     chosen = {shares.ops[i] for i in order}
     plan = replace(
         full_plan,
@@ -120,7 +120,8 @@ class _Candidate:
         powers = []
         for name in self.sizes:
             size = self.record[name]
-            powers.append(np.log2(max(float(size), 1.0)) if present(size) else 0.0)
+            power = np.log2(max(float(size), 1.0)) if present(size) else 0.0
+            powers.append(power)
         return np.array(powers)
 
 
@@ -212,18 +213,18 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
     """The rows of the first one's device as a plan; empty where no collector measures any."""
     # A plan is for one machine: that of the most uncertain shape.
-    of_device = [record for record in rows if record["device"] == rows[0]["device"]]
-    ops = [op for op in map(_op_of, of_device) if op is not None]
+    device_records = [record for record in rows if record["device"] == rows[0]["device"]]
+    ops = [op for op in map(_op_of, device_records) if op is not None]
     if not ops:
         return ""
     rule = StoppingRule()
     links = next(
-        (str(record["interconnect"]) for record in of_device if present(record.get("interconnect"))),
+        (str(record["interconnect"]) for record in device_records if present(record.get("interconnect"))),
         INTERCONNECT,
     )
     return plan_text(
         Plan(
-            device=str(of_device[0]["device"]),
+            device=str(device_records[0]["device"]),
             rule=rule,
             collective_rule=rule,
             kernels=tuple(op for op in ops if not isinstance(op, Collective)),
@@ -246,7 +247,8 @@ def _op_of(record: dict[str, Any]) -> Op | None:
     # Tables hold whole numbers as 4.0 beside empty cells.
     op_fields: dict[str, Any] = {}
     for field_name in (f.name for f in fields(kind)):
-        value: Any = record.get("pass" if field_name == "pass_" else field_name)
+        column = "pass" if field_name == "pass_" else field_name
+        value: Any = record.get(column)
         if present(value):
             is_whole = isinstance(value, float) and value == int(value)
             op_fields[field_name] = int(value) if is_whole else value

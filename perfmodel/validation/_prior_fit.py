@@ -98,7 +98,8 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
                 observations = list(_observations(row))
                 read[file.name] += bool(observations)
                 seen += observations
-                timed += [row] if number(row, "measured_iter_time_s") is not None else []
+                if number(row, "measured_iter_time_s") is not None:
+                    timed += [row]
 
     # How often people keep a framework's default is counted as a choice of its own.
     counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
@@ -182,13 +183,13 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
     team = team_key(source_of_run(row))
     features = case_features(case, RowRun(row).year)
 
-    def seen(choice: str, chain: Chain, value: str) -> Observation:
+    def observed(choice: str, chain: Chain, value: str) -> Observation:
         return Observation(team, choice, features.contexts(chain), value)
 
     known = _names_framework(row, case)
     if known:
-        yield seen("framework", FRAMEWORK_CHAIN, case.framework.name), None
-        yield seen(VERSION, (("framework",),), str(case.framework.since)), None
+        yield observed("framework", FRAMEWORK_CHAIN, case.framework.name), None
+        yield observed(VERSION, (("framework",),), str(case.framework.since)), None
     else:
         # Without a framework's name the run counts in general contexts only.
         features = replace(features, framework="")
@@ -200,16 +201,16 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
         try:
             if choice.matters(case) and choice.stated(case):
                 default = _default(choice.name, case) if known else None
-                yield seen(choice.name, choice.chain, choice.value(case)), default
+                yield observed(choice.name, choice.chain, choice.value(case)), default
         except PerfModelError:
             continue
     yield (
-        seen(PARALLELISM, PARALLELISM_CHAIN, parallelism_of(case.layout.tp, case.layout.pp)),
+        observed(PARALLELISM, PARALLELISM_CHAIN, parallelism_of(case.layout.tp, case.layout.pp)),
         None,
     )
     for name, value in stated_degrees(row).items():
         yield (
-            seen(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value),
+            observed(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value),
             None,
         )
 
@@ -218,15 +219,15 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
     states_batch = text(row, "micro_batch") and text(row, "global_batch")
     if states_batch and case.layout.pp == 1 and share > 1:
         in_parts = case.layout.micro_batch < share
-        yield seen(ACCUMULATION, ACCUMULATION_CHAIN, IN_PARTS if in_parts else WHOLE_SHARE), None
+        yield observed(ACCUMULATION, ACCUMULATION_CHAIN, IN_PARTS if in_parts else WHOLE_SHARE), None
 
     # Model chunks and element types are counted only where the row states them and had a choice.
     if case.layout.pp > 1 and text(row, "vpp") and isinstance(case.model, Transformer):
         per_stage = case.model.layers // case.layout.pp
-        yield seen("vpp", CHUNKS_CHAIN, chunks_of(case.layout.vpp, per_stage)), None
+        yield observed("vpp", CHUNKS_CHAIN, chunks_of(case.layout.vpp, per_stage)), None
     if (text(row, "dtype") or text(row, "dtype_recipe")) and "fp8" in case.cluster.device.dtypes:
         wide = case.job.dtype not in ("fp8", "fp4", "int8")
-        yield seen("dtype", DTYPE_CHAIN, "16 bits" if wide else "8 bits"), None
+        yield observed("dtype", DTYPE_CHAIN, "16 bits" if wide else "8 bits"), None
 
 
 def _names_framework(row: Row, case: Case) -> bool:
@@ -253,18 +254,18 @@ def _default(choice: str, case: Case) -> str | None:
     return str(value)
 
 
-def _of_defaults(seen: Sequence[tuple[Observation, str | None]]) -> Iterator[Observation]:
+def _of_defaults(observations: Sequence[tuple[Observation, str | None]]) -> Iterator[Observation]:
     """Whether stated choices are their framework's defaults."""
-    for observation, default in seen:
+    for observation, default in observations:
         if default is not None:
             used = "yes" if observation.value == default else "no"
             yield Observation(observation.team, f"{observation.choice}: {DEFAULT}", (EVERYWHERE,), used)
 
 
-def _strength(choice: str, counts: dict[str, Any], seen: Sequence[tuple[Observation, str | None]]) -> float:
+def _strength(choice: str, counts: dict[str, Any], observations: Sequence[tuple[Observation, str | None]]) -> float:
     """The strength with which the choices of teams are likeliest, each team left out of the counts in turn."""
     by_team: dict[str, list[tuple[Observation, str | None]]] = {}
-    for observation, default in seen:
+    for observation, default in observations:
         if observation.choice == choice:
             by_team.setdefault(observation.team, []).append((observation, default))
     if len(by_team) < _FEWEST:

@@ -118,7 +118,8 @@ def _site_run(
     case, prediction = run.case, run.prediction
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     at = layout_coordinates(problem.setting, case.layout)
-    source, measured_s = str(row["source"]), float(row["measured_iter_time_s"])
+    source = str(row["source"])
+    measured_s = float(row["measured_iter_time_s"])
     # Facts change the likeliest completion, and the median of all in the same proportion.
     undone_s = run.step_time_s
     if undone is not None:
@@ -131,14 +132,14 @@ def _site_run(
     }
 
     # Events' own errors are independent of one another, so that their squares add.
-    of_events = [sd for name, sd in prediction.uncertainty.by_source.items() if name.startswith("events")]
+    event_sds = [sd for name, sd in prediction.uncertainty.by_source.items() if name.startswith("events")]
     return SiteRun(
         log=float(np.log(measured_s / run.step_time_s)),
         log_undone=float(np.log(measured_s / undone_s)),
         looked_at=looked_at,
         shares=[prediction.uncertainty.class_shares[name] for name in CLASSES],
         degrees=[degrees[name] for name in DEGREES],
-        events=sum(sd**2 for sd in of_events) ** 0.5,
+        events=sum(sd**2 for sd in event_sds) ** 0.5,
         at=at,
         open_deviation=run.open_deviation,
         contradicts=run.contradicts,

@@ -100,18 +100,24 @@ def _step_s(problem: StepProblem, layout: Layout) -> float:
 
 def _figures(ratio: np.ndarray) -> dict[str, Any]:
     """Errors of ratios of predicted to measured times, which have a row per run and a column per choice of terms."""
-    error, bias = np.abs(ratio - 1).mean(axis=0), (ratio - 1).mean(axis=0)
+    error = np.abs(ratio - 1).mean(axis=0)
+    bias = (ratio - 1).mean(axis=0)
     adds = (1 - ratio / ratio[:, :1]).mean(axis=0)
-    off = [*(term.name for term in STEP_TERMS), EVERY_TERM]
-    return {"n": len(ratio), "mean_ape": float(error[0]), "bias": float(bias[0])} | {
-        "without": {
-            name: {
-                "mean_ape": float(error[i]),
-                "bias": float(bias[i]),
-                "adds": float(adds[i]),
-            }
-            for i, name in enumerate(off, 1)
+
+    # The first column has all terms, each of the others lacks one, and the last lacks all.
+    lacking = [*(term.name for term in STEP_TERMS), EVERY_TERM]
+    without = {}
+    for i, name in enumerate(lacking, start=1):
+        without[name] = {
+            "mean_ape": float(error[i]),
+            "bias": float(bias[i]),
+            "adds": float(adds[i]),
         }
+    return {
+        "n": len(ratio),
+        "mean_ape": float(error[0]),
+        "bias": float(bias[0]),
+        "without": without,
     }
 
 

@@ -195,7 +195,8 @@ def _stage_errors(
     rows = one_of_each[names].reset_index(drop=True)
 
     def spans(stamps_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        start_s, end_s = np.full(len(rows), np.inf), np.full(len(rows), -np.inf)
+        start_s = np.full(len(rows), np.inf)
+        end_s = np.full(len(rows), -np.inf)
         np.minimum.at(start_s, number, stamps_s[is_pass, 0])
         np.maximum.at(end_s, number, stamps_s[is_pass, 1])
         return start_s, end_s

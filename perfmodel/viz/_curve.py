@@ -37,7 +37,9 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
 
     # Multiples of different parameters share an axis; absolute values do not.
     multiples = [curve for curve in curves if curve.multiple]
-    panels = [multiples] * bool(multiples) + [[curve] for curve in curves if not curve.multiple]
+    panels = [[curve] for curve in curves if not curve.multiple]
+    if multiples:
+        panels.insert(0, multiples)
 
     # A column has room for one panel, a page for three.
     beside = min(len(panels), 1 if width == "column" else 3)
@@ -49,7 +51,7 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
     for axis in grid[len(panels) :]:
         axis.set_axis_off()
     if len(multiples) > 1:
-        grid[0].legend(grid[0].get_lines(), [_words(curve.name) for curve in multiples], loc="best")
+        grid[0].legend(grid[0].get_lines(), [_parameter_words(curve.name) for curve in multiples], loc="best")
     return figure
 
 
@@ -61,13 +63,13 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
     per_s, unit = time_unit(longest_s)
     first = curves[0]
     seconds = first.name.endswith("_s") and not first.multiple
-    scale, of_values = time_unit(max(first.values)) if seconds else (1.0, "")
+    scale, unit_of_values = time_unit(max(first.values)) if seconds else (1.0, "")
     for i, curve in enumerate(curves):
         steps = [per_s * s for s in curve.step_s]
         values = [scale * v for v in curve.values]
         axis.plot(values, steps, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)])
     if first.multiple:
-        one_parameter = f"{_words(first.name)}, relative to today"
+        one_parameter = f"{_parameter_words(first.name)}, relative to today"
         axis.set_xlabel(one_parameter if len(curves) == 1 else "factor, relative to today")
 
         # A factor of four or more is read better on a logarithmic axis.
@@ -75,19 +77,22 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     else:
-        axis.set_xlabel(f"{_words(first.name)} in {of_values}" if seconds else _words(first.name))
+        axis.set_xlabel(
+            f"{_parameter_words(first.name)} in {unit_of_values}" if seconds else _parameter_words(first.name)
+        )
     if first.hidden_up_to and min(first.values) <= first.hidden_up_to <= max(first.values):
         axis.axvline(first.hidden_up_to * scale, color=VERMILLION, linewidth=0.8, linestyle="--")
         axis.set_title(f"hidden up to {duration(first.hidden_up_to)}", color=VERMILLION)
 
     # A flat curve shall look flat: the axis spans at least a tenth of the step.
-    lo, hi = min(min(curve.step_s) for curve in curves) * per_s, longest_s * per_s
+    lo = min(min(curve.step_s) for curve in curves) * per_s
+    hi = longest_s * per_s
     room = max(hi - lo, _LEAST_SPAN * hi)
     axis.set_ylim((lo + hi - 1.15 * room) / 2, (lo + hi + 1.15 * room) / 2)
     axis.set_ylabel(f"step time in {unit}")
 
 
-def _words(name: str) -> str:
+def _parameter_words(name: str) -> str:
     """A parameter's name for people, without its unit."""
     spaced = name.removesuffix("_s").replace("_", " ")
     return _HYPHENED.sub(r"\1-\2", spaced)
@@ -109,6 +114,7 @@ def draw_emulated_curve(curve: "EmulatedCurve", width: Width = "column") -> "Fig
         elinewidth=0.8,
         label="emulated",
     )
+    # The delay from which on the step is longer, if the sweep has reached it.
     hidden_ms = 1e3 * (curve.hidden_s + curve.delays_s[0])
     if ms[0] < hidden_ms < ms[-1]:
         axis.axvline(hidden_ms, color="grey", linewidth=0.8, linestyle="--")

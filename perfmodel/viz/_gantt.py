@@ -159,7 +159,8 @@ def pass_legend(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"]) -> 
         has_shades = chunks > 1 and computes and kind_of_pass(kind)
         colours = chunk_shades(look.colour, chunks if has_shades else 1)
         handles.append(tuple(Patch(color=colour) for colour in colours))
-        labels.append(f"{look.label} ({shades_mean})" if has_shades else look.label)
+        label = f"{look.label} ({shades_mean})" if has_shades else look.label
+        labels.append(label)
     return handles, labels
 
 
@@ -172,18 +173,18 @@ def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
     """Start of the enlarged part, and how long it can be for the numbers of its passes to be read."""
     # Numbers are readable from `_PASS_IN` on, and a quarter of the passes may be too short for
     # them.
-    of_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
-    typical_s = float(np.quantile(drawn.duration_s[of_pass], 0.25)) if of_pass.any() else end_s
+    is_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
+    typical_s = float(np.quantile(drawn.duration_s[is_pass], 0.25)) if is_pass.any() else end_s
     zoom_s = min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
 
     # The interesting part is where the pipeline turns: every rank has begun its backward passes.
     backward_kinds = [kind for kind, name in enumerate(KIND_NAMES) if name.startswith("backward")]
-    backward = of_pass & np.isin(drawn.kind, backward_kinds)
-    turned = backward if backward.any() else of_pass
+    backward = is_pass & np.isin(drawn.kind, backward_kinds)
+    turned = backward if backward.any() else is_pass
     first_s = []
     for rank in set(drawn.device.tolist()):
-        of_rank = turned & (drawn.device == rank)
-        first_s.append(drawn.start_s[of_rank].min(initial=end_s))
+        on_rank = turned & (drawn.device == rank)
+        first_s.append(drawn.start_s[on_rank].min(initial=end_s))
     all_turned_s = max(first_s, default=0.0)
     if all_turned_s < zoom_s:
         return 0.0, zoom_s

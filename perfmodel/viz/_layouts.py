@@ -37,7 +37,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
         raise PerfModelError("breakdown picture: there is no layout to draw; give at least one prediction")
     rows = _rows(predictions)
     per_s, unit = time_unit(max(p.step_time_s for p in predictions))
-    x, bottom = np.arange(len(predictions)), np.zeros(len(predictions))
+    x = np.arange(len(predictions))
+    bottom = np.zeros(len(predictions))
     longest = max(p.step_time_s for p in predictions) * per_s
     looks = part_looks(chain.from_iterable(p.breakdown_s for p in predictions))
 
@@ -155,7 +156,9 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     from matplotlib.lines import Line2D
     from matplotlib.patheffects import withStroke
 
-    wanted = ["layout", "step_time_s", "peak_bytes", *([cost] if cost else [])]
+    wanted = ["layout", "step_time_s", "peak_bytes"]
+    if cost:
+        wanted.append(cost)
     missing = [name for name in wanted if name not in layouts]
     if missing:
         raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(wanted)}")
@@ -255,7 +258,8 @@ def _panel(
     log_ticks(axis.xaxis, [t for t in _ROUND if shortest <= t <= longest])
     axis.set_yscale("log")
     seen = values[time <= longest]
-    lowest, highest = 0.8 * float(seen.min()), 1.25 * float(seen.max())
+    lowest = 0.8 * float(seen.min())
+    highest = 1.25 * float(seen.max())
     axis.set_ylim(lowest, highest)
 
     # Every second tick where all would touch.

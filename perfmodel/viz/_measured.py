@@ -12,6 +12,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest import MeasuredTrace
 from perfmodel.ingest.profiles import PHASES, ActivityKind
 from perfmodel.spec import Device
+from perfmodel.units import plural
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._style import (
     MARKERS,
@@ -128,7 +129,7 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     title = [
         shorten(name, 24, placeholder="..."),
-        f"{len(rows):,} row{'s' * (len(rows) != 1)}, {inside:.0%} inside",
+        f"{len(rows):,} {plural('row', len(rows))}, {inside:.0%} inside",
         f"MAPE {error.mean():.1%}, median {np.median(error):.1%}",
     ]
     axis.set_title("\n".join(title), fontsize=6, pad=3)
@@ -164,14 +165,14 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     # The largest families first: those drawn later lie on top.
     families = sorted(set(family.tolist()), key=lambda name: -int((family == name).sum()))
     for i, name in enumerate(families):
-        of_family = np.flatnonzero(family == name)
-        of_family = of_family[:: -(-len(of_family) // _MOST_POINTS)]
+        family_places = np.flatnonzero(family == name)
+        family_places = family_places[:: -(-len(family_places) // _MOST_POINTS)]
 
         # Families differ in marker and colour, for print without colours.
         style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": LINES[i % len(LINES)]}
         axis.scatter(
-            intensity[of_family],
-            rate[of_family],
+            intensity[family_places],
+            rate[family_places],
             s=4,
             alpha=0.35,
             linewidths=0,
@@ -262,7 +263,8 @@ def draw_comparison(
     # Both panels share the axis of time, so that equal widths mean equal times.
     predicted_s = predicted.batch_time_s
     measured_s = measured.steps()[0].batch_time_s
-    predicted, step = _joined(predicted), _joined(measured.steps()[0])
+    predicted = _joined(predicted)
+    step = _joined(measured.steps()[0])
     row_in = max(0.07, min(0.2, 3.0 / max(predicted.devices, step.devices)))
     heights = [row_in * trace.devices for trace in (predicted, step)]
     figure = new_figure(width, sum(heights) + 1.15 + 0.12 * title.count("\n"))

@@ -99,7 +99,8 @@ def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float,
     # A pass may be of several micro-batches.
     labels = []
     for first, span in zip(schedule.micro_batch.tolist(), schedule.span.tolist(), strict=True):
-        labels.append(f"{first}" if span == 1 else f"{first}-{first + span - 1}")
+        label = f"{first}" if span == 1 else f"{first}-{first + span - 1}"
+        labels.append(label)
     boxes = Boxes(
         start=start,
         end=end,

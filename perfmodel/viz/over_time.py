@@ -68,6 +68,10 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
             in_use_bytes = highs(rank_steps, edges_s)
         in_use_gib = np.append(in_use_bytes, in_use_bytes[-1]) / GIB
         highest = max(highest, float(in_use_gib.max()))
+        # The first says what the numbers in the legend are.
+        label = None
+        if rank in ranks_in_legend:
+            label = f"rank {rank}" if rank == 0 else str(rank)
         # Lines below are wider, so that equal ones show under each other.
         wide = 0.8 + 0.25 * (len(steps) - 1 - rank) * (len(steps) <= _NAMED_UP_TO)
         axis.step(
@@ -76,7 +80,7 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
             where="post",
             color=colours[rank],
             linewidth=wide,
-            label=f"{'rank ' * (rank == 0)}{rank}" if rank in ranks_in_legend else None,
+            label=label,
         )
 
     # A capacity far above everything would press the lines to the bottom. It is then named
@@ -188,9 +192,9 @@ def busy_share(drawn: Slices, ranks: int, edges_s: Float[np.ndarray, " bins+1"])
     """Share of each bin in which at least one of a rank's slices runs."""
     share = np.zeros((ranks, len(edges_s) - 1))
     for rank in range(ranks):
-        of_rank = drawn.device == rank
-        start_s = drawn.start_s[of_rank]
-        end_s = np.maximum.accumulate(drawn.end_s[of_rank])
+        on_rank = drawn.device == rank
+        start_s = drawn.start_s[on_rank]
+        end_s = np.maximum.accumulate(drawn.end_s[on_rank])
         # Each slice adds what lies beyond all before it.
         begin_s = np.maximum(start_s, np.r_[-np.inf, end_s[:-1]])
         added = end_s > begin_s

@@ -95,7 +95,7 @@ def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
 
 def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterModule, int]]:
     """The projection of queries, keys and values, and its parts, each with its outputs on this device."""
-    queries = local.heads * model.head_dim * (2 if model.attention.attention_gate else 1)
+    queries = local.heads * model.head_dim * model.attention.query_projections
     keys = local.kv_heads * model.head_dim
     return [
         ("linear_qkv", queries + 2 * keys),
@@ -202,7 +202,9 @@ def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAtt
     Their expansion is absorbed into queries and results (DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C).
     """
     heads, rows = local.heads, local.tokens
-    rope, rank, nope = latent.qk_rope_head_dim, latent.kv_lora_rank, latent.qk_nope_head_dim
+    rope = latent.qk_rope_head_dim
+    rank = latent.kv_lora_rank
+    nope = latent.qk_nope_head_dim
 
     # An up projection of keys, or of values, applied head by head to queries, or to results.
     def absorbed(n: int, k: int) -> Piece:
@@ -328,7 +330,8 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
             k=k,
         )
 
-    scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
+    scores = product(seq_kv, d_qk, d_qk)
+    context = product(d_v, seq_kv, d_v)
 
     # Between the products: scale, mask and softmax in one kernel or apart, then dropout.
     wide = "wide_softmax" in local.job.kernels.eager_kernels and local.act_bytes == 2
@@ -478,4 +481,4 @@ def attention_weights(model: Transformer) -> int:
         return query + key_value + a * latent.v_head_dim * h
 
     # Queries, output and where there is one the gate have all heads; keys and values fewer.
-    return h * d * ((3 if model.attention.attention_gate else 2) * a + 2 * model.kv_heads)
+    return h * d * ((model.attention.query_projections + 1) * a + 2 * model.kv_heads)

@@ -63,7 +63,7 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
     # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
     inner = experts.shared_ffn_hidden // local.tp
     if inner:
-        width = inner * (2 if model.block.gated_ffn else 1)
+        width = inner * model.block.inner_projections
         shared = [
             column_linear(local, width, local.hidden, bias=model.block.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
@@ -288,7 +288,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     """
     shard, hidden, inner = local.shard, routing.hidden, routing.inner
     dtype = local.precision.dtype
-    wide = inner * (2 if model.block.gated_ffn else 1)
+    wide = inner * model.block.inner_projections
 
     def grouped(n: int, k: int) -> Gemm:
         return Gemm(
@@ -305,11 +305,9 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
     one_kernel = fuses_experts(model, local.job, dtype, local.precision.recipe)
-    forward: tuple[KernelOp, ...] = (
-        first,
-        *(() if one_kernel else between.forward),
-        second,
-    )
+    separate_forward = () if one_kernel else between.forward
+    separate_backward = () if one_kernel else between.backward_input
+    forward: tuple[KernelOp, ...] = (first, *separate_forward, second)
     if routing.fused:
         forward = (
             MoE(
@@ -348,7 +346,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
             *widenings,
             *gradient_casts,
             replace(second, pass_="dgrad"),
-            *(() if one_kernel else between.backward_input),
+            *separate_backward,
             replace(first, pass_="dgrad"),
         ),
         backward_weight=(

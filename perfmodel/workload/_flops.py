@@ -118,7 +118,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     # Weights that a token passes in the layers: 2 FLOPs each. A module of multi-token prediction also joins two
     # hidden states.
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
-    attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
+    attention = attention_weights(model)
+    ffn = ffn_weights(model, model.ffn_hidden)
     per_token = (
         (letters["*"] + letters["W"]) * attention
         + letters["-"] * ffn
@@ -226,7 +227,8 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
 
     # Outputs of the products that adapters may stand beside.
-    queries, keys = model.heads * (2 if model.attention.attention_gate else 1) * d, model.kv_heads * d
+    queries = model.heads * model.attention.query_projections * d
+    keys = model.kv_heads * d
     inputs = {
         "linear_qkv": queries + 2 * keys,
         "q_proj": queries,
@@ -234,28 +236,31 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
         "v_proj": keys,
     }
     first = {
-        "linear_fc1": model.ffn_hidden * (2 if model.block.gated_ffn else 1),
+        "linear_fc1": model.ffn_hidden * model.block.inner_projections,
         "up_proj": model.ffn_hidden,
     }
     if model.block.gated_ffn:
         first["gate_proj"] = model.ffn_hidden
 
     # Per token and unit of rank, an adapter of a product of k inputs and n outputs takes k + n.
-    def beside(products: Mapping[str, int], k: int) -> int:
+    def adapter_products(products: Mapping[str, int], k: int) -> int:
         return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
 
     # Latent attention has an adapter beside its output alone, and so has cross-attention.
-    of_output = beside({"linear_proj": h}, model.heads * d_v)
-    of_attention = of_output + (0 if model.latent_attention else beside(inputs, h))
-    of_feed_forward = beside(first, h) + beside({"linear_fc2": h}, model.ffn_hidden)
-    per_rank = job.tokens_per_sequence * ((letters["*"] + letters["W"]) * of_attention + letters["-"] * of_feed_forward)
-    per_rank += model.decoder_layers * s_out * (of_attention + of_output + of_feed_forward)
+    output_adapters = adapter_products({"linear_proj": h}, model.heads * d_v)
+    attention_adapters = output_adapters + (0 if model.latent_attention else adapter_products(inputs, h))
+    ffn_adapters = adapter_products(first, h) + adapter_products({"linear_fc2": h}, model.ffn_hidden)
+    per_rank = job.tokens_per_sequence * (
+        (letters["*"] + letters["W"]) * attention_adapters + letters["-"] * ffn_adapters
+    )
+    per_rank += model.decoder_layers * s_out * (attention_adapters + output_adapters + ffn_adapters)
     return float(job.fine_tuning.adapter_rank * per_rank)
 
 
 def _repeated(model: Transformer, job: Job) -> int:
     """Elements of weights that a token passes again where modules of layers are recomputed."""
-    letters, modules = Counter("".join(model.stack)), job.activations.recompute_modules
+    letters = Counter("".join(model.stack))
+    modules = job.activations.recompute_modules
     repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
 
     # Shared experts are part of the mixture, and repeated with it.
@@ -320,7 +325,7 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
 
 def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the hidden size."""
-    return (outer or model.hidden) * inner * (3 if model.block.gated_ffn else 2)
+    return (outer or model.hidden) * inner * (model.block.inner_projections + 1)
 
 
 def _visible_pairs(s: float, window: int) -> float:

@@ -91,7 +91,8 @@ def _(model: ConvNet) -> Parameters:
             weights += layer.weights + (0 if layer.batch_norm else layer.c_out)
         elif layer.op == "linear":
             head += layer.weights + layer.c_out
-        norms += 2 * layer.c_out if layer.batch_norm else 0
+        if layer.batch_norm:
+            norms += 2 * layer.c_out
     return Parameters(feed_forward=weights, norms=norms, head=head)
 
 
@@ -101,12 +102,14 @@ def _(model: Transformer) -> Parameters:
     h, v, narrow = model.hidden, model.vocab, model.inputs.narrow_embedding
     width = table_width(model)
     small_width = width if narrow and narrow.all_tables else h
-    embedding, head = v * width + model.inputs.token_types * small_width, 0 if model.head.tied_embeddings else v * width
+    embedding = v * width + model.inputs.token_types * small_width
+    head = 0 if model.head.tied_embeddings else v * width
     if model.inputs.patches:
         embedding, head = _patches(model, model.inputs.patches)
     if model.inputs.positions == "learned":
         embedding += position_rows(model) * small_width
-        embedding += position_rows(model, decoder=True) * h if model.decoder_layers else 0
+        if model.decoder_layers:
+            embedding += position_rows(model, decoder=True) * h
     if model.inputs.spectrogram:
         # Both convolutions have biases.
         embedding += spectrogram_weights(h, model.inputs.spectrogram) + 2 * h
@@ -123,7 +126,8 @@ def _(model: Transformer) -> Parameters:
         head += h * width + (width if narrow.bias else 0)
     if model.head.pooler_and_mlm_head:
         head += h * width + width + v
-        head += h * h + h + 2 * h + 2 if model.head.pooler else 0
+        if model.head.pooler:
+            head += h * h + h + 2 * h + 2
         norms += norm_params(model, width)
 
     # A decoder layer has two attentions and a feed-forward. Layers that use weights again add none.
@@ -164,12 +168,16 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     if experts:
         routed = _ffn(model, experts.ffn_hidden, experts.latent)
         shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
-        shared += h if experts.shared_gate else 0
+        if experts.shared_gate:
+            shared += h
         router = h * (experts.count + 2 * experts.latent) + (experts.count if experts.router_bias else 0)
     mixed = n["M"] * mamba_parameters(h, model.hybrid.mamba) if model.hybrid.mamba else 0
-    mixed += n["S"] * selective_scan_parameters(h, model.hybrid.selective_scan) if model.hybrid.selective_scan else 0
-    mixed += n["L"] * delta_net_parameters(h, model.hybrid.delta_net) if model.hybrid.delta_net else 0
-    mixed += n["C"] * short_conv_parameters(h, model.hybrid.short_conv) if model.hybrid.short_conv else 0
+    if model.hybrid.selective_scan:
+        mixed += n["S"] * selective_scan_parameters(h, model.hybrid.selective_scan)
+    if model.hybrid.delta_net:
+        mixed += n["L"] * delta_net_parameters(h, model.hybrid.delta_net)
+    if model.hybrid.short_conv:
+        mixed += n["C"] * short_conv_parameters(h, model.hybrid.short_conv)
     return Parameters(
         attention=per_attention * attending,
         feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
@@ -183,7 +191,8 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
 
 def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
     """Parameters of input and head of a transformer on patches, each with its bias."""
-    h, width = model.hidden, patches.out_elements or model.vocab
+    h = model.hidden
+    width = patches.out_elements or model.vocab
     embedding, head = (patches.elements + 1 + patches.class_tokens) * h, (h + 1) * width
     if model.norms.adaln:
         embedding += (model.norms.adaln.frequencies + 1 + h + 1 + model.norms.adaln.classes + 1) * h
@@ -193,7 +202,7 @@ def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
 
 def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
     """One feed-forward with inner size `inner`, on `outer` elements or the hidden size."""
-    biases = inner * (2 if model.block.gated_ffn else 1) + (outer or model.hidden)
+    biases = inner * model.block.inner_projections + (outer or model.hidden)
     return ffn_weights(model, inner, outer) + (biases if model.block.bias else 0)
 
 
@@ -205,7 +214,7 @@ def _attention(model: Transformer) -> tuple[int, int]:
     if latent:
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
         return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
-    width = (a * (2 if model.attention.attention_gate else 1) + 2 * kv) * d
+    width = (a * model.attention.query_projections + 2 * kv) * d
     biases = (width if model.block.bias or model.attention.qkv_bias else 0) + (h if model.block.bias else 0)
 
     # Norms of queries and of keys have the size of a head, unless they go over all heads at once.

@@ -30,7 +30,9 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba, *, own_inpu
     require_whole_sequence(model, local, "Mamba layers")
 
     # One product gives the gate, what is convolved (inputs of the state-space product) and a step size per head.
-    heads, inner, convolved = mamba.heads // tp, mamba.inner // tp, mamba.convolved // tp
+    heads = mamba.heads // tp
+    inner = mamba.inner // tp
+    convolved = mamba.convolved // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
         column_linear(
@@ -121,7 +123,8 @@ def mamba_weights(hidden: int, mamba: Mamba) -> int:
 def mamba_parameters(hidden: int, mamba: Mamba) -> int:
     """Parameters of one mixer, without the layer's norm."""
     beside = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads
-    beside += mamba.inner if mamba.gated_norm else 0
+    if mamba.gated_norm:
+        beside += mamba.inner
     return mamba_weights(hidden, mamba) + beside
 
 

@@ -71,7 +71,8 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     # Each kind of layer is worked out once, however often it stands in the stack.
     layers = {}
     for word, is_wide, owns_weights in set(stack):
-        layer = _layer_of(model, local.unquantised if is_wide else local, word)
+        sizes = local.unquantised if is_wide else local
+        layer = _layer_of(model, sizes, word)
         if not owns_weights:
             layer = replace(layer, params=0, shared_params=layer.params)
         layers[word, is_wide, owns_weights] = layer
@@ -254,7 +255,8 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
     if encoder:
         encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
         pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
-    boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
+    encoder_bytes = encoder.hidden_bytes if encoder else 0.0
+    boundary_bytes, boundary_comm = _boundary(local, encoder_bytes)
 
     # A frozen table has no gradient, though the layers after it have.
     frozen = local.job.fine_tuning.frozen_embedding
@@ -338,7 +340,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         own_input: False where attention has the same input, and gathers and keeps it.
     """
     # Adapters may stand beside the product of gate and value, or beside either.
-    width = local.ffn * (2 if model.block.gated_ffn else 1)
+    width = local.ffn * model.block.inner_projections
     first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
     if model.block.gated_ffn:
         first.append(("gate_proj", local.ffn))

@@ -80,11 +80,11 @@ def test_replay_knows_what_collectives_were_told_to_take() -> None:
 
 def test_slack_and_what_is_felt() -> None:
     found = replay(iteration(overlapped([0.0, 0.0]), 1))
-    assert found.felt("all_reduce") == 1  # the last one, after backward
+    assert found.calls_felt("all_reduce") == 1  # the last one, after backward
     # the second is 2 ms before the third's call, the first 2 ms before the second's
     assert found.slack_s("all_reduce") == pytest.approx(0.002, abs=1e-6)
-    assert found.felt("all_reduce", 0.01) == 3
-    assert replay(iteration(overlapped([0.0], [(0.02, 0.001)]), 1)).felt("all_reduce") == 0
+    assert found.calls_felt("all_reduce", 0.01) == 3
+    assert replay(iteration(overlapped([0.0], [(0.02, 0.001)]), 1)).calls_felt("all_reduce") == 0
 
 
 def test_spans_cover_what_the_thread_does() -> None:
@@ -110,7 +110,7 @@ def test_waits_of_the_scripts_own() -> None:
     late = pd.DataFrame({"start": waited, "end": np.maximum(waited, run.collectives.end_s)})
     own = run.collectives.assign(wait_start_s=late.start, wait_end_s=late.end)
     found = replay(iteration(RankRun(0, 2, own, run.marks, 1, 0), 1))
-    assert found.felt("all_reduce") == 3  # each is waited for before the next is called
+    assert found.calls_felt("all_reduce") == 3  # each is waited for before the next is called
 
 
 def test_curve_of_a_sweep() -> None:

@@ -21,10 +21,11 @@ from perfmodel.units import (
     parse_seconds,
     plain_number,
     plain_whole,
+    plural,
     positive,
     require_seed,
+    require_whole,
     scaled,
-    whole,
 )
 
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8}
@@ -229,13 +230,13 @@ def test_divisors_are_all_that_divide(n: int) -> None:
 
 
 def test_whole_numbers_lie_between_their_ends() -> None:
-    whole("job", {"a": 1, "b": 10**9})
-    whole("job", {"a": 0, "b": 8}, least=0, most=8)
+    require_whole("job", {"a": 1, "b": 10**9})
+    require_whole("job", {"a": 0, "b": 8}, least=0, most=8)
     for sizes in ({"a": 0}, {"a": 10**9 + 1}, {"a": 1.0}, {"a": True}, {"a": "8"}, {"a": None}):
         with pytest.raises(PerfModelError, match="a="):
-            whole("job", sizes)
+            require_whole("job", sizes)
     with pytest.raises(PerfModelError, match=r"a=0, c=-1 must be whole numbers from 1 to 1,000,000,000"):
-        whole("job", {"a": 0, "b": 2, "c": -1})
+        require_whole("job", {"a": 0, "b": 2, "c": -1})
 
 
 def test_seeds_are_those_that_every_generator_takes() -> None:
@@ -253,9 +254,15 @@ def test_a_positive_number_is_above_zero_and_finite(value: float) -> None:
         positive("rate", value)
 
 
-@pytest.mark.parametrize("check", [lambda x: positive("rate", x), lambda x: whole("job", {"batch": x})])
+@pytest.mark.parametrize("check", [lambda x: positive("rate", x), lambda x: require_whole("job", {"batch": x})])
 def test_values_that_jax_traces_are_refused_with_the_function_that_takes_them(check: Any) -> None:
     import jax
 
     with pytest.raises(PerfModelError, match=r"traced by JAX.*step_time_function"):
         jax.jit(lambda x: check(x))(2.0)
+
+
+@pytest.mark.parametrize(("noun", "many"), [("node", "nodes"), ("process", "processes")])
+def test_a_noun_goes_with_its_count(noun: str, many: str) -> None:
+    assert plural(noun, 1) == noun
+    assert [plural(noun, count) for count in (0, 2, 1_000)] == [many] * 3

@@ -207,7 +207,10 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
                 # The addend keeps the gradient finite at zero distance.
                 distance = jnp.sqrt(square + 1e-12)
                 scaled = jnp.sqrt(3.0) * distance
-                term *= jnp.exp(-distance) if component.rough else (1 + scaled) * jnp.exp(-scaled)
+                if component.rough:
+                    term *= jnp.exp(-distance)
+                else:
+                    term *= (1 + scaled) * jnp.exp(-scaled)
             total += term
         return jnp.where(used[:, None] & used[None, :], total, jnp.eye(len(used)))
 

@@ -98,7 +98,8 @@ def encoder_parameters(part: Mapping[str, Any]) -> int:
     attention = 4 * hidden * hidden + 4 * hidden
     feed_forward = (3 if gated else 2) * hidden * inner + inner + hidden
     # Patches are projected by one matrix, and each has a position of its own.
-    patch, channels = _number(part, "patch_size"), _number(part, "num_channels", "in_channels", "in_chans") or 3
+    patch = _number(part, "patch_size")
+    channels = _number(part, "num_channels", "in_channels", "in_chans") or 3
     patches = patch * patch * channels * hidden
     positions = 0
     image = _number(part, "image_size")

@@ -80,7 +80,8 @@ class Dit:
             out_channels=self.out_channels or self.in_channels,
         )
         # Diffusers states the size of a head and not the hidden size.
-        hidden, heads = self.num_attention_heads * self.attention_head_dim, self.num_attention_heads
+        hidden = self.num_attention_heads * self.attention_head_dim
+        heads = self.num_attention_heads
         return plain_sizes(self.num_layers, hidden, heads, None, 0, patches.tokens) | {
             "patches": patches,
             "adaln": AdaLN(classes=self.num_embeds_ada_norm),

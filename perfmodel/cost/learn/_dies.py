@@ -81,14 +81,14 @@ def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[R
     return Rows(rows.family, shape, *kinds_of(columns)), log_over
 
 
-def log_over_served(asked: PriceQuery, served: np.ndarray) -> Float64[np.ndarray, "n"]:
+def log_over_served(request: PriceQuery, served: np.ndarray) -> Float64[np.ndarray, "n"]:
     """Log of the time of training kernels of forward over that of servers' kernels, for rows that are `served` [n]."""
-    forward = asked.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
-    usual = asked.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
-    return np.where(served & forward & ~_slides(asked.rows), usual + log_over_exponentials(asked), 0.0)
+    forward = request.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
+    usual = request.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
+    return np.where(served & forward & ~_slides(request.rows), usual + log_over_exponentials(request), 0.0)
 
 
-def log_over_exponentials(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
+def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time of attention on a device over that on one of its kind with `USUAL_EXPONENTIALS`.
 
     The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
@@ -97,13 +97,13 @@ def log_over_exponentials(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
     are mostly edges, which take as long for something else. Asked of the most measured part of a die: beside a peak or
     a clock of another part the ratio may grow where both times fall.
     """
-    shape, kinds = asked.rows.shape, asked.rows.kinds
+    shape, kinds = request.rows.shape, request.rows.kinds
 
     # Seconds of the products of one pair of a query and a key on the whole device.
     head, value = (np.asarray(shape[name], float) for name in ("head_dim", "head_dim_v"))
-    backward = asked.rows.by_kind(lambda kind: 2.5 if kind.pass_ == "bwd" else 1.0)
-    peaks_by_kind = asked.of_query(lambda query: [query.figures.peak(kind.dtype) for kind in kinds])
-    peak = np.take_along_axis(peaks_by_kind, asked.rows.kind[:, None], axis=1)[:, 0]
+    backward = request.rows.by_kind(lambda kind: 2.5 if kind.pass_ == "bwd" else 1.0)
+    peaks_by_kind = request.of_query(lambda query: [query.figures.peak(kind.dtype) for kind in kinds])
+    peak = np.take_along_axis(peaks_by_kind, request.rows.kind[:, None], axis=1)[:, 0]
     products_s = 2.0 * (head + value) * backward / peak
 
     # Exponentials per second of the whole device, with its own and with the usual special function units.
@@ -114,9 +114,9 @@ def log_over_exponentials(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
             for per_clock in (USUAL_EXPONENTIALS, figures.exponentials_per_clock)
         ]
 
-    usual_hz, device_hz = asked.of_query(exponentials_per_s).T
+    usual_hz, device_hz = request.of_query(exponentials_per_s).T
     log_over = np.log((products_s + 1 / device_hz) / (products_s + 1 / usual_hz))
-    return np.where(_slides(asked.rows), 0.0, log_over)
+    return np.where(_slides(request.rows), 0.0, log_over)
 
 
 def _slides(rows: Rows) -> np.ndarray:
@@ -135,16 +135,17 @@ def forward_rows(rows: Rows) -> Rows:
     return rows.changed({}, pass_="fwd")
 
 
-def log_over_forward(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
+def log_over_forward(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time of rows of backward over that of their forward."""
-    rows, die = asked.rows, asked.of_query(lambda query: query.figures.die)
+    rows = request.rows
+    die = request.of_query(lambda query: query.figures.die)
     by_width = np.array([_OVER_FORWARD[name, dtype] for name, dtype in zip(die, rows.dtypes, strict=True)])
     unwindowed = np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, by_width[:, 1], by_width[:, 0])
     in_window = np.array([_OVER_FORWARD_OF_WINDOWS[name] for name in die])
     log_over = np.log(np.where(_slides(rows) & (rows.dtypes == "half"), in_window, unwindowed))
 
     # Backward has one exponential for 2.5 times the products, so fewer exponentials in a clock slow it down less.
-    return log_over + log_over_exponentials(asked) - log_over_exponentials(asked.instead(forward_rows(rows)))
+    return log_over + log_over_exponentials(request) - log_over_exponentials(request.instead(forward_rows(rows)))
 
 
 class _Shares(NamedTuple):
@@ -179,23 +180,23 @@ def goes_by_bandwidth(kind: KernelKind, die: str) -> bool:
     return kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd") and die in _FUSED
 
 
-def norm_times(asked: PriceQuery) -> Prediction:
+def norm_times(request: PriceQuery) -> Prediction:
     """Times of norms, by the software of that name where it was timed."""
-    backward = asked.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
-    by_pass = asked.of_query(lambda query: [share * query.figures.bandwidth for share in _shares(query)])
+    backward = request.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
+    by_pass = request.of_query(lambda query: [share * query.figures.bandwidth for share in _shares(query)])
     bytes_per_s = np.take_along_axis(by_pass, backward[:, None], axis=1)[:, 0]
-    log_time = np.log(_NORM_FIXED_S + _bytes(asked) / bytes_per_s)
+    log_time = np.log(_NORM_FIXED_S + _bytes(request) / bytes_per_s)
     return Prediction.around(log_time, _NORM_HALF_WIDTH, "learned")
 
 
-def log_least(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
+def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Log of the time in which what the last-level cache cannot hold streams through memory; -inf where it holds
     all."""
-    l2, bandwidth = asked.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
-    counted = asked.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
+    l2, bandwidth = request.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
+    counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
 
     # a kernel that is timed again and again finds in the cache what fits there
-    beyond_cache = np.maximum(_bytes(asked) * counted - l2, 0.0)
+    beyond_cache = np.maximum(_bytes(request) * counted - l2, 0.0)
     with np.errstate(divide="ignore"):
         return np.log(beyond_cache / (STREAM_SHARE * bandwidth))
 
@@ -206,9 +207,9 @@ def _shares(query: Query) -> _Shares:
     return _BY_SOFTWARE.get((die, software), _FUSED.get(die, _Shares(1.0, 1.0)))
 
 
-def _bytes(asked: PriceQuery) -> Float64[np.ndarray, "n"]:
+def _bytes(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Compulsory traffic of every row."""
-    physics, _ = physics_of([query.figures for query in asked.queries], asked.query, asked.rows)
+    physics, _ = physics_of([query.figures for query in request.queries], request.query, request.rows)
     return physics.bytes
 
 
@@ -224,11 +225,13 @@ _LEAST_PRODUCT_SHARE: Final = 0.25
 """Share of a row's time that is left to its product at least."""
 
 
-def log_product_share(asked: PriceQuery, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+def log_product_share(request: PriceQuery, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """Log of the part of `log_time` that products [m, k] x [k, n] take without the quantising of [m, k]."""
-    shape = asked.rows.shape
+    shape = request.rows.shape
     elements = np.asarray(shape["m"] * shape["k"] * shape["batch"] * shape["groups"], float)
-    bytes_per_s = asked.of_query(lambda query: query.figures.bandwidth * _QUANTISING_SHARE.get(query.figures.die, 1.0))
+    bytes_per_s = request.of_query(
+        lambda query: query.figures.bandwidth * _QUANTISING_SHARE.get(query.figures.die, 1.0)
+    )
     quantising_s = _QUANTISING_LAUNCHES_S + _QUANTISING_BYTES * elements / bytes_per_s
 
     # Quantising may seem to take longer than the row did, where the row is short: some of it is always the product.

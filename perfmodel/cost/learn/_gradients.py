@@ -26,7 +26,7 @@ WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
 
 
-def way(
+def answer_method(
     family: str,
     kind: KernelKind,
     query: Query,

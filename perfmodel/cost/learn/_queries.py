@@ -108,7 +108,7 @@ class PriceQuery:
 
 
 def with_half_batches(
-    asked: PriceQuery, divided: Bool[np.ndarray, "n"]
+    request: PriceQuery, divided: Bool[np.ndarray, "n"]
 ) -> tuple[PriceQuery, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
     """The rows, followed by copies with half the batch, a quarter and so on while divisible.
 
@@ -119,12 +119,13 @@ def with_half_batches(
         `m` different rows, in ascending order of their batches; which of them every row is; and which is half of each,
         itself where it is not divided.
     """
-    rows = asked.rows
+    rows = request.rows
 
     # Level by level: the rows as they are, then halves of those that divide, then halves of these. `source` is the row
     # that a part comes from, `half` its place among all parts of its own half (itself, until it is divided).
-    source, batch = np.arange(len(asked)), rows.shape["batch"]
-    place = np.arange(len(asked))
+    source = np.arange(len(request))
+    batch = rows.shape["batch"]
+    place = np.arange(len(request))
     sources, batches, halves = [], [], []
     n_parts = 0
     while True:
@@ -141,15 +142,17 @@ def with_half_batches(
         place = n_parts + np.arange(len(even))
         half[even] = place
         source, batch = source[even], batch[even] / 2
-    source, batch, half = np.concatenate(sources), np.concatenate(batches), np.concatenate(halves)
+    source = np.concatenate(sources)
+    batch = np.concatenate(batches)
+    half = np.concatenate(halves)
 
     # Equal parts of different rows are asked once. The batch comes first in the key: `unique` sorts by it.
     other_columns = (values[source] for name, values in rows.shape.items() if name != "batch")
-    key = np.column_stack([batch, asked.query[source], rows.kind[source], *other_columns])
+    key = np.column_stack([batch, request.query[source], rows.kind[source], *other_columns])
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    distinct = asked.take(source[first])
+    distinct = request.take(source[first])
     distinct = distinct.instead(distinct.rows.changed({"batch": batch[first]}))
-    return distinct, place[: len(asked)], place[half[first]]
+    return distinct, place[: len(request)], place[half[first]]
 
 
 @dataclass(frozen=True)

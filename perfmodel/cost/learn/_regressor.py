@@ -18,7 +18,7 @@ from perfmodel.cost.learn._dies import (
     norm_times,
     without_copies,
 )
-from perfmodel.cost.learn._gradients import Way, added, gradient_products, scaled, way, whole_backward
+from perfmodel.cost.learn._gradients import Way, added, answer_method, gradient_products, scaled, whole_backward
 from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn.intervals import Intervals
 from perfmodel.cost.learn.parameters import Elsewhere, Inputs, Parameters, log_time_and_positions, term_constants
@@ -72,51 +72,51 @@ class Regressor:
             for s in self.stacks
         )
 
-    def predict(self, asked: PriceQuery) -> Prediction:
+    def predict(self, request: PriceQuery) -> Prediction:
         """Predict the time of each row for its query.
 
         Both gradients of a product take as long as the two apart (`learn._gradients`).
         """
         # how a row is answered follows from its device, software and kind alone: few of them for many rows
-        pairs, pair_of = asked.combinations()
-        ways: list[Way] = [way(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
+        pairs, pair_of = request.combinations()
+        ways: list[Way] = [answer_method(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
         way_of = np.array(ways, object)[pair_of]
-        answers = Prediction.empty(len(asked))
+        answers = Prediction.empty(len(request))
         for how in dict.fromkeys(ways):
             at = np.flatnonzero(way_of == how)
-            answers.put(at, self._by_way(how, asked.take(at)))
+            answers.put(at, self._by_way(how, request.take(at)))
         return answers
 
-    def _by_way(self, how: Way, asked: PriceQuery) -> Prediction:
+    def _by_way(self, how: Way, request: PriceQuery) -> Prediction:
         """Times of rows that are all answered in one way."""
         match how:
             case "itself":
-                return self._by_plans(asked)
+                return self._by_plans(request)
             case "near measured":
                 # few shapes were timed on the device: away from them it is answered as if none was
-                answers = self._by_plans(asked)
+                answers = self._by_plans(request)
                 far = np.flatnonzero(answers.provenance > 0)
                 if far.size:
-                    answers.put(far, self._by_plans(asked.take(far), direct=False))
+                    answers.put(far, self._by_plans(request.take(far), direct=False))
                 return answers
             case "by forward":
-                forward = self._by_plans(asked.instead(forward_rows(asked.rows)))
-                return scaled(forward, log_over_forward(self._at_home(asked)))
+                forward = self._by_plans(request.instead(forward_rows(request.rows)))
+                return scaled(forward, log_over_forward(self._at_home(request)))
             case "by bandwidth":
-                return norm_times(asked)
+                return norm_times(request)
             case "sum":
-                of_inputs, of_weights = gradient_products(asked.rows)
-                return added(self._by_plans(asked.instead(of_inputs)), self._by_plans(asked.instead(of_weights)))
+                of_inputs, of_weights = gradient_products(request.rows)
+                return added(self._by_plans(request.instead(of_inputs)), self._by_plans(request.instead(of_weights)))
             case "share":
-                backward = whole_backward(asked.rows)
+                backward = whole_backward(request.rows)
                 # shares as on the most measured part of the die: one may grow where all times fall
-                home = self._at_home(asked)
+                home = self._at_home(request)
                 of_inputs, of_weights = (self._by_plans(home.instead(rows)) for rows in gradient_products(backward))
                 both = added(of_inputs, of_weights)
                 part = self._by_plans(home)
-                return scaled(self._by_plans(asked.instead(backward)), part.log_time - both.log_time)
+                return scaled(self._by_plans(request.instead(backward)), part.log_time - both.log_time)
 
-    def _at_home(self, asked: PriceQuery) -> PriceQuery:
+    def _at_home(self, request: PriceQuery) -> PriceQuery:
         """The rows, asked of the most measured part of every device's die (`home_of`).
 
         But with as many exponentials in a clock as the device's own, which is what its ratios are asked for.
@@ -126,75 +126,77 @@ class Regressor:
             home = home_of(self.stacks, figures)
             return replace(home, exponentials_per_clock=figures.exponentials_per_clock)
 
-        return replace(asked, queries=tuple(q._replace(figures=at_home(q.figures)) for q in asked.queries))
+        return replace(request, queries=tuple(q._replace(figures=at_home(q.figures)) for q in request.queries))
 
-    def _by_plans(self, asked: PriceQuery, *, direct: bool = True) -> Prediction:
+    def _by_plans(self, request: PriceQuery, *, direct: bool = True) -> Prediction:
         """Times of rows, each by the plan of its own kind, without what the sources timed beside the kernel.
 
         Args:
             direct: as in `plan`.
         """
         if self.family == "attention":
-            return self._attention_of_training(asked, direct)
-        answers = self._as_timed(asked, direct)
+            return self._attention_of_training(request, direct)
+        answers = self._as_timed(request, direct)
         if self.family == "memory":
-            self._bound_by_stream(answers, asked, direct)
+            self._bound_by_stream(answers, request, direct)
         if self.family == "gemm":
-            self._leave_out_quantising(answers, asked, direct)
+            self._leave_out_quantising(answers, request, direct)
         return answers
 
-    def _attention_of_training(self, asked: PriceQuery, direct: bool) -> Prediction:
+    def _attention_of_training(self, request: PriceQuery, direct: bool) -> Prediction:
         """Attention as training runs it, of kernels that were timed otherwise (`learn._dies`)."""
 
         # Rows of the source that is asked, or of a user on this device, stay as they were timed.
-        as_asked = self._where(
-            asked, direct, lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source)
+        as_asked = self._rows_where(
+            request, direct, lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source)
         )
 
         # Servers' kernels copy keys and values into a cache after causal prompts: their times hold that copy, too.
-        served = ~as_asked & self._where(
-            asked, direct, lambda query, kind, plan: fills_caches(self.stacks[plan.terms[0].stack].source)
+        served = ~as_asked & self._rows_where(
+            request, direct, lambda query, kind, plan: fills_caches(self.stacks[plan.terms[0].stack].source)
         )
-        copies = served & self._where(asked, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
-        rows = without_copies(asked.rows, copies)
+        copies = served & self._rows_where(request, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
+        rows = without_copies(request.rows, copies)
 
         # Rows are priced with heads of equal length and in 16 bits, then scaled to what they are.
-        rows, log_over = as_equal_heads(rows, asked.of_query(lambda query: query.figures.die), as_asked)
-        log_over += log_over_served(self._at_home(asked), served)
-        answers = self._as_timed(asked.instead(rows), direct)
+        rows, log_over = as_equal_heads(rows, request.of_query(lambda query: query.figures.die), as_asked)
+        log_over += log_over_served(self._at_home(request), served)
+        answers = self._as_timed(request.instead(rows), direct)
         log_time, log_low, log_high, _ = scaled(answers, log_over)
         learned = 1
         return Prediction(log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned))
 
-    def _bound_by_stream(self, answers: Prediction, asked: PriceQuery, direct: bool) -> None:
+    def _bound_by_stream(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
         """Let kernels that move tensors take as long at least as their bytes stream through the memory.
 
         Only where nothing was measured: on another die, or away from the shapes that were timed.
         """
-        elsewhere = self._where(asked, direct, lambda query, kind, plan: not self._of_die(plan))
+        elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._of_die(plan))
         at = np.flatnonzero(elsewhere | (answers.provenance > 0))
         if len(at):
-            answers.at_least(at, log_least(asked.take(at)))
+            answers.at_least(at, log_least(request.take(at)))
 
-    def _leave_out_quantising(self, answers: Prediction, asked: PriceQuery, direct: bool) -> None:
+    def _leave_out_quantising(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
         """Shorten products of 8 bits to the products alone where a source timed the quantising of an operand, too.
 
         Rows of that source stay as it timed them.
         """
-        at = np.flatnonzero(
-            self._where(asked, direct, lambda query, kind, plan: kind.dtype == "fp8" and self._quantises(query, plan))
-        )
+
+        def quantises(query: Query, kind: KernelKind, plan: Plan) -> bool:
+            return kind.dtype == "fp8" and self._quantises(query, plan)
+
+        at = np.flatnonzero(self._rows_where(request, direct, quantises))
         if len(at):
             # a share as on the most measured part of the die, so that no part is slower for more bandwidth
-            home = self._at_home(asked.take(at))
+            home = self._at_home(request.take(at))
             there = self._as_timed(home, direct)
             answers.move(at, log_product_share(home, there.log_time))
 
-    def _where(
-        self, asked: PriceQuery, direct: bool, holds: Callable[[Query, KernelKind, Plan], bool]
+    def _rows_where(
+        self, request: PriceQuery, direct: bool, holds: Callable[[Query, KernelKind, Plan], bool]
     ) -> Bool[np.ndarray, "n"]:
         """Whether something holds of every row's query, kind and plan."""
-        pairs, pair_of = asked.combinations()
+        pairs, pair_of = request.combinations()
         return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
 
     def _of_die(self, plan: Plan) -> bool:
@@ -210,12 +212,12 @@ class Regressor:
         stack = self.stacks[plan.terms[0].stack]
         return quantises_operands(stack.source, stack.software) and query.source != stack.source
 
-    def _as_timed(self, asked: PriceQuery, direct: bool) -> Prediction:
+    def _as_timed(self, request: PriceQuery, direct: bool) -> Prediction:
         """Times of rows, each by its plan, with all that the sources timed beside the kernel."""
-        n = len(asked)
+        n = len(request)
         if not n:
             return Prediction.empty(0)
-        pairs, pair_of = asked.combinations()
+        pairs, pair_of = request.combinations()
         plans = [self.plan(query, kind, direct=direct) for query, kind in pairs]
 
         # Every row once for each term of its plan, so that the network runs once over all of them. Rows sorted by
@@ -230,8 +232,9 @@ class Regressor:
                 row_parts.append(rows_of_plan)
                 term_parts.append(np.full(len(rows_of_plan), len(terms)))
                 terms.append(term)
-        rows_at, term_at = np.concatenate(row_parts), np.concatenate(term_parts)
-        log_term, positions = self._evaluate(asked.rows.take(rows_at), terms, term_at, asked.host_launch)
+        rows_at = np.concatenate(row_parts)
+        term_at = np.concatenate(term_parts)
+        log_term, positions = self._evaluate(request.rows.take(rows_at), terms, term_at, request.host_launch)
 
         # A row's log time is the weighted sum over its terms.
         coefficient = np.array([t.coefficient for t in terms])[term_at]
@@ -305,12 +308,13 @@ class Regressor:
 
         # Offsets of the interval's ends by what was left out to learn them: shapes of the group, the largest shapes,
         # devices with near relatives, devices without.
-        low, high = np.zeros(len(log_time)), np.zeros(len(log_time))
+        low = np.zeros(len(log_time))
+        high = np.zeros(len(log_time))
         in_range = direct & inside
         for code in np.unique(group[in_range]):
-            of_group = in_range & (group == code)
+            in_group = in_range & (group == code)
             quantiles = self.intervals.groups.get(groups[code], self.intervals.family)
-            low[of_group], high[of_group] = quantiles.at(log_time[of_group])
+            low[in_group], high[in_group] = quantiles.at(log_time[in_group])
         for mask, quantiles in (
             (direct & ~inside, self.intervals.beyond),
             (moved | (modes == "near"), self.intervals.near),
@@ -322,7 +326,12 @@ class Regressor:
 
 
 def _as_measured(rows: Rows, measured: KindColumns, work: Sequence[KernelKind], index: np.ndarray) -> Rows:
-    """Rows as those of the kinds by which they are answered, doing the work of others: row `i` of `work[index[i]]`."""
+    """Change the shapes of rows so that the kinds which were measured answer for them.
+
+    Args:
+        measured: kind by which each row is answered.
+        work, index: row `i` does the work of `work[index[i]]`.
+    """
     work_columns = KindColumns.of(work, index)
     shape = FAMILIES[rows.family].as_measured(rows.shape, rows.columns, measured, work_columns)
     return Rows(rows.family, shape, *distinct(work, index))

@@ -256,7 +256,7 @@ def _unbound(log_share: float) -> float:
     return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
 
 
-def _issue_over_bandwidth(donor: Figures, asked: Figures) -> float:
+def _issue_over_bandwidth(donor: Figures, target: Figures) -> float:
     """Log growth of the issue rate over that of the bandwidth from one device to another."""
-    issue = asked.units * asked.clock / (donor.units * donor.clock)
-    return float(np.log(issue / (asked.bandwidth / donor.bandwidth)))
+    issue = target.units * target.clock / (donor.units * donor.clock)
+    return float(np.log(issue / (target.bandwidth / donor.bandwidth)))

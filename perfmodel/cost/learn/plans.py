@@ -130,11 +130,11 @@ def make_plan(
     """
     known_source, known_software = _known_names(stacks, source, software)
     request = KernelRequest(stacks, figures, kind, known_source, known_software)
-    of_die = [i for i, stack in enumerate(stacks) if stack.figures.same_die(figures)]
+    on_die = [i for i, stack in enumerate(stacks) if stack.figures.same_die(figures)]
 
     # The device itself, if the user measured it or its source is the one that is asked: no other part of its die may
     # speak for it then.
-    exact = [i for i in of_die if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
+    exact = [i for i in on_die if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
     exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == request.source]
     if exact and direct:
         best = min(exact, key=request.order.__getitem__)
@@ -147,10 +147,10 @@ def make_plan(
         return plan_at_home and _moved(plan_at_home, stacks, home, figures)
 
     # 1. A stack of the device that has the kind.
-    eligible = [i for i in of_die if request.source is None or stacks[i].source == request.source]
+    eligible = [i for i in on_die if request.source is None or stacks[i].source == request.source]
     if request.source is None:
         # what was timed under load says how kernels compare, not how fast they are
-        eligible = [i for i in of_die if not held_under_load(stacks[i].source)] or of_die
+        eligible = [i for i in on_die if not held_under_load(stacks[i].source)] or on_die
     having = sorted((i for i in eligible if kind in stacks[i].kinds), key=request.order.__getitem__)
     if having and direct:
         return Plan("direct", _shared(request, having))
@@ -173,9 +173,9 @@ def make_plan(
 def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
     """The device of the same die with the most measured rows; without any, the catalog's largest part of the die, or
     else the device itself."""
-    of_die = [s for s in stacks if s.figures.same_die(figures)]
-    if of_die:
-        return max(of_die, key=lambda s: sum(s.kinds.values())).figures
+    on_die = [s for s in stacks if s.figures.same_die(figures)]
+    if on_die:
+        return max(on_die, key=lambda s: sum(s.kinds.values())).figures
     return larger_part(figures.name) or figures.nominal
 
 
@@ -255,7 +255,8 @@ def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
     kind, forward, stacks = request.kind, request.forward.kind, request.stacks
     donors = []
     for i, stack in enumerate(stacks):
-        rows, rows_of_forward = stack.kinds.get(kind, 0), stack.kinds.get(forward, 0)
+        rows = stack.kinds.get(kind, 0)
+        rows_of_forward = stack.kinds.get(forward, 0)
         if min(rows, rows_of_forward) >= FEW_ROWS:
             donors.append(i)
     if not donors:
@@ -367,7 +368,8 @@ def _related(request: KernelRequest, among: Collection[int] | None = None) -> Pl
     total = sum(donor.score for donor in top)
     terms = tuple(Term(donor.score / total, donor.stack, kind, request.figures) for donor in top)
     mean_similarity = sum(t.coefficient * request.likeness(t.stack) for t in terms)
-    return Plan("near" if mean_similarity >= NEAR_SIMILARITY else "far", terms)
+    mode = "near" if mean_similarity >= NEAR_SIMILARITY else "far"
+    return Plan(mode, terms)
 
 
 shorten_reprs(__name__)

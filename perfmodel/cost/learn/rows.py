@@ -135,7 +135,8 @@ def dtype_class(dtype: str) -> str:
 
 
 def _element_bytes(dtype_class: str) -> float:
-    return float(DTYPE_BYTES.get("bf16" if dtype_class == "half" else dtype_class, 4))
+    dtype = "bf16" if dtype_class == "half" else dtype_class
+    return float(DTYPE_BYTES.get(dtype, 4))
 
 
 def _finish(
@@ -197,7 +198,10 @@ def kind_distance(a: KernelKind, b: KernelKind) -> float:
     """Distance of two kinds: 1 for a different pass, 2 for op, 4 for dtype (forward is the best stand-in)."""
     distance = 4.0 * (a.dtype != b.dtype) + 2.0 * (a.op != b.op)
     if a.pass_ != b.pass_:
-        distance += 1.0 if b.pass_ == "fwd" else 1.5
+        if b.pass_ == "fwd":
+            distance += 1.0
+        else:
+            distance += 1.5
     return distance
 
 
@@ -205,22 +209,22 @@ _ONE_PRODUCT = ("dgrad", "wgrad", "bwd_one_gemm", "fwd")
 """Passes that are one product each."""
 
 
-def _pass_cost(asked: str, candidate: str) -> float:
+def _pass_cost(requested: str, candidate: str) -> float:
     """How badly a pass stands in for another. A gradient of a product is a product as forward is; both gradients
     together, or their addition to others, are not, and a gradient product of which nobody says which (`bwd_one_gemm`)
     was timed on too few shapes to speak for others."""
-    if asked == candidate:
+    if requested == candidate:
         return 0.0
 
     # More than another dtype costs (4): such a pass does candidate work.
     other_work = 6.0
-    if asked in _ONE_PRODUCT:
+    if requested in _ONE_PRODUCT:
         if candidate == "fwd":
             return 2.5
         if candidate == "bwd_one_gemm":
             return 3.5
         return 3.0 if candidate in _ONE_PRODUCT else other_work
-    if "grad_accum" in (asked, candidate):
+    if "grad_accum" in (requested, candidate):
         return other_work
     return 3.0 if candidate == "fwd" or candidate not in _ONE_PRODUCT else 3.5
 

@@ -149,7 +149,8 @@ class EnvironmentClient:
     """
 
     def __init__(self, address: str, rank: int) -> None:
-        self._address, self._rank = address, rank
+        self._address = address
+        self._rank = rank
         self._prices: dict[tuple[str, str, int], tuple[float, float]] = {}
         self._thread_state = threading.local()
 

@@ -28,7 +28,10 @@ class Effects:
             real: places of the real ranks, in order.
             group: process group of these; None for one.
         """
-        self._own, self._size, self._real, self._group = place, size, real, group
+        self._own = place
+        self._size = size
+        self._real = real
+        self._group = group
 
     def release(self) -> None:
         """Leave the group of the real ranks."""
@@ -53,7 +56,8 @@ class Effects:
             # objects, of padded batches) then fit. Real ranks' data follow and overwrite theirs.
             for part in parts:
                 if part.data_ptr() != sent.data_ptr():
-                    part.copy_(sent.view_as(part) if part.shape != sent.shape else sent)
+                    reshaped = sent.view_as(part) if part.shape != sent.shape else sent
+                    part.copy_(reshaped)
             if self._group is not None:
                 self._group.allgather([[parts[place] for place in self._real]], [sent.contiguous()]).wait()
 
@@ -151,7 +155,8 @@ def type_of(tensors: Sequence[Tensor]) -> str:
     # The CPU is the usual place and goes unsaid.
     first = tensors[0]
     qualifiers = [first.device.type] if first.device.type != "cpu" else []
-    qualifiers += ["sparse"] if first.layout != torch.strided else []
+    if first.layout != torch.strided:
+        qualifiers += ["sparse"]
     return " ".join([*qualifiers, str(first.dtype).removeprefix("torch.")])
 
 

@@ -35,7 +35,9 @@ class EmulatedGroup(_ProcessGroup):
         # kept apart).
         place = members.index(rank.orders.rank)
         super().__init__(place, len(members))
-        self.name_, self.members, self._rank = name, members, rank
+        self.name_ = name
+        self.members = members
+        self._rank = rank
         self._real_members = tuple(m for m in members if m in rank.orders.real_ranks)
         exchanging = tuple(position for position, m in enumerate(members) if m in rank.orders.exchanging)
         self._effects = Effects(place, len(members), exchanging, real)
@@ -89,7 +91,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors, op = _listed(tensors), _reduction(opts)
-        call = _call("all_reduce", tensors, tensors, self._named(op))
+        call = _call("all_reduce", tensors, tensors, self._name_of_reduction(op))
         return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
     allreduce_coalesced = allreduce
@@ -116,7 +118,7 @@ class EmulatedGroup(_ProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
-        call = _call("reduce_scatter", list(chain(*inputs)), outputs, self._named(op))
+        call = _call("reduce_scatter", list(chain(*inputs)), outputs, self._name_of_reduction(op))
         return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
 
     def reduce_scatter_single(self, output: Tensor, input_tensor: Tensor, opts: Any = None) -> EmulatedWork:
@@ -124,7 +126,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         op = _reduction(opts)
-        call = _call("reduce_scatter", inputs, outputs, self._named(op))
+        call = _call("reduce_scatter", inputs, outputs, self._name_of_reduction(op))
 
         def effect() -> None:
             parts = [list(input_tensor.reshape(self.size(), -1)) for input_tensor in inputs]
@@ -155,7 +157,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
-        call = _call("reduce", tensors, tensors, f"{self._named(op)}, root {self.members[root]}")
+        call = _call("reduce", tensors, tensors, f"{self._name_of_reduction(op)}, root {self.members[root]}")
         return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
@@ -205,7 +207,7 @@ class EmulatedGroup(_ProcessGroup):
     alltoall_base = all_to_all_single
     """Names before torch 2.13."""
 
-    def _named(self, op: Any) -> str:
+    def _name_of_reduction(self, op: Any) -> str:
         """Return the name of a reduction, on which real ranks must agree.
 
         A single real rank has nobody to agree with; looking the name up takes as long as the rest of a call.
@@ -263,7 +265,8 @@ class EmulatedGroup(_ProcessGroup):
         agreed, alive, meets = call, self.members, self._real_members
         # The two sides of a message must agree on its size, not on who sends.
         if peer is not None:
-            agreed, alive = Call("message", call.nbytes, call.dtype), (rank.orders.rank, self.members[peer])
+            agreed = Call("message", call.nbytes, call.dtype)
+            alive = (rank.orders.rank, self.members[peer])
             meets = tuple(sorted({*alive} & {*rank.orders.real_ranks}))
         elif call.kind == "all_to_all":
             # Ranks may send different numbers of bytes: only the type must agree.

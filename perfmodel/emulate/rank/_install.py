@@ -25,7 +25,8 @@ def install(c10d: ModuleType) -> None:
 class _Installed:
     def __init__(self, c10d: Any, orders: Orders) -> None:
         # Every way to a process group leads through one helper of torch; wrapping it leaves scripts as they are.
-        self._c10d, self._orders = c10d, orders
+        self._c10d = c10d
+        self._orders = orders
         self._rank: Any = None
         self._forming: tuple[int, ...] = ()
         """Members of the group that is being made."""
@@ -42,6 +43,7 @@ class _Installed:
                 setattr(c10d, name, self._checked(name, getattr(c10d, name)))
 
     def _new_group(self, size: int, place: int, ranks: Any, backend: Any, store: Any, *rest: Any, **named: Any) -> Any:
+        """Make a process group whose backend is the emulation, under the name of the one that was asked for."""
         import torch  # pyright: ignore[reportMissingImports]
 
         from perfmodel.emulate.rank._rank import Rank
@@ -80,6 +82,7 @@ class _Installed:
         return made
 
     def _create(self, options: Any, _: Any) -> Any:
+        """Make the backend of a group, which torch asks for by its registered name."""
         from perfmodel.emulate.rank._group import EmulatedGroup
 
         orders = self._orders
@@ -101,7 +104,8 @@ class _Installed:
         def checked(*arguments: Any, **named: Any) -> Any:
             # The source may be given by position, by name or not at all.
             bound = parameters.bind(*arguments, **named).arguments
-            source = bound.get("src", None if name == "recv_object_list" else 0)
+            default = None if name == "recv_object_list" else 0
+            source = bound.get("src", default)
             orders = self._orders
             if source is not None and source not in orders.exchanging:
                 why = (

@@ -32,7 +32,11 @@ class EmulatedWork(dist.Work):
         waited: Callable[[float], None],
     ) -> None:
         super().__init__()
-        self.noted, self.call, self.plan, self.effect, self._waited = noted, call, plan, effect, waited
+        self.noted = noted
+        self.call = call
+        self.plan = plan
+        self.effect = effect
+        self._waited = waited
         self._result = result
         self._asked = threading.Lock()
         self._future: Any = None
@@ -108,7 +112,8 @@ class Lane:
             first: whether the lane's thread runs before the script's.
             copies_per_s: speed of the core of which processor times speak.
         """
-        self._failed, self._first = failed, first
+        self._failed = failed
+        self._first = first
         self._queue: SimpleQueue[EmulatedWork | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._core = Core(torch, copies_per_s)

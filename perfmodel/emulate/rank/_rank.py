@@ -66,7 +66,8 @@ class Rank:
             call: makes one that is answered at once, or else one to wait for.
         """
         # A call in a warm loop takes less than one in a script, so caches are filled before each.
-        memory, matrix = self._torch.ones(_COLD_FLOATS), self._torch.ones(256, 256)
+        memory = self._torch.ones(_COLD_FLOATS)
+        matrix = self._torch.ones(256, 256)
         asked, self.conditions = self.conditions, Conditions(self.orders.without_what_if())
         self._trial = True
         for at_once in (False, True):
@@ -83,7 +84,8 @@ class Rank:
                 cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
             # The median is what scripts meet; by quiet trials alone calls would come out 0.1 ms too long.
             self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
-        self._trial, self.conditions = False, asked
+        self._trial = False
+        self.conditions = asked
         self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())
         # Trials are no calls of the script.
         self.record.collectives.clear()
@@ -106,4 +108,5 @@ class Rank:
     def fail(self, error: Exception) -> None:
         """Report a failure to the environment, which also ends the other ranks."""
         text = str(error)
-        self.environment.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")
+        message = text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}"
+        self.environment.ask("failed", message)

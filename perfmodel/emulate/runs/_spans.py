@@ -54,7 +54,8 @@ def iteration(rank: RankRun, number: int) -> Iteration:
     """
     # Iteration n lies between the ends of steps n - 1 and n; all times count from its start.
     first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
-    begin_s, time_s = float(first.wall_s), float(last.wall_s - first.wall_s)
+    begin_s = float(first.wall_s)
+    time_s = float(last.wall_s - first.wall_s)
     calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
     for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
         calls[name] = calls[name] - begin_s
@@ -91,7 +92,8 @@ class _Cutter:
         # Start of the span under way, and the calls that it comes after.
         self._start_s, self._after = 0.0, ()
         # A moment at which the processor time of the thread is known.
-        self._known_s, self._known_thread_s = 0.0, thread_s
+        self._known_s = 0.0
+        self._known_thread_s = thread_s
 
     def call(self, moment_s: float, place: int) -> None:
         """Cut where the thread issues a collective: a span ends with that."""
@@ -179,7 +181,7 @@ def users_of(calls: "pd.DataFrame") -> list[User]:
 
 def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
     """Seconds of the core that the users leave free in an interval; inverse of `done_at_s`."""
-    return sum((high - low) * _left(low, users) for low, high in pairwise(_moments_s(start_s, end_s, users)))
+    return sum((high - low) * _free_share(low, users) for low, high in pairwise(_moments_s(start_s, end_s, users)))
 
 
 def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
@@ -187,7 +189,7 @@ def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
     # The share of the core is constant between two moments, so work is done piece by piece.
     *moments_s, _ = _moments_s(start_s, float("inf"), users)
     for low_s, high_s in pairwise(moments_s):
-        share = _left(low_s, users)
+        share = _free_share(low_s, users)
         if share > 0 and (high_s - low_s) * share >= work_s:
             return low_s + work_s / share
         work_s -= (high_s - low_s) * share
@@ -203,7 +205,7 @@ def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float
     return sorted(moments_s)
 
 
-def _left(moment_s: float, users: Sequence[User]) -> float:
+def _free_share(moment_s: float, users: Sequence[User]) -> float:
     # Several collectives may want more than the whole core; the thread then gets nothing.
     taken = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
     return max(0.0, 1.0 - taken)

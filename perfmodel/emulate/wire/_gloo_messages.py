@@ -192,7 +192,8 @@ class Connection:
                 incoming.arrived += there
                 at += there
                 if not incoming.complete:
-                    self._header, self._incoming = header, incoming
+                    self._header = header
+                    self._incoming = incoming
                     break
             arrived(header)
         # A header that is cut off waits at the front of the box for the rest.

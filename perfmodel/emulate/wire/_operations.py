@@ -145,8 +145,13 @@ class Operation:
             source: the same operation of the real rank whose data reach the emulated ones, None before its first
                 message; by default this one.
         """
-        self.slot, self.kind, self.size, self.place, self.begin_s = slot, kind_of(slot), size, place, begin_s
-        self._network, self._links = network, links
+        self.slot = slot
+        self.kind = kind_of(slot)
+        self.size = size
+        self.place = place
+        self.begin_s = begin_s
+        self._network = network
+        self._links = links
         self.pairs: dict[int, Pair] = {}
         self._source = source or (lambda: self)
         self._kept: dict[tuple[int, int], Incoming] = {}
@@ -196,7 +201,9 @@ class Operation:
         data = self._data(peer, number, nbytes, zeros)
         if data is None:
             return NEVER_S
-        ahead, network, links = predecessors(self.kind, self.size, self.place, peer), self._network, self._links
+        ahead = predecessors(self.kind, self.size, self.place, peer)
+        network = self._network
+        links = self._links
         takes_s = nbytes / network.bytes_per_s
         # All receivers have said by then that they are ready, which takes one latency to the first sender.
         there_s = self.begin_s + (ahead.steps + bool(ahead.steps)) * network.latency_s

@@ -28,8 +28,10 @@ def main() -> int:
     while not line.endswith(b"\n"):
         line += os.read(sys.stdin.fileno(), 1) or b"\n"
     fields: dict[str, Any] = json.loads(line)
-    network, may_compile = Network(**fields.pop("network")), bool(fields.pop("compiled"))
-    peer, failure = _peer(Orders.from_fields(fields), network, may_compile), ""
+    network = Network(**fields.pop("network"))
+    may_compile = bool(fields.pop("compiled"))
+    peer = _peer(Orders.from_fields(fields), network, may_compile)
+    failure = ""
     begin_s, cpu_s = time.perf_counter(), time.process_time()
     # The ranks' script may be interrupted; this process ends after it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -92,7 +92,8 @@ class Peer:
 
     def __init__(self, orders: Orders, network: Network) -> None:
         # Two ports: one for the library's connections, one where real ranks announce the groups that they form.
-        self._orders, self._network = orders, network
+        self._orders = orders
+        self._network = network
         self._selector: Any = selectors.DefaultSelector()
         address = orders.wire.rpartition(":")[0]
         self._listener = socket.create_server((address, 0), backlog=1024)
@@ -217,9 +218,11 @@ class Peer:
         return self._zeros
 
     def _exchange(self, end: _Endpoint, events: int) -> None:
+        """Receive and send what a connection is ready for; forget it when the other side has closed it."""
         if events & selectors.EVENT_WRITE:
             end.connection.flush()
-        place, arrived = partial(self._place, end), partial(self._arrived, end)
+        place = partial(self._place, end)
+        arrived = partial(self._arrived, end)
         if events & selectors.EVENT_READ and not end.connection.receive(place, arrived):
             self._selector.unregister(end.connection.socket)
             del end.group.ends[end.peer]
@@ -255,6 +258,7 @@ class Peer:
         return operation.place_for(end.peer, header.nbytes, self._scrap)
 
     def _arrived(self, end: _Endpoint, header: Header) -> None:
+        """Pass a message to its operation."""
         # gloo's handshake: both sides announce, then the data follow.
         operation, now_s = self._operation(end, header), time.perf_counter()
         pair = operation.pair(end.peer, end.connection)
@@ -277,7 +281,9 @@ class Peer:
         if operation is not None:
             return operation
         # The first message of a slot begins its operation; the slot's bits say which collective it is.
-        kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.conditions
+        kind = kind_of(header.slot)
+        now_s = time.perf_counter()
+        conditions = group.conditions
         wrong = self._calls.disagreement(group.name, group.rank, number_of(header.slot), kind)
         if wrong:
             raise EmulationError(wrong)

@@ -308,7 +308,8 @@ def peers(orders: Orders, network: Network, place: PeerPlace) -> Iterator[PeerPr
                 "python3"
             )
         orders = replace(orders, wire=f"{place.address}:{int(port)}")
-        yield PeerProcess(process, orders, clock_ahead_s(orders) if place.other_clock else 0.0)
+        ahead_s = clock_ahead_s(orders) if place.other_clock else 0.0
+        yield PeerProcess(process, orders, ahead_s)
     finally:
         process.kill()
         process.wait()

@@ -59,11 +59,11 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
     if kind != "FSDP":
         return {"zero": 0}
     fields = _sharded(by_name, again)
-    copies = _whole(settings, _COPIES[0])
+    copies = _degree(settings, _COPIES[0])
     if copies > 1:
         # The file's own groups, instead of those of a node.
         fields.pop("shard_ranks", None)
-        if _whole(settings, _COPIES[1]) == 1:
+        if _degree(settings, _COPIES[1]) == 1:
             return {"zero": 0}
         fields["replicate"] = copies
     return fields | (fsdp_offload(fields["zero"], FLAG.read(on_host or False)) if fields["zero"] else {})
@@ -77,10 +77,11 @@ def _sharded(by_name: Any, again: Any) -> Fields:
     name = again if by_name is None else by_name
     # `accelerate config` once wrote the number of a menu's line, counted from 1.
     number = int(name) if str(name).isdecimal() else 0
-    return sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else name)
+    strategy_name = _NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else name
+    return sharding(strategy_name)
 
 
-def _whole(settings: Mapping[str, Any], name: str) -> int:
+def _degree(settings: Mapping[str, Any], name: str) -> int:
     """A degree, which is 1 where the file does not say it."""
     return WHOLE.read(settings.get(name, 1))
 
@@ -88,7 +89,8 @@ def _whole(settings: Mapping[str, Any], name: str) -> int:
 def _context(settings: Mapping[str, Any]) -> Fields:
     """Ranks that share a sequence: by blocks of keys and values, or by heads (DeepSpeed's Ulysses)."""
     # `sp_size` is DeepSpeed's Ulysses, `cp_size` PyTorch's context parallelism.
-    ranks, by_heads = _whole(settings, _CONTEXT[0]), _whole(settings, _CONTEXT[1])
+    ranks = _degree(settings, _CONTEXT[0])
+    by_heads = _degree(settings, _CONTEXT[1])
     if by_heads > 1:
         return {"cp": ranks * by_heads, "cp_kind": "ulysses"}
     fields: Fields = {"cp": ranks}

@@ -116,7 +116,7 @@ def read_arguments(
     ]
     # A script also prepares data and converts checkpoints; the command that trains knows most of the framework's flags.
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
-    notes += _others(best, commands, known, switches)
+    notes += _note_on_others(best, commands, known, switches)
     entries = command_entries(best.argv, known, switches)
     started = _numbers_of(best.argv)
     if "ntasks-per-node" in started:
@@ -145,7 +145,8 @@ def _of_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]
     try:
         file = neighbours.find(str(config.value))
         zero = json.loads("" if file is None else file.text)["zero_optimization"]
-        stage, offload = zero["stage"], zero.get("offload_optimizer") or {}
+        stage = zero["stage"]
+        offload = zero.get("offload_optimizer") or {}
     except (LaunchFileError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     entries = {"zero-stage": Entry(str(stage), config.line)}
@@ -179,10 +180,12 @@ def _in_full(name: str, known: frozenset[str]) -> str:
     return longer[0] if len(longer) == 1 else name
 
 
-def _others(best: Command, commands: Sequence[Command], known: frozenset[str], switches: frozenset[str]) -> list[str]:
+def _note_on_others(
+    best: Command, commands: Sequence[Command], known: frozenset[str], switches: frozenset[str]
+) -> list[str]:
     """A note on further commands that train with other arguments."""
-    read = _said(best, known, switches)
-    stated = [_said(command, known, switches) for command in commands]
+    read = _known_values(best, known, switches)
+    stated = [_known_values(command, known, switches) for command in commands]
     differing = [arguments for arguments in stated if len(arguments) >= FEWEST and arguments != read]
     if not differing:
         return []
@@ -190,7 +193,7 @@ def _others(best: Command, commands: Sequence[Command], known: frozenset[str], s
     return [f"{len(differing) + 1} training commands have different arguments; perfmodel reads the one on line {line}"]
 
 
-def _said(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
+def _known_values(command: Command, known: frozenset[str], switches: frozenset[str]) -> dict[str, Any]:
     """Known arguments of a command with their values."""
     entries = command_entries(command.argv, known, switches)
     return {name: entry.value for name, entry in entries.items() if name in known}
@@ -207,7 +210,10 @@ def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
     for i, start in enumerate(starts):
         end = starts[i + 1] if i + 1 < len(starts) else script or len(texts)
         options = texts[start + 1 : max(start + 1, _end_of_options(names, start, end))]
-        numbers |= slurm_numbers(options) if names[start] in _SLURM else mpi_numbers(options)
+        if names[start] in _SLURM:
+            numbers |= slurm_numbers(options)
+        else:
+            numbers |= mpi_numbers(options)
     return numbers
 
 

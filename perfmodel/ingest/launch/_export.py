@@ -232,11 +232,13 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     if back.layout is None:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
     # Fields that the file does not state follow from the framework on both sides and need no comparison.
-    wanted, got = vars(comparable(layout)), vars(comparable(back.layout))
+    wanted = vars(comparable(layout))
+    got = vars(comparable(back.layout))
     if job is not None:
         stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
         stated = {name: value for name, value in stated.items() if value is not None}
-        wanted, got = wanted | {name: job.value(name) for name in stated}, got | stated
+        wanted = wanted | {name: job.value(name) for name in stated}
+        got = got | stated
     lost = [name for name in got if wanted[name] != got[name]]
     if lost:
         # What is lost is named with why, and with the values that the framework would run instead.

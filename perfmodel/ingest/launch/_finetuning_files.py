@@ -260,7 +260,8 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
 def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
     """Settings that a program makes of its own flags, which are removed from `entries` (DeepSpeed-Chat,
     dschat/utils/ds_utils.py `get_train_ds_config`)."""
-    stage, offload = entries.pop(_STAGE_FLAG), entries.pop("offload", None)
+    stage = entries.pop(_STAGE_FLAG)
+    offload = entries.pop("offload", None)
     inside = {"zero_optimization.stage": stage}
     # Its programs run in 16 bits where no flag says otherwise (`--dtype`, which older ones do not have).
     if not any(name in entries for name in ("bf16", "fp16", "dtype", "torch_dtype")):
@@ -316,7 +317,11 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
 
 def _states_precision(entries: Entries, form: LaunchFormat) -> bool:
     """Whether the front end's own keys say the element type."""
-    return any(name in entries for rule in form.table if "dtype" in rule.fields for name in rule.keys)
+    keys: set[str] = set()
+    for rule in form.table:
+        if "dtype" in rule.fields:
+            keys.update(rule.keys)
+    return not keys.isdisjoint(entries)
 
 
 def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
@@ -326,7 +331,8 @@ def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
             continue
         values = rule.said({name: entries[name].value for name in rule.keys if name in entries})
         try:
-            return (rule.read(values) if values else rule.defaults)["dtype"]
+            fields = rule.read(values) if values else rule.defaults
+            return fields["dtype"]
         except BadValue:
             # The value is refused where the file is read as a whole.
             return "fp32"

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from perfmodel.plain_text import plain_text
+from perfmodel.units import plural
 
 
 class Harm(IntEnum):
@@ -137,7 +138,7 @@ def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) ->
     for harm, subject in SUBJECTS.items():
         guilty = [setting for setting in unread if setting.harm is harm]
         if guilty and harm not in settled:
-            count = f"{len(guilty)} unread {noun}{'s' if len(guilty) > 1 else ''}"
+            count = f"{len(guilty)} unread {plural(noun, len(guilty))}"
             sentences.append(f"{subject} may be wrong: {count}: {listed(list(map(str, guilty)))}")
     return tuple(sentences)
 

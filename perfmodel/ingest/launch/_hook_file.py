@@ -117,7 +117,8 @@ def _with_precision(entries: Entries) -> dict[str, Entry]:
     half = next((name for name in ("bf16", "fp16") if is_on(name)), None)
     stated = entries.get("mixed_precision")
     if half is not None and (stated is None or stated.value is None):
-        settings["mixed_precision"] = Entry("fp8" if is_on("fp8") else f"{half}_mixed", 0)
+        precision = "fp8" if is_on("fp8") else f"{half}_mixed"
+        settings["mixed_precision"] = Entry(precision, 0)
     return settings
 
 

@@ -14,6 +14,7 @@ from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread, doubts
 from perfmodel.ingest.launch._model import PARTS_OF_MODEL, model_of
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem, Transformer, partition_by_cost
+from perfmodel.units import plural
 
 JOB_FIELDS: Final = (
     "dtype",
@@ -276,7 +277,7 @@ def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[st
             filled.append(f"{key}={shown_value}")
     if not filled:
         return []
-    return [f"{', '.join(filled)} ({default_name}'s default{'s' * (len(filled) > 1)})"]
+    return [f"{', '.join(filled)} ({default_name}'s {plural('default', len(filled))})"]
 
 
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden")

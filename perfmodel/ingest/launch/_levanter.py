@@ -149,7 +149,8 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     for name in ("trainer.replica_ici_axis_size", "trainer.replica_dcn_axis_size", "trainer.mesh.axes.replica"):
         size = settings.get(name, 1)
         # An open axis across slices: the file does not say how many slices there are.
-        copies *= 1 if size == -1 else WHOLE.read(size)
+        if size != -1:
+            copies *= WHOLE.read(size)
     if copies > 1:
         fields["replicate"] = copies
     # FSDP is an axis mapping: weights are sharded along the named logical axis, and not at all where none is named.

@@ -58,8 +58,9 @@ def maxtext_command(
     if slices > 1 and best.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(best):
         # What is left open across slices are copies of what one slice shards.
         best[_COPIES] = Entry(slices, 0)
-    if any(f"{_TWO_DEVICES}-" in word.text for command in script.commands for word in command.argv):
-        best[HALF_CHIPS] = Entry(True, 0)
+    for command in script.commands:
+        if any(f"{_TWO_DEVICES}-" in word.text for word in command.argv):
+            best[HALF_CHIPS] = Entry(True, 0)
     return Source(
         place=place, entries=entries | best, notes=(*script.notes, *notes), devices=chips * slices if chips else None
     )

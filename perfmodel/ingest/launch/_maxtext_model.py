@@ -45,7 +45,7 @@ _OVERRIDDEN: Final = (
 """Sizes that `override_model_config` takes from the command line instead of from the model that is named."""
 
 
-def _named(settings: Mapping[str, Any]) -> Fields:
+def _named_sizes(settings: Mapping[str, Any]) -> Fields:
     name = TEXT.read(settings["model_name"])
     if name == "default":
         return {}
@@ -126,10 +126,12 @@ def _sizes(settings: Mapping[str, Any]) -> Fields:
     fields: Fields = {}
     for name, field in _FIELDS.items():
         # Older files count query heads and those of keys together.
-        stated = settings.get(name, settings.get("base_num_heads") if name.endswith("_heads") else None)
+        default = settings.get("base_num_heads") if name.endswith("_heads") else None
+        stated = settings.get(name, default)
         # What is not stated is `base.yml`'s, but for a scale that enlarges it too.
         if stated is not None or scale > 1:
-            fields[field] = factors.get(name, 1) * WHOLE.read(_SIZES[name] if stated is None else stated)
+            size = _SIZES[name] if stated is None else stated
+            fields[field] = factors.get(name, 1) * WHOLE.read(size)
     if settings.get("decoder_block") == "gemma2" and "model.layers" in fields:
         fields["model.layers"] *= 2
     return fields
@@ -297,7 +299,7 @@ _CAP: Final = Values(lambda value: NUMBER.read(value) > 0)
 MODEL: Final = (
     Rule(
         keys=("model_name", "override_model_config", *_OVERRIDDEN),
-        read=lambda settings: _named(settings) if "model_name" in settings else {},
+        read=lambda settings: _named_sizes(settings) if "model_name" in settings else {},
     ),
     Rule(
         keys=(*_SIZES, "base_num_heads", "decoder_block", _SCALE),

@@ -16,7 +16,6 @@ from perfmodel.ingest.launch._megatron_model import MODEL, argument, of_deepspee
 from perfmodel.ingest.launch._megatron_names import HARMLESS, SWITCHES
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
-    SHARDING,
     chunk_settings,
     context_rule,
     dispatch_rules,
@@ -29,6 +28,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     recompute_of,
     recompute_rule,
     require_no_pipeline,
+    strategy_of_zero,
     zero_of,
 )
 from perfmodel.ingest.launch._table import (
@@ -129,7 +129,7 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
     return {
         "use-distributed-optimizer": True,
         "use-megatron-fsdp": True,
-        "data-parallel-sharding-strategy": [*SHARDING][fields["zero"]],
+        "data-parallel-sharding-strategy": strategy_of_zero(fields["zero"]),
     }
 
 
@@ -215,7 +215,8 @@ def _attention(settings: Mapping[str, Any]) -> Fields:
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:
     """Arguments for attention that is not the default: fused by Transformer Engine in Core, unfused before it."""
-    fused, framework = fields.get("flash_attention"), fields.get("framework")
+    fused = fields.get("flash_attention")
+    framework = fields.get("framework")
     if framework == "megatron-core":
         return {"attention-backend": "unfused"} if fused is False else {}
     local = {"transformer-impl": "local"} if framework == "megatron-lm" else {}

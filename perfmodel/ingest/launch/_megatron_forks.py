@@ -95,7 +95,8 @@ _LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout",
 def _adapters(arguments: Mapping[str, Any]) -> Fields:
     """LoRA of MindSpeed-LLM (`--lora-r`) and of Primus (`use_lora`): all weights are frozen but those of adapters."""
     # Megatron-SWIFT's `--lora-rank` comes with words of its own (`_swift`).
-    rank = arguments.get("lora-r", arguments.get("lora-rank", 8) if stated(arguments, "use-lora") else 0)
+    default_rank = arguments.get("lora-rank", 8) if stated(arguments, "use-lora") else 0
+    rank = arguments.get("lora-r", default_rank)
     if not WHOLE_OR_NONE.read(rank):
         return {}
     return Adapters(

@@ -207,14 +207,16 @@ def _count_experts(value: Any) -> int:
 
 
 def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
-    dense, every = fields.get("experts.first_dense_layers", 0), fields.get("experts.every", 1)
+    dense = fields.get("experts.first_dense_layers", 0)
+    every = fields.get("experts.every", 1)
     if not dense and every == 1:
         return {}
     # Megatron evaluates this expression of lists: dense layers, whole groups, and dense layers that fill no group.
     groups, rest = divmod(fields["model.layers"] - dense, every)
     parts = [f"[0]*{dense}"] if dense else []
     parts.append(f"([0]*{every - 1}+[1]*1)*{groups}" if every > 1 else f"[1]*{groups}")
-    parts += [f"[0]*{rest}"] if rest else []
+    if rest:
+        parts += [f"[0]*{rest}"]
     return {"moe-layer-freq": f"({'+'.join(parts)})"}
 
 

@@ -44,6 +44,11 @@ def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
     return {"zero": 1 if distributed else 0}
 
 
+def strategy_of_zero(stage: int) -> str:
+    """The `--data-parallel-sharding-strategy` of a ZeRO stage."""
+    return next(name for name, of_stage in SHARDING.items() if of_stage == stage)
+
+
 def require_no_pipeline(fields: Fields) -> None:
     """Refuse sharded gradients and weights with a pipeline.
 
@@ -64,7 +69,8 @@ def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
         return {"recompute": "selective"}
     if granularity != "full":
         raise BadValue(f"must be full or selective, got {granularity!r}")
-    # Layers beyond the number keep everything, so that no recompute is on beside these.
+    # Only the first so many layers of a stage are recomputed; the rest keep all their activations, which is a
+    # layout's recompute=none.
     if method == "block":
         return {"recompute": "none", "recompute_full_layers": (WHOLE_OR_NONE.read(layers),)}
     return {"recompute": "full"}
@@ -110,7 +116,9 @@ def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | No
         return "full", "uniform", 1
     if full_layers and len(set(full_layers)) == 1 and full_layers[0] > 0:
         return "full", "block", full_layers[0]
-    return ("selective" if fields["recompute"] == "selective" else None), None, None
+    if fields["recompute"] == "selective":
+        return "selective", None, None
+    return None, None, None
 
 
 def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:

@@ -11,7 +11,6 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_hybrids import hybrid_fields
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
-    SHARDING,
     chunk_settings,
     context_rule,
     dispatch_rules,
@@ -26,6 +25,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     pipeline_layout_rule,
     recompute_rule,
     require_no_pipeline,
+    strategy_of_zero,
     zero_of,
 )
 from perfmodel.ingest.launch._nemo_encoders import encoder_rules
@@ -338,8 +338,11 @@ def _bridge_zero(settings: Mapping[str, Any]) -> Fields:
 
 def _write_bridge_zero(fields: Fields) -> Mapping[str, Any]:
     require_no_pipeline(fields)
-    sharded = {"dist.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": [*SHARDING][fields["zero"]]}
-    return {"ddp.use_distributed_optimizer": fields["zero"] >= 1} | (sharded if fields["zero"] >= 2 else {})
+    settings: dict[str, Any] = {"ddp.use_distributed_optimizer": fields["zero"] >= 1}
+    if fields["zero"] >= 2:
+        settings["dist.use_megatron_fsdp"] = True
+        settings["ddp.data_parallel_sharding_strategy"] = strategy_of_zero(fields["zero"])
+    return settings
 
 
 def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:

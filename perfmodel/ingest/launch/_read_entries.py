@@ -161,7 +161,8 @@ _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
 def _is_template(text: str, line: int) -> bool:
     """Whether a line (from 1; 0 for any) has places to fill in."""
     lines = text.splitlines()
-    return bool(_TEMPLATE.search(lines[line - 1] if 0 < line <= len(lines) else text))
+    searched = lines[line - 1] if 0 < line <= len(lines) else text
+    return bool(_TEMPLATE.search(searched))
 
 
 def _merged_tables(root: Any) -> set[int]:

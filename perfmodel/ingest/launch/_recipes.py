@@ -280,7 +280,8 @@ def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     # variable are its settings. Without executing anything, branches and calls stay
     # unknown, and a value that depends on them is refused where it is needed.
     known: dict[str, Any] = {}
-    variable, name, framework, line = "", "", "", 0
+    variable = name = framework = ""
+    line = 0
     changes: dict[str, Entry] = {}
     for node in _in_order(module):
         if isinstance(node, ast.FunctionDef):

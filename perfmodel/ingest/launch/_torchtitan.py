@@ -289,7 +289,8 @@ def _generation(fields: Fields, entries: Entries) -> str:
     old_keys = ("training.tensor_parallel_degree", "training.data_parallel_degree", "training.pipeline_parallel_degree")
     old = any(name.startswith("experimental.") or name in old_keys for name in entries)
     compiled = any(entries[name].value is True for name in _COMPILE if name in entries)
-    return (_COMPILED if compiled else "torchtitan") + "@2024" * old
+    name = _COMPILED if compiled else "torchtitan"
+    return f"{name}@2024" if old else name
 
 
 def _compiles(settings: Mapping[str, Any]) -> Fields:

@@ -14,7 +14,10 @@ def write_toml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
         section, _, name = key.rpartition(".")
         sections.setdefault(section, []).append(f"{name} = {_toml(value)}")
     for section, rows in sections.items():
-        lines += ["", f"[{section}]", *rows] if section else rows
+        if section:
+            lines += ["", f"[{section}]", *rows]
+        else:
+            lines += rows
     return "\n".join(lines) + "\n"
 
 

@@ -163,7 +163,9 @@ def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
         if head is not None:
             if block:
                 yield head_at, _composer_step(step, block, lines[head_at])
-            head_at, step, block = at, int(head[1].replace(",", "")), {}
+            head_at = at
+            step = int(head[1].replace(",", ""))
+            block = {}
         metric = _COMPOSER_FIELD.search(line)
         if metric is not None and step:
             block[metric[1]] = metric[2]

@@ -7,7 +7,7 @@ from typing import Any, Final
 _Read = Callable[[str], Any]
 
 
-def _whole(text: str) -> int | None:
+def _whole_number(text: str) -> int | None:
     match = re.match(r"\d[\d,]*$", text.strip())
     return int(match[0].replace(",", "")) if match else None
 
@@ -22,27 +22,27 @@ def _recompute(text: str) -> str | None:
 
 _NAMED: Final[dict[str, tuple[str, _Read]]] = {
     # the arguments of Megatron-LM and the settings of NeMo and Megatron-Bridge
-    "world_size": ("devices", _whole),
-    "tensor_model_parallel_size": ("tp", _whole),
-    "pipeline_model_parallel_size": ("pp", _whole),
-    "context_parallel_size": ("cp", _whole),
-    "expert_model_parallel_size": ("ep", _whole),
-    "micro_batch_size": ("micro_batch", _whole),
-    "global_batch_size": ("global_batch", _whole),
-    "seq_length": ("seq_len", _whole),
+    "world_size": ("devices", _whole_number),
+    "tensor_model_parallel_size": ("tp", _whole_number),
+    "pipeline_model_parallel_size": ("pp", _whole_number),
+    "context_parallel_size": ("cp", _whole_number),
+    "expert_model_parallel_size": ("ep", _whole_number),
+    "micro_batch_size": ("micro_batch", _whole_number),
+    "global_batch_size": ("global_batch", _whole_number),
+    "seq_length": ("seq_len", _whole_number),
     "sequence_parallel": ("sequence_parallel", _flag),
     "overlap_grad_reduce": ("overlap_grad_reduce", _flag),
     "overlap_param_gather": ("overlap_param_gather", _flag),
     "tp_comm_overlap": ("tp_overlap", _flag),
     "recompute_granularity": ("recompute", _recompute),
     # DeepSpeed's configuration and llm-foundry's
-    "train_batch_size": ("global_batch", _whole),
-    "global_train_batch_size": ("global_batch", _whole),
-    "train_micro_batch_size_per_gpu": ("micro_batch", _whole),
-    "max_seq_len": ("seq_len", _whole),
+    "train_batch_size": ("global_batch", _whole_number),
+    "global_train_batch_size": ("global_batch", _whole_number),
+    "train_micro_batch_size_per_gpu": ("micro_batch", _whole_number),
+    "max_seq_len": ("seq_len", _whole_number),
     # MaxText
-    "max_target_length": ("seq_len", _whole),
-    "global_batch_size_to_train_on": ("global_batch", _whole),
+    "max_target_length": ("seq_len", _whole_number),
+    "global_batch_size_to_train_on": ("global_batch", _whole_number),
 }
 """Name of a setting -> field of layout or job, and how its value is read."""
 _LINE: Final = re.compile(rf"(?<![\w-])({'|'.join(_NAMED)})\s*(?:\.{{2,}}|:|\s{{2,}})\s*(\S.*?)\s*$")
@@ -91,7 +91,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
         for pattern in _SENTENCES:
             sentence = pattern.search(line)
             if sentence is not None:
-                settings |= {field: _whole(text) for field, text in sentence.groupdict().items()}
+                settings |= {field: _whole_number(text) for field, text in sentence.groupdict().items()}
         mesh = _TITAN_MESH.search(line)
         if mesh is not None:
             settings |= _of_mesh(mesh)

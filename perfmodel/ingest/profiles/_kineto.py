@@ -225,7 +225,8 @@ def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shif
     kind = ActivityKind.COPY if copies else kind_of(event.name)
     device = integer(event.args.get("device", 0), "device", event.place) if on_device else 0
     stream = integer(event.args.get("stream", thread), "stream", event.place) if on_device else thread
-    start_s, end_s = (event.start_us + shift_us) * 1e-6, (event.end_us + shift_us) * 1e-6
+    start_s = (event.start_us + shift_us) * 1e-6
+    end_s = (event.end_us + shift_us) * 1e-6
     return Activity(device, stream, start_s, end_s, event.name, kind, *tags)
 
 

@@ -49,7 +49,8 @@ def kineto_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped: Coun
 
 
 def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
-    device, parents = options.name_of(file.device_name), parents_of(file.operators)
+    device = options.name_of(file.device_name)
+    parents = parents_of(file.operators)
     for event, time_us in _timed(file, skipped):
         around = parents[id(event)]
         # On a CPU an operator's time includes that of the operators that it calls.
@@ -247,7 +248,8 @@ def _collective(event: ChromeEvent, file: KinetoFile) -> Row | None:
     """The row of a backend's range: kind by its name, size by its input, among all ranks of the job's only group."""
     # Backends for CPUs name their ranges (`gloo:all_reduce`) and state no group.
     kind = collective_of(event.name)
-    shapes, dtypes = event.args.get("Input Dims", []), event.args.get("Input type", [])
+    shapes = event.args.get("Input Dims", [])
+    dtypes = event.args.get("Input type", [])
     dtype = DTYPES.get(str(dtypes[0]), "") if isinstance(dtypes, list) and dtypes else ""
     elements = _elements(shapes)
     if not kind or dtype not in DTYPE_BYTES or not elements or file.world_size < 2:

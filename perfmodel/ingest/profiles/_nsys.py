@@ -122,7 +122,8 @@ class _Reader:
     """One open report."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self._path, self._connection = path, connection
+        self._path = path
+        self._connection = connection
         # Which tables there are depends on what was traced and on the version.
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         self._tables = {str(row[0]) for row in tables}

@@ -155,7 +155,8 @@ def op_of(row: Row) -> Op | None:
         ranks = int(row["num_ranks"])
         # A profile does not tell nodes: all ranks count as within one until its user says otherwise.
         per_node = int(row.get("ranks_per_node") or ranks)
-        kind, dtype = row["collective"], row.get("dtype") or "fp32"
+        kind = row["collective"]
+        dtype = row.get("dtype") or "fp32"
         return Collective(
             collective=kind, bytes=float(row["bytes"]), num_ranks=ranks, ranks_per_node=per_node, dtype=dtype
         )

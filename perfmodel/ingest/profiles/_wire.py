@@ -10,7 +10,11 @@ from typing import Final
 from perfmodel.errors import TableError
 
 Field = int | bytes
-_VARINT, _I64, _BYTES, _I32 = 0, 1, 2, 5
+# Wire types of protobuf (protobuf.dev, "Encoding").
+_VARINT: Final = 0
+_I64: Final = 1
+_BYTES: Final = 2
+_I32: Final = 5
 _WIDTH: Final = {_I64: 8, _I32: 4}
 
 

@@ -99,7 +99,8 @@ def _event(
     if kind not in kinds:
         raise TableError(f"{place}: the file does not describe kind {kind} of event; record it again")
     name, facts = kinds[kind]
-    start_ps, duration_ps = origin_ps + integer(message, 2), integer(message, 3)
+    start_ps = origin_ps + integer(message, 2)
+    duration_ps = integer(message, 3)
     if start_ps < 0 or duration_ps < 0:
         raise TableError(f"{place}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again")
     # What holds for every event of a kind stands with the kind; an event's own statistics replace it.

@@ -96,7 +96,8 @@ def _name(event: Mapping[str, Any], place: str, processes: dict[Any, str], threa
     if metadata not in ("process_name", "thread_name"):
         return
     name = text(mapping(event.get("args", {}), "args", place).get("name", ""), "name", place)
-    pid, tid = _key(event.get("pid"), place), _key(event.get("tid"), place)
+    pid = _key(event.get("pid"), place)
+    tid = _key(event.get("tid"), place)
     if metadata == "process_name":
         processes[pid] = name
     else:
@@ -171,7 +172,8 @@ def read_own(path: Path) -> list[Activity]:
 
 def _own_activity(event: ChromeEvent) -> Activity:
     """An event of a trace of this package as an activity (raises `TableError` for one that it never writes)."""
-    device, stream = integer(event.pid, "pid", event.place), integer(event.tid, "tid", event.place)
+    device = integer(event.pid, "pid", event.place)
+    stream = integer(event.tid, "tid", event.place)
     fields = event.args
     phase = fields.get("event", "")
     # `Kind.ZERO` of a predicted timeline is the class of events that belong to no pass.

@@ -37,7 +37,7 @@ def _word(meaning: str, kind: TableKind | None = None) -> Column:
     return Column(text=True, meaning=meaning, kind=kind)
 
 
-def _least(low: float, unit: str, meaning: str, kind: TableKind | None = None) -> Column:
+def _at_least(low: float, unit: str, meaning: str, kind: TableKind | None = None) -> Column:
     return Column(low=low, unit=unit, meaning=meaning, kind=kind)
 
 
@@ -77,15 +77,15 @@ COLUMNS: Final[dict[str, Column]] = {
     "algorithm": _word("algorithm that the run is forced to use", "collective"),
     "mode": _word("how the collective is called", "collective"),
     # The measurement itself, in the unit that profilers print.
-    "time_us": _least(0, "us", "time of one call"),
-    "time_us_std": _least(0, "us", "its standard deviation"),
-    "n_repeats": _least(0, "", "calls that were timed"),
+    "time_us": _at_least(0, "us", "time of one call"),
+    "time_us_std": _at_least(0, "us", "its standard deviation"),
+    "n_repeats": _at_least(0, "", "calls that were timed"),
     **_shapes(),
     # Who takes part in a collective, and how large it is.
-    "num_ranks": _least(1, "", "ranks that take part", "collective"),
-    "num_nodes": _least(1, "", "nodes that they are on", "collective"),
-    "ranks_per_node": _least(0, "", "ranks within a node", "collective"),
-    "bytes": _least(0, "bytes", "size of the buffer", "collective"),
+    "num_ranks": _at_least(1, "", "ranks that take part", "collective"),
+    "num_nodes": _at_least(1, "", "nodes that they are on", "collective"),
+    "ranks_per_node": _at_least(0, "", "ranks within a node", "collective"),
+    "bytes": _at_least(0, "bytes", "size of the buffer", "collective"),
 }
 """Every column with a meaning; others are carried along untouched."""
 

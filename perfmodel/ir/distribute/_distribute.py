@@ -124,7 +124,8 @@ class Degrees:
             field = _FIELDS.get(name)
             if field is None or not value:
                 raise LayoutError(f"--layout: {word!r} is not NAME=VALUE; names: {', '.join(_FIELDS)}")
-            values[field] = _WORDS.get(value.lower(), int(value) if value.isdecimal() else value)
+            number_or_text = int(value) if value.isdecimal() else value
+            values[field] = _WORDS.get(value.lower(), number_or_text)
             # The default's type is the field's type; `bool` is no `int` here, so that `zero=true` is refused.
             if type(values[field]) is not type(getattr(cls, field)):
                 raise LayoutError(

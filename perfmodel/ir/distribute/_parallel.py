@@ -230,6 +230,7 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
     inputs = []
     for tensor in program.inputs:
         is_weight = tensor.role in ("parameter", "state")
-        inputs.append(replace(tensor, shape=padded(tensor.shape)) if is_weight else tensor)
+        stored = replace(tensor, shape=padded(tensor.shape)) if is_weight else tensor
+        inputs.append(stored)
     outputs = [replace(tensor, shape=padded(tensor.shape)) for tensor in program.outputs]
     return Program(new, tuple(inputs), tuple(outputs))

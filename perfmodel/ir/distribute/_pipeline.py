@@ -92,7 +92,8 @@ class _Pipeline:
     def __init__(
         self, program: Program, schedule: Schedule, stages: tuple[int, ...], stream: Stream, weights: WeightPolicy
     ) -> None:
-        self._program, self._schedule = program, schedule
+        self._program = program
+        self._schedule = schedule
         self._weights = Versions(program, schedule, weights) if schedule.updates.any() else None
         self._stream: Stream = stream
         # A schedule counts slices of sequences as micro-batches; values are cut by whole sequences.
@@ -143,7 +144,8 @@ class _Pipeline:
         devices = self._input_devices()
         placed: dict[str, list[Piece]] = {}
         for parameter in self._function.parameters:
-            name, devices_of_input = parameter.name, devices[parameter.name] or {0: None}
+            name = parameter.name
+            devices_of_input = devices[parameter.name] or {0: None}
             copies = {
                 device: name if len(devices_of_input) == 1 else f"{name}.p{device}" for device in devices_of_input
             }
@@ -209,8 +211,10 @@ class _Pipeline:
     def _pass(self, index: int) -> list[tuple[str, int]]:
         """Write one pass; returns the values that it makes."""
         schedule = self._schedule
-        phase, first = Phase(schedule.phase[index]), int(schedule.micro_batch[index])
-        stage, device = int(schedule.instruction_stage[index]), int(schedule.device[index])
+        phase = Phase(schedule.phase[index])
+        first = int(schedule.micro_batch[index])
+        stage = int(schedule.instruction_stage[index])
+        device = int(schedule.device[index])
         values: list[tuple[str, int]] = []
         # A pass of a double (Chimera's forward doubling) covers several micro-batches at once.
         for m in range(first, first + int(schedule.span[index])):
@@ -302,7 +306,7 @@ class _Pipeline:
         parameters = {p.name for p in self._function.parameters}
         holders = {name: self._total(name) for name in instruction.inputs}
         # Gradients of a replicated stage are all-reduced above, so every copy of the weight gets the same update.
-        anchors = [of_name for name, of_name in holders.items() if name in parameters]
+        anchors = [holder for name, holder in holders.items() if name in parameters]
         if not anchors:
             anchors = list(holders.values())[:1]
         devices = list(dict.fromkeys(chain.from_iterable(anchors)))

@@ -67,7 +67,7 @@ class _Slicing:
             # Attention is the only op that looks at other positions; the rules of parallel devices cover everything
             # else.
             if instruction.tag.phase == "update":
-                inputs = tuple([self._whole(name, instruction.tag) for name in instruction.inputs])
+                inputs = tuple([self._complete_value(name, instruction.tag) for name in instruction.inputs])
                 self._update.append(replace(instruction, inputs=inputs))
                 self._define(instruction.outputs, [REPLICATED] * len(instruction.outputs), written=False)
             elif instruction.op in ("attention", "attention_grad"):
@@ -195,7 +195,7 @@ class _Slicing:
         total = name if j == last else f"{name}.until{j}"
         self._write(j, Instruction("accumulate", (sofar, part), (total,), (), tag))
 
-    def _whole(self, name: str, tag: Tag) -> str:
+    def _complete_value(self, name: str, tag: Tag) -> str:
         """Return a value as an update uses it: sums are complete after the last slice, parts are joined."""
         spread = self._spread[name]
         if isinstance(spread, Sharded):

@@ -89,7 +89,8 @@ class _Spreading:
     """State of one walk over a program's instructions."""
 
     def __init__(self, program: Program, plan: Plan) -> None:
-        self._program, self._plan = program, plan
+        self._program = program
+        self._plan = plan
         self._types = program.types
         self._sharding: dict[str, Sharding] = {}
         self._names: dict[str, Names] = {}
@@ -245,7 +246,8 @@ class _Spreading:
         current = self._sharding[name]
         # Partial sums would not be the tensor that the program promises, so they are completed; slices may stay
         # slices.
-        target = self._plan.outputs.get(name, REPLICATED if isinstance(current, Partial) else current)
+        complete = REPLICATED if isinstance(current, Partial) else current
+        target = self._plan.outputs.get(name, complete)
         return self._convert(name, target, replace(UNTAGGED, phase="update")), target
 
     def _pieces(self, tensor: GlobalTensor, spreads: Mapping[str, tuple[Names, Sharding]]) -> GlobalTensor:
@@ -285,7 +287,9 @@ def conversion(
     names = tuple([f"{hint}{j}" for j in range(len(parts))])
 
     def together(collective: str, **values: object) -> tuple[list[Instruction], Names]:
-        values |= {"replicas": replicas} if replicas else {}
+        """One collective over all parts, with its results."""
+        if replicas:
+            values |= {"replicas": replicas}
         return [Instruction(collective, tuple(parts), names, attributes(**values), tag)], names
 
     # One collective per change of sharding (GSPMD, section 4.2); only a partial maximum needs two steps, because

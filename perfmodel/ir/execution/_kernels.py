@@ -90,7 +90,8 @@ def _matmul(a: Array, b: Array, call: KernelCall) -> Array:
 
 
 def _weight_grad(x: Array, dy: Array, call: KernelCall) -> Array:
-    rows, gradient_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    gradient_rows = dy.reshape(-1, dy.shape[-1])
     return rows.T @ gradient_rows
 
 
@@ -119,31 +120,31 @@ def _local_rows(ids: Array, rows: int, call: KernelCall) -> tuple[Array, Array]:
     # Megatron-LM's vocabulary-parallel look-up: rows of other shards read row 0 and are masked, so shapes stay
     # static.
     local = ids - call.get("offset", 0)
-    here = (local >= 0) & (local < rows)
-    return jnp.where(here, local, 0), here
+    is_local = (local >= 0) & (local < rows)
+    return jnp.where(is_local, local, 0), is_local
 
 
 def _embedding(table: Array, ids: Array, call: KernelCall) -> Array:
-    local, here = _local_rows(ids, table.shape[0], call)
-    return jnp.where(here[..., None], table[local], 0)
+    local, is_local = _local_rows(ids, table.shape[0], call)
+    return jnp.where(is_local[..., None], table[local], 0)
 
 
 def _embedding_grad(table: Array, ids: Array, dy: Array, call: KernelCall) -> Array:
-    local, here = _local_rows(ids, table.shape[0], call)
+    local, is_local = _local_rows(ids, table.shape[0], call)
     # PyTorch's `padding_idx`: its row is looked up and never trained.
     if "padding" in call.attributes:
-        here &= ids != call["padding"]
-    return jnp.zeros_like(table).at[local].add(jnp.where(here[..., None], dy, 0))
+        is_local &= ids != call["padding"]
+    return jnp.zeros_like(table).at[local].add(jnp.where(is_local[..., None], dy, 0))
 
 
 def _pick(x: Array, labels: Array, call: KernelCall) -> Array:
-    local, here = _local_rows(labels, x.shape[-1], call)
-    return jnp.where(here[..., None], jnp.take_along_axis(x, local[..., None], -1), 0)
+    local, is_local = _local_rows(labels, x.shape[-1], call)
+    return jnp.where(is_local[..., None], jnp.take_along_axis(x, local[..., None], -1), 0)
 
 
 def _pick_grad(x: Array, labels: Array, dy: Array, call: KernelCall) -> Array:
-    local, here = _local_rows(labels, x.shape[-1], call)
-    hit = (jnp.arange(x.shape[-1]) == local[..., None]) & here[..., None]
+    local, is_local = _local_rows(labels, x.shape[-1], call)
+    hit = (jnp.arange(x.shape[-1]) == local[..., None]) & is_local[..., None]
     return jnp.where(hit, dy, 0)
 
 

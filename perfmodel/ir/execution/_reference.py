@@ -147,7 +147,8 @@ def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]
 
 
 def _reduced(arrays: Arrays, attributes: Mapping[str, Any]) -> np.ndarray:
-    return reduce(np.maximum if attributes.get("op", "sum") == "max" else np.add, arrays)
+    combine = np.maximum if attributes.get("op", "sum") == "max" else np.add
+    return reduce(combine, arrays)
 
 
 def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Arrays:

@@ -184,7 +184,8 @@ class ProgramSession(RankSession):
 
         def call(operand: jax.Array | None) -> tuple[jax.Array, ...]:
             # A member without an operand (of a broadcast, say) takes part with zeros.
-            local = jax.device_put((nothing if operand is None else operand)[None], own_device)
+            operand = nothing if operand is None else operand
+            local = jax.device_put(operand[None], own_device)
             results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
             return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
 
@@ -210,6 +211,7 @@ class ProgramSession(RankSession):
         multihost_utils.sync_global_devices("start")
 
     def _prepared(self, code: RankCode) -> list[_Step]:
+        """The steps of this rank: what each calls, reads and writes, and which values end with it."""
         # Backwards, since a value is dead after the last instruction that reads it.
         needed = set(code.outputs)
         steps: list[_Step] = []
@@ -219,7 +221,8 @@ class ProgramSession(RankSession):
             dead = tuple({n for n in (*inputs, *outputs) if n not in needed})
             needed.update(inputs)
             call = self._call(instruction, group, code)
-            steps.append(_Step(_in_double(call) if code.double else call, inputs, outputs, dead))
+            prepared_call = _in_double(call) if code.double else call
+            steps.append(_Step(prepared_call, inputs, outputs, dead))
         return steps[::-1]
 
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
@@ -227,7 +230,12 @@ class ProgramSession(RankSession):
         if not OPS[instruction.op].collective or len(group) == 1:
             return self.kernel(instruction, [code.types[n] for n in instruction.outputs])
         local = self.communicator(instruction, group, code.types[instruction.inputs[0]])
-        return lambda *operand: local(*operand or (None,))
+
+        def call(*operands: Any) -> Sequence[Any]:
+            # A member of a broadcast that only receives has no operand.
+            return local(*operands) if operands else local(None)
+
+        return call
 
 
 def _in_double(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:

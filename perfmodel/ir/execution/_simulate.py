@@ -35,7 +35,8 @@ def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
         CalibrationError: weights that cannot be read.
     """
     weights = weight_files(calibration)
-    kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
+    kernels = KernelModel.of(weights)
+    collectives = CollectiveModel.of(weights)
 
     def timer(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
         return event_times(ops, cluster, kernels, collectives).time_s
@@ -89,13 +90,16 @@ def simulate_on_cores(
     followers: dict[int, list[int]] = defaultdict(list)
     for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
         followers[int(structure.pred[op, place])].append(int(op))
-    work_s, wait_s, most_s = core_s.tolist(), network_s.tolist(), credit_s.tolist()
+    work_s = core_s.tolist()
+    wait_s = network_s.tolist()
+    most_s = credit_s.tolist()
     device = structure.device.tolist()
     link_free_s = [-np.inf] * structure.devices
     unmet = (structure.pred >= 0).sum(axis=1).tolist()
     start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
     queue: dict[int, deque[int]] = defaultdict(deque)
-    ready, now_s = [op for op, n in enumerate(unmet) if n == 0], 0.0
+    ready = [op for op, n in enumerate(unmet) if n == 0]
+    now_s = 0.0
     # An event: when, whether the op is on a core until then, and the op.
     events: list[tuple[float, bool, int]] = []
 
@@ -158,7 +162,8 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
     columns = (shown, structure.device[shown], structure.stream[shown] % N_STREAMS, program.instruction[shown])
     for op, device, stream, index in zip(*(c.tolist() for c in columns), strict=True):
         instruction = program.function.instructions[index]
-        start_s, end_s = float(timeline.start_s[op]), float(timeline.end_s[op])
+        start_s = float(timeline.start_s[op])
+        end_s = float(timeline.end_s[op])
         tag = instruction.tag
         args = {
             "op": instruction.op,

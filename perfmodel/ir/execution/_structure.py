@@ -98,7 +98,9 @@ class _Nodes:
         # What has to come before a node leads to where its devices meet.
         meets = has_meeting[instruction_of_node]
         self.entry = np.where(meets, first[instruction_of_node], np.arange(n_nodes))
-        self._events, self._groups, self._first = events, groups, first
+        self._events = events
+        self._groups = groups
+        self._first = first
 
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
         """Edges from each node to those that wait for it, as node numbers; the last node is the end of the program."""
@@ -208,7 +210,8 @@ class _Events:
         group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
         work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
         ops = tuple(placed(op, group, self._cluster, self._n_devices) for op in work)
-        return self.numbers.setdefault((_kind(instruction), ops) if ops else _NOTHING, len(self.numbers))
+        event_class = (_kind(instruction), ops) if ops else _NOTHING
+        return self.numbers.setdefault(event_class, len(self.numbers))
 
 
 def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:
@@ -225,6 +228,7 @@ def _kind(instruction: Instruction) -> Kind:
     """Kind of an instruction's events: collectives beside the compute stream are the data-parallel ones."""
     op, tag = instruction.op, instruction.tag
     backward = tag.phase == "backward"
+    # Tensor-parallel collectives stay on the compute stream, as parts of the passes that wait for them.
     if op == "send":
         return Kind.SEND_BACKWARD if backward else Kind.SEND_FORWARD
     if OPS[op].collective and tag.stream == "data_comm":

@@ -96,7 +96,9 @@ class _Collective:
     def __init__(
         self, instruction: Instruction, group: tuple[int, ...], operand: Tensor, rank: int, handle: Any, device: Any
     ) -> None:
-        self.group, self.rank, self.handle = group, rank, handle
+        self.group = group
+        self.rank = rank
+        self.handle = handle
         self.values: dict[str, Any] = dict(instruction.attributes)
         self._body = _BODIES[instruction.op]
         self._nothing = torch_module().zeros(operand.shape, dtype=torch_dtype(operand), device=device)

@@ -145,7 +145,9 @@ class PairTimes:
 
         # Latency grows with the messages in a row, the rest with the bytes sent (as two ranks do, and as all do).
         # Concurrent transfers share the links.
-        curve, pair, group = self.transfers[link], messages(event.kind, PAIR), messages(event.kind, event.ranks)
+        curve = self.transfers[link]
+        pair = messages(event.kind, PAIR)
+        group = messages(event.kind, event.ranks)
         # On two ranks the measured curve is the answer; for more, its latency and slope are scaled by gloo's
         # algorithm.
         operand_bytes = event.bytes * event.concurrent
@@ -234,8 +236,8 @@ def _transfer_s(group: RankGroup, kind: str, dtype: str, operand_bytes: float) -
     """
     group.ask("load_transfer", Transfer(kind, operand_bytes, dtype, PAIR, False), _ROW)
     calls = np.array([group.ask("time_round") for _ in range(_TRANSFER_ROUNDS)])
-    of_pair = calls.min(axis=1) if kind == "send" else calls.max(axis=1)
-    return np.median(of_pair, axis=0).tolist()
+    pair_s = calls.min(axis=1) if kind == "send" else calls.max(axis=1)
+    return np.median(pair_s, axis=0).tolist()
 
 
 def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: Sequence[int]) -> Timeline:

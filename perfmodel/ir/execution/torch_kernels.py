@@ -28,7 +28,8 @@ def torch_kernel(instruction: Instruction, outputs: Outputs, device: Any) -> Cal
     import torch  # pyright: ignore[reportMissingImports]
 
     # Constants are placed once, not in every run, as a script would keep them.
-    kernel, call = TORCH_KERNELS[instruction.op], KernelCall(dict(instruction.attributes), outputs)
+    kernel = TORCH_KERNELS[instruction.op]
+    call = KernelCall(dict(instruction.attributes), outputs)
     if instruction.op == "constant":
         value = torch.tensor(call["value"], dtype=torch_dtype(outputs[0]), device=device)
         return lambda: (value,)
@@ -51,7 +52,8 @@ def _matmul(torch: Any, x: Any, w: Any, call: KernelCall) -> Any:
 
 
 def _weight_grad(torch: Any, x: Any, dy: Any, call: KernelCall) -> Any:
-    rows, gradient_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    gradient_rows = dy.reshape(-1, dy.shape[-1])
     return rows.T @ gradient_rows
 
 
@@ -92,8 +94,10 @@ def _attention(torch: Any, *parts: Any, call: KernelCall) -> Any:
     """Queries of the last part of a sequence over the keys and values of all."""
     from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportMissingImports]
 
-    causal, seq = bool(call.get("causal")), parts[-1].shape[1]
-    q, k, v = _heads(parts[0] if len(parts) == 1 else torch.cat(parts, 1), call)
+    causal = bool(call.get("causal"))
+    seq = parts[-1].shape[1]
+    whole_sequence = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    q, k, v = _heads(whole_sequence, call)
     # Queries of a slice are the last positions of the keys: the causal mask is aligned at the lower right. `is_causal`
     # would let the first query see the first key alone.
     masked = causal and len(parts) > 1
@@ -113,8 +117,8 @@ def _attention_grad(torch: Any, *tensors: Any, call: KernelCall) -> Any:
     # to record it.
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in parts]
-        of_forward = replace(call, outputs=(Tensor(call.outputs[0].dtype, tuple(dy.shape)),))
-        return torch.autograd.grad(_attention(torch, *leaves, call=of_forward), leaves, dy)
+        forward_call = replace(call, outputs=(Tensor(call.outputs[0].dtype, tuple(dy.shape)),))
+        return torch.autograd.grad(_attention(torch, *leaves, call=forward_call), leaves, dy)
 
 
 def _conv2d(torch: Any, x: Any, w: Any, call: KernelCall) -> Any:
@@ -149,32 +153,32 @@ def _pool2d_grad(torch: Any, x: Any, dy: Any, call: KernelCall) -> Any:
 def _local(torch: Any, ids: Any, rows: int, call: KernelCall) -> tuple[Any, Any]:
     """Row numbers within this shard, and which of them are here."""
     local = ids.long() - call.get("offset", 0)
-    here = (local >= 0) & (local < rows)
-    return torch.where(here, local, 0), here
+    is_local = (local >= 0) & (local < rows)
+    return torch.where(is_local, local, 0), is_local
 
 
 def _embedding(torch: Any, table: Any, ids: Any, call: KernelCall) -> Any:
-    local, here = _local(torch, ids, table.shape[0], call)
-    return torch.nn.functional.embedding(local, table) * here[..., None]
+    local, is_local = _local(torch, ids, table.shape[0], call)
+    return torch.nn.functional.embedding(local, table) * is_local[..., None]
 
 
 def _embedding_grad(torch: Any, table: Any, ids: Any, dy: Any, call: KernelCall) -> Any:
-    local, here = _local(torch, ids, table.shape[0], call)
+    local, is_local = _local(torch, ids, table.shape[0], call)
     if "padding" in call.attributes:
-        here &= ids != call["padding"]
+        is_local &= ids != call["padding"]
     hidden = table.shape[1]
-    rows = (dy * here[..., None]).reshape(-1, hidden)
+    rows = (dy * is_local[..., None]).reshape(-1, hidden)
     return torch.zeros_like(table).index_add_(0, local.reshape(-1), rows)
 
 
 def _pick(torch: Any, x: Any, labels: Any, call: KernelCall) -> Any:
-    local, here = _local(torch, labels, x.shape[-1], call)
-    return x.gather(-1, local[..., None]) * here[..., None]
+    local, is_local = _local(torch, labels, x.shape[-1], call)
+    return x.gather(-1, local[..., None]) * is_local[..., None]
 
 
 def _pick_grad(torch: Any, x: Any, labels: Any, dy: Any, call: KernelCall) -> Any:
-    local, here = _local(torch, labels, x.shape[-1], call)
-    return torch.zeros_like(x).scatter_(-1, local[..., None], dy * here[..., None])
+    local, is_local = _local(torch, labels, x.shape[-1], call)
+    return torch.zeros_like(x).scatter_(-1, local[..., None], dy * is_local[..., None])
 
 
 def _places(torch: Any, chosen: Any, experts: int) -> Any:
@@ -190,7 +194,8 @@ def _top_k(torch: Any, x: Any, call: KernelCall) -> Any:
 def _dispatch(torch: Any, x: Any, chosen: Any, call: KernelCall) -> Any:
     experts, capacity, hidden = call.outputs[0].shape
     # Tokens beyond an expert's capacity are dropped; torch has no out-of-bounds mode, hence the mask.
-    places, tokens = _places(torch, chosen, experts), x.reshape(-1, hidden)
+    places = _places(torch, chosen, experts)
+    tokens = x.reshape(-1, hidden)
     fits = places < capacity
     buffers = torch.zeros((experts, capacity, hidden), dtype=x.dtype, device=x.device)
     buffers[chosen.reshape(-1).long()[fits], places[fits]] = tokens[fits]

@@ -113,7 +113,8 @@ class Emitter:
         if self.differentiable and any(ref.unstopped for ref in refs):
             raise CannotMapError("a maximum has no gradient in the IR; wrap it in stop_gradient")
         layer = max((ref.layer for ref in refs), default=-1)
-        names, hints = [ref.name for ref in refs], (f"{refs[0].name}_{op}",) * outputs
+        names = [ref.name for ref in refs]
+        hints = (f"{refs[0].name}_{op}",) * outputs
         with self.builder.tagged(phase="forward", layer=layer):
             return [Ref(name, layer) for name in self.builder.emit(op, names, hints, attributes(**values))]
 

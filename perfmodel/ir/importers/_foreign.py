@@ -107,7 +107,10 @@ class Graph:
         # data (a rule).
         flat = []
         for arg in args:
-            flat += arg if isinstance(arg, list) else [arg]
+            if isinstance(arg, list):
+                flat += arg
+            else:
+                flat += [arg]
         if any(isinstance(item, Missing) for item in flat):
             return [Missing()]
         if not any(isinstance(item, (Ref, IndexCheck)) for item in flat):
@@ -233,15 +236,16 @@ def separate_projections(program: Program) -> Program:
             cuts[value] = axis, tuple(f"{value}{suffix}" for suffix in suffixes)
         for step in chain.steps:
             gone.update(step.outputs)
-        of_parts: list[Instruction] = []
+        part_instructions: list[Instruction] = []
         for suffix, output in zip(suffixes, instruction.outputs, strict=True):
-            of_parts += chain.part(suffix, output)
-        written[instruction.outputs[0]] = of_parts
+            part_instructions += chain.part(suffix, output)
+        written[instruction.outputs[0]] = part_instructions
 
     # They take the place of the split; the steps of the joint product are gone.
     instructions: list[Instruction] = []
     for instruction in function.instructions:
-        instructions += written.get(instruction.outputs[0], [] if instruction.outputs[0] in gone else [instruction])
+        unchanged = [] if instruction.outputs[0] in gone else [instruction]
+        instructions += written.get(instruction.outputs[0], unchanged)
 
     # A weight that is cut becomes a parameter per part, which remain pieces of one tensor.
     types = program.types
@@ -254,13 +258,13 @@ def separate_projections(program: Program) -> Program:
         axis, names = cuts[parameter.name]
         tensor = types[parameter.name]
         size = tensor.shape[axis] // len(names)
-        of_parameter = []
+        parameter_parts = []
         for j, name in enumerate(names):
             start = [0] * tensor.rank
             start[axis] = j * size
-            of_parameter.append(Piece(name, tuple(start)))
+            parameter_parts.append(Piece(name, tuple(start)))
             parameters.append(Parameter(name, tensor.with_size(axis, size)))
-        pieces[parameter.name] = tuple(of_parameter)
+        pieces[parameter.name] = tuple(parameter_parts)
     inputs = tuple(replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs)
     return Program(
         replace(function, parameters=tuple(parameters), instructions=tuple(instructions)), inputs, program.outputs

@@ -304,11 +304,13 @@ def _fused(nodes: Sequence[Node], read: set[Value], written: set[Value]) -> Kern
     traffic = sum(array.n_bytes for array in sizes)
     # A second operand of about the widest tensor's size makes the kernel one of two inputs.
     widest = max(sizes, key=lambda array: array.n_bytes)
-    n_inputs = 2 if sum(2 * value.array.n_bytes >= widest.n_bytes for value in read) > 1 else 1
+    wide_inputs = [value for value in read if 2 * value.array.n_bytes >= widest.n_bytes]
+    n_inputs = 2 if len(wide_inputs) > 1 else 1
     # A readable label: the ops with most arithmetic, four at most.
     names = list(dict.fromkeys(node.name for node in sorted(nodes, key=lambda n: -n.flops)))
-    source = "+".join(names[:4]) + ("+..." if len(names) > 4 else "")
-    op = streamed("fusion" if len(nodes) > 1 else nodes[0].name, widest, traffic, n_inputs)
+    source = "+".join(names if len(names) <= 4 else [*names[:4], "..."])
+    name = "fusion" if len(nodes) > 1 else nodes[0].name
+    op = streamed(name, widest, traffic, n_inputs)
     return KernelRow(op, sum(node.flops for node in nodes), traffic, source)
 
 

@@ -120,7 +120,8 @@ class _Walk:
         return called(i, attribute, self.module.computations)
 
     def _call(self, i: Instruction, operands: list[Operand]) -> Operand:
-        body = self._computation(i, "calls" if "calls" in i.attributes else "to_apply")
+        attribute = "calls" if "calls" in i.attributes else "to_apply"
+        body = self._computation(i, attribute)
         return self.inline(body, _parameters(body, operands))
 
     def _while(self, i: Instruction, state: Operand) -> Operand:
@@ -130,7 +131,8 @@ class _Walk:
         count = int(match.group(1)) if match else self.trip_count
         body = self._region(self._computation(i, "body"), [state], float(count if count is not None else 1))
         out = _fresh(state)
-        inputs, outputs = tuple(_values(state)), tuple(_values(out))
+        inputs = tuple(_values(state))
+        outputs = tuple(_values(out))
         if count is not None:
             self.nodes.append(Node("while", "loop", inputs, outputs, work=body))
             return out

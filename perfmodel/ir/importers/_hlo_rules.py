@@ -125,7 +125,7 @@ class Rules:
             # The conversion is the CPU compiler's own: an accelerator reads the narrow value.
             return Node(opcode, "view", inputs, (Value(inputs[0].array),))
         if self.widened and opcode in _VIEWS | _IN_PLACE and opcode != "bitcast-convert" and inputs:
-            outputs = (_like(inputs[0].array, outputs[0]),)
+            outputs = (_in_type_of(inputs[0].array, outputs[0]),)
         if opcode in _VIEWS:
             return Node(opcode, "view", inputs, outputs)
         if opcode in _CONSTANTS:
@@ -166,7 +166,7 @@ class Rules:
         are_narrow = len(dtypes) == 1 and dtypes.issubset(_HALF)
         if not self.widened or not are_narrow:
             return out
-        return _like(inputs[0].array, out)
+        return _in_type_of(inputs[0].array, out)
 
     def _reducer_flops(self, i: Instruction) -> float:
         """Arithmetic operations of a reducer, per pair that it joins."""
@@ -194,7 +194,8 @@ class Rules:
             case "gather":
                 traffic, streamed_array = 2 * out.n_bytes, out
             case _:
-                traffic, streamed_array = sum(v.array.n_bytes for v in {*inputs, *outputs}), first
+                traffic = sum(v.array.n_bytes for v in {*inputs, *outputs})
+                streamed_array = first
         return Node(opcode, "kernel", inputs, outputs, flops, streamed(opcode, streamed_array, traffic), traffic)
 
     def _foreign(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
@@ -220,7 +221,7 @@ def _is_widening(narrow: Array, wide: Array) -> bool:
     return narrow.dtype in _HALF and wide.dtype in ("fp32", *_HALF)
 
 
-def _like(narrow: Array, out: Value) -> Value:
+def _in_type_of(narrow: Array, out: Value) -> Value:
     """A result that only moves elements of a 16-bit tensor, in that tensor's type."""
     if narrow.dtype not in _HALF or out.array.dtype != "fp32":
         return out

@@ -117,6 +117,7 @@ def _product_dtype(lhs: Array, precision: Any) -> str:
 
 
 def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Array) -> ConvShape:
+    """Shape of a convolution by its parameters, in the order of the kernel."""
     numbers = parameters["dimension_numbers"]
     # JAX states axes in any order; the kernel's are (features out, features in, space).
     batch_axis, in_feature, *in_space = numbers.lhs_spec
@@ -159,7 +160,8 @@ def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...],
         n_elements = out.n_elements
     else:
         # An index names a row, of which all columns are written.
-        indexed, inserted = tuple(numbers.scatter_dims_to_operand_dims), tuple(numbers.inserted_window_dims)
+        indexed = tuple(numbers.scatter_dims_to_operand_dims)
+        inserted = tuple(numbers.inserted_window_dims)
         takes_rows = indexed == inserted == (0,)
         n_elements = inputs[2].array.n_elements
     if not takes_rows or hidden == 1:
@@ -184,7 +186,8 @@ def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...
     elif name.startswith("scatter"):
         traffic, streamed_array = 3 * updates.n_bytes, updates
     elif name == "gather":
-        traffic, streamed_array = 2 * out.n_bytes + sum(a.n_bytes for a in arrays[1:]), out
+        traffic = 2 * out.n_bytes + sum(a.n_bytes for a in arrays[1:])
+        streamed_array = out
     else:
         traffic = sum(a.n_bytes for a in arrays) + sum(value.array.n_bytes for value in outputs)
         streamed_array = max(arrays, key=lambda a: a.n_elements, default=out)

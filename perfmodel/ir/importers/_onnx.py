@@ -255,7 +255,8 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
     """Operands are batch, features, space; kernels features out, features in, space."""
     n_space = len(lhs.shape) - 2
     ones = (1,) * n_space
-    stride, dilation = tuple(a.get("strides", ones)), tuple(a.get("dilations", ones))
+    stride = tuple(a.get("strides", ones))
+    dilation = tuple(a.get("dilations", ones))
     low = tuple(a.get("pads", (0,) * 2 * n_space))[:n_space]
     # "Same" padding follows from the sizes; half of it (rounded down) lies before the image.
     if a.get("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER"):

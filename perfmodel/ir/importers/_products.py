@@ -82,7 +82,8 @@ def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_di
     for tap in range(kernel):
         offset = tap * dilation - low
         # positions o with 0 <= o stride + offset <= reach; with holes, only every in_dilation-th holds an element
-        first, last = max(0, -(offset // stride)), min(n_out - 1, (reach - offset) // stride)
+        first = max(0, -(offset // stride))
+        last = min(n_out - 1, (reach - offset) // stride)
         if in_dilation == 1:
             total += max(0, last - first + 1)
         else:
@@ -108,9 +109,12 @@ def convolution(shape: ConvShape) -> KernelOp:
         )
     # A convolution of lines is one of images of height 1.
     lines = 2 - len(shape.kernel)
-    image_in, image_out = _image(shape.space_in, lines), _image(shape.space_out, lines)
-    kernel, stride = _image(shape.kernel, lines), _image(shape.stride, lines)
-    holes, spread = _image(shape.in_dilation, lines), _image(shape.kernel_dilation, lines)
+    image_in = _image(shape.space_in, lines)
+    image_out = _image(shape.space_out, lines)
+    kernel = _image(shape.kernel, lines)
+    stride = _image(shape.stride, lines)
+    holes = _image(shape.in_dilation, lines)
+    spread = _image(shape.kernel_dilation, lines)
     pad = _image(tuple(max(0, p) for p in shape.pad_low), lines, 0)
 
     # Holes are the forward's stride, so this is an input gradient. The forward's image is this result, its padding

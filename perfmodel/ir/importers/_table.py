@@ -80,7 +80,8 @@ def _times(
     """Times of one execution of each row: kernels, with the gap before the next one, then collectives."""
     # Compiled programs launch kernels back to back; the gap between them is the compiled framework's.
     weights = weight_files(calibration)
-    model, ops = KernelModel.of(weights), [row.op for row in kernels]
+    model = KernelModel.of(weights)
+    ops = [row.op for row in kernels]
     if isinstance(place, Cluster):
         sent = [row.on(place) for row in collectives]
         times = event_times([*ops, *sent], place, model, CollectiveModel.of(weights))
@@ -240,7 +241,10 @@ class OpTable:
             )
         rows = [*self.kernels, *self.collectives]
         times = _times(self.kernels, self.collectives, place, calibration).scaled(np.array([row.count for row in rows]))
-        time_s, lo_s, hi_s, names = times.time_s, times.lo_s, times.hi_s, times.provenance
+        time_s = times.time_s
+        lo_s = times.lo_s
+        hi_s = times.hi_s
+        names = times.provenance
         total = float(time_s.sum())
         kernel_s = float(time_s[: len(self.kernels)].sum())
         # MFU: the time that products would take at peak, over the time of the step.

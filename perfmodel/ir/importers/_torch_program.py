@@ -165,12 +165,17 @@ def _is_view(node: Any) -> bool:
 
 class _Reader:
     def __init__(self, torch: Any, exported: Any, values: dict[str, Any], name: str, ranks: int) -> None:
-        self.torch, self.exported, self.values, self.ranks = torch, exported, values, ranks
+        self.torch = torch
+        self.exported = exported
+        self.values = values
+        self.ranks = ranks
         self.graph = Graph(name)
 
     def program(self) -> Program:
+        """The program of an exported module; weights that it holds become parameters."""
         signature = self.exported.graph_signature
-        parameters, buffers = signature.inputs_to_parameters, signature.inputs_to_buffers
+        parameters = signature.inputs_to_parameters
+        buffers = signature.inputs_to_buffers
         constants = getattr(signature, "inputs_to_lifted_tensor_constants", {})
         outputs: list[Any] = []
         for node in self.exported.graph.nodes:
@@ -219,6 +224,7 @@ class _Reader:
             self.graph.input(node.name, _dtype(tensor), tuple(tensor.shape), self.values)
 
     def _call(self, node: Any) -> Any:
+        """The result of a call of an ATen op."""
         # Results of several outputs are lists; ops with one are not.
         if node.target is operator.getitem:
             results = _listed(self.graph.values[node.args[0].name])

@@ -106,7 +106,10 @@ class _Machine:
         per_update: int,
         keep_every: int,
     ) -> None:
-        self.schedule, self.model, self.rate, self.per_update = schedule, model, rate, per_update
+        self.schedule = schedule
+        self.model = model
+        self.rate = rate
+        self.per_update = per_update
         self.keep_every = keep_every
         self.weights_after: dict[int, dict[int, Params]] = {}
         self.layers = model.stages(schedule.n_stages)
@@ -149,6 +152,7 @@ class _Machine:
     def _forward(
         self, place: tuple[int, int], stage: int, batch: int, weights: list[Params], inputs: Array, targets: Array
     ) -> None:
+        """Run the layers of a stage forward on a micro-batch, and mail the result to the next stage."""
         # The first stage reads data, the last one computes the loss and mails itself the gradient.
         x = inputs[batch] if stage == 0 else self.mail.pop((Phase.FORWARD, stage, batch))
         first = batch - batch % self.schedule.slices
@@ -171,6 +175,7 @@ class _Machine:
             self.mail[Phase.BACKWARD, stage, batch] = gradient
 
     def _backward(self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]) -> None:
+        """Compute the gradients of a stage's inputs, and mail them to the stage before."""
         saved = self.saved[(*place, batch)]
         # Inputs and contexts are those of the forward; weights may be newer, as in frameworks that do not stash
         # versions.
@@ -198,6 +203,7 @@ class _Machine:
         saved.cotangents[number] = (g, part if so_far is None else jax.tree.map(jnp.add, so_far, part))
 
     def _weight_gradient(self, place: tuple[int, int], stage: int, batch: int, weights: list[Params]) -> None:
+        """Add a micro-batch's gradients of a stage's weights to those of its device."""
         saved = self.saved[(*place, batch)]
         new = [
             weight_gradient(
@@ -214,6 +220,7 @@ class _Machine:
         self.gradients[place] = new if so_far is None else jax.tree.map(jnp.add, so_far, new)
 
     def _update(self, device: int) -> None:
+        """Make a new version of the weights on a device by gradient descent."""
         self.newest[device] += 1
         # Gradients are sums; an update applies their mean.
         step = self.rate / self.per_update

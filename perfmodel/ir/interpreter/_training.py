@@ -66,7 +66,8 @@ def train(
     Raises:
         PerfModelError: inputs for less than one step.
     """
-    scheduler, steps = get_schedule(name), _whole_steps(len(inputs), per_step)
+    scheduler = get_schedule(name)
+    steps = _whole_steps(len(inputs), per_step)
     # Without flushes steps run into one another, so all of them are one schedule.
     if scheduler.asynchronous:
         schedule = scheduler(stages, per_step, 1, steps)

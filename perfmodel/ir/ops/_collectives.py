@@ -141,7 +141,7 @@ def _shard_collective(query: ShardingQuery) -> ShardingDecision:
     """Slices of all operands alike go through, unless cut along the op's own axis."""
     # A slice along the axis that the collective itself cuts or joins would reorder elements.
     own_axes = {query.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
-    return query.alike(lambda axis: axis not in own_axes)
+    return query.all_along_one_axis(lambda axis: axis not in own_axes)
 
 
 def _sums_pass(query: ShardingQuery) -> ShardingDecision | None:

@@ -91,7 +91,7 @@ def _softmax_grad(inputs: Tensors, attributes: Values) -> Tensors:
 def _shard_rows(query: ShardingQuery) -> ShardingDecision:
     # Each row of a softmax needs its own maximum and sum; a sharded last axis is gathered first.
     last = query.operands[0].rank - 1
-    return query.alike(lambda axis: axis < last)
+    return query.all_along_one_axis(lambda axis: axis < last)
 
 
 def _attention(inputs: Tensors, attributes: Values) -> Tensors:
@@ -224,6 +224,6 @@ FUSED = table(
     # `sgd` streams weight and gradient in and the weight out; `adam` streams weight, gradient and two moments in and
     # weight and moments out.
     # a sharded operand (the optimizer's state, under ZeRO) has every operand sharded like it
-    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=ShardingQuery.alike),
-    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=ShardingQuery.alike),
+    OpDefinition(name="sgd", infer=_sgd, work=_streams("sgd", 3), shard=ShardingQuery.all_along_one_axis),
+    OpDefinition(name="adam", infer=_adam, work=_streams("adam", 7), shard=ShardingQuery.all_along_one_axis),
 )

@@ -41,7 +41,8 @@ def _pair(attributes: Values, name: str, least: int) -> Pair:
 
 def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Values) -> Pair:
     """Height and width of what a window gives that slides over an image."""
-    stride, padding = _pair(attributes, "stride", 1), _pair(attributes, "padding", 0)
+    stride = _pair(attributes, "stride", 1)
+    padding = _pair(attributes, "padding", 0)
     # Positions at which the window lies inside the padded image; the rest of a stride is cut off.
     positions = []
     for size, extent, step, pad in zip(image, window, stride, padding, strict=True):
@@ -77,7 +78,8 @@ def _conv2d_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 def _input_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     w, dy = inputs
-    groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
+    groups = required(attributes, "groups", int)
+    image = _pair(attributes, "image", 1)
     # The forward rule, run on the operands as they would be, checks everything that the gradient could get wrong.
     x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
@@ -87,7 +89,8 @@ def _input_grad(inputs: Tensors, attributes: Values) -> Tensors:
 def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(2, inputs)
     x, dy = inputs
-    groups, kernel = required(attributes, "groups", int), _pair(attributes, "kernel", 1)
+    groups = required(attributes, "groups", int)
+    kernel = _pair(attributes, "kernel", 1)
     if x.rank != 4 or dy.rank != 4 or groups < 1:
         raise RuleError(f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}")
     w = x.with_shape((dy.shape[1], x.shape[1] // groups, *kernel))
@@ -164,7 +167,7 @@ def _pool2d(inputs: Tensors, attributes: Values) -> Tensors:
 def _shard_pool2d(query: ShardingQuery) -> ShardingDecision:
     """Spread a pooling by samples or channels."""
     # Windows overlap along height and width; samples and channels are independent.
-    return query.alike(lambda axis: axis < 2)
+    return query.all_along_one_axis(lambda axis: axis < 2)
 
 
 IMAGES = table(

@@ -33,7 +33,9 @@ def _labels(inputs: Tensors, attributes: Values) -> tuple[Labels, Labels, Labels
     batch = tuple(map(str, range(a.rank - 2)))
     labels_a = ("k", "m") if attributes.get("transpose_a") else ("m", "k")
     labels_b = ("n", "k") if attributes.get("transpose_b") else ("k", "n")
-    return (*batch, *labels_a), (*(batch if b.rank > 2 else ()), *labels_b), (*batch, "m", "n")
+    if b.rank > 2:
+        labels_b = (*batch, *labels_b)
+    return (*batch, *labels_a), labels_b, (*batch, "m", "n")
 
 
 def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
@@ -53,7 +55,8 @@ def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
 
 def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, w = i.inputs
-    transpose_a, transpose_b = bool(i.attribute("transpose_a")), bool(i.attribute("transpose_b"))
+    transpose_a = bool(i.attribute("transpose_a"))
+    transpose_b = bool(i.attribute("transpose_b"))
     # Of y = x w: dx = dy w^T and dw = x^T dy, with transposed operands in place of transposed results.
     if transpose_a:
         dx = b.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
@@ -64,7 +67,8 @@ def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     if b.types[w].rank == 2 and b.types[x].rank > 2:
         if transpose_a:
             raise RuleError("the gradient of a transposed batched operand times a matrix is not supported")
-        dw = b.op("matmul_weight_grad", *((dy, x) if transpose_b else (x, dy)))
+        operands_of_dw = (dy, x) if transpose_b else (x, dy)
+        dw = b.op("matmul_weight_grad", *operands_of_dw)
     elif transpose_b:
         dw = b.op("matmul", dy, x, transpose_a=True, transpose_b=transpose_a)
     else:

@@ -120,7 +120,8 @@ def _shard_transpose(query: ShardingQuery) -> ShardingDecision:
 def _split(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
-    axis, parts = axis_of(attributes, "axis", x.rank), required(attributes, "parts", int)
+    axis = axis_of(attributes, "axis", x.rank)
+    parts = required(attributes, "parts", int)
     if parts < 1 or x.shape[axis] % parts:
         raise RuleError(f"{x.shape[axis]} elements of axis {axis} are not divisible into {parts} equal parts")
     return (x.with_size(axis, x.shape[axis] // parts),) * parts
@@ -163,7 +164,8 @@ def _slice(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
-    start, stop = required(attributes, "start", int), required(attributes, "stop", int)
+    start = required(attributes, "start", int)
+    stop = required(attributes, "stop", int)
     if not 0 <= start < stop <= x.shape[axis]:
         raise RuleError(f"{start}..{stop} is not a range of the {x.shape[axis]} elements of axis {axis}")
     return (x.with_size(axis, stop - start),)
@@ -174,7 +176,8 @@ def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     (x,) = i.inputs
     axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
     # Elements that the slice left out do not influence the result.
-    before, after = i.attribute("start"), b.types[x].shape[axis] - i.attribute("stop")
+    before = i.attribute("start")
+    after = b.types[x].shape[axis] - i.attribute("stop")
     return (b.op("pad", dy, axis=axis, before=before, after=after) if before or after else dy,)
 
 
@@ -182,7 +185,8 @@ def _pad(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
     axis = axis_of(attributes, "axis", x.rank)
-    before, after = required(attributes, "before", int), required(attributes, "after", int)
+    before = required(attributes, "before", int)
+    after = required(attributes, "after", int)
     if before < 0 or after < 0:
         raise RuleError(f"before={before} and after={after} must not be negative; use a slice to cut")
     if not isinstance(attributes.get("value", 0), (int, float)):
@@ -192,7 +196,8 @@ def _pad(inputs: Tensors, attributes: Values) -> Tensors:
 
 def _pad_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     (x,) = i.inputs
-    axis, start = axis_of(dict(i.attributes), "axis", b.types[x].rank), i.attribute("before")
+    axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
+    start = i.attribute("before")
     return (b.op("slice", dy, axis=axis, start=start, stop=start + b.types[x].shape[axis]),)
 
 
@@ -204,7 +209,7 @@ def _zeros_pass(query: ShardingQuery) -> ShardingDecision | None:
 def _shard_beside_axis(query: ShardingQuery) -> ShardingDecision:
     """Any sharding but along the op's own axis."""
     own_axis = axis_of(query.attributes, "axis", query.operands[0].rank)
-    return query.alike(lambda axis: axis != own_axis)
+    return query.all_along_one_axis(lambda axis: axis != own_axis)
 
 
 def _take(inputs: Tensors, attributes: Values) -> Tensors:

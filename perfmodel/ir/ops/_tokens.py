@@ -182,7 +182,7 @@ def _argmax(inputs: Tensors, attributes: Values) -> Tensors:
 
 def _shard_argmax(query: ShardingQuery) -> ShardingDecision:
     last = query.operands[0].rank - 1
-    return query.alike(lambda axis: axis < last)
+    return query.all_along_one_axis(lambda axis: axis < last)
 
 
 def _top_k(inputs: Tensors, attributes: Values) -> Tensors:
@@ -218,7 +218,8 @@ def _dispatch(inputs: Tensors, attributes: Values) -> Tensors:
     """Tokens [.., hidden] and their experts [..] to buffers [experts, capacity, hidden]."""
     operands(2, inputs)
     x, chosen = inputs
-    experts, capacity = required(attributes, "experts", int), required(attributes, "capacity", int)
+    experts = required(attributes, "experts", int)
+    capacity = required(attributes, "capacity", int)
     if chosen.shape != x.shape[:-1] or not chosen.dtype.startswith("int"):
         raise RuleError(f"an expert number for each of {x.shape[:-1]} tokens is needed, got {chosen}")
     return (x.with_shape((experts, capacity, x.shape[-1])),)

@@ -271,20 +271,21 @@ def check_device(planned: str, accelerator: str | None) -> None:
 def same_device(name: str, accelerator: str) -> bool:
     """Whether a catalog name and a driver's name can mean the same device."""
     # The chip is the first word with a number in it, such as A100.
-    ours, theirs = _words(name), _words(accelerator)
+    ours, theirs = _name_words(name), _name_words(accelerator)
     chips = [word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)]
     chip = chips[0] if chips else ours[0]
     if chip not in theirs:
         return False
 
     # Forms of one chip differ in memory and slot; a name that states neither fits all of them.
-    memory, their_memory = list(filter(_is_memory, ours)), list(filter(_is_memory, theirs))
+    memory = list(filter(_is_memory, ours))
+    their_memory = list(filter(_is_memory, theirs))
     if memory and their_memory and memory != their_memory:
         return False
     return ("PCIE" in ours) == ("PCIE" in theirs) and ("NVL" in ours) == ("NVL" in theirs)
 
 
-def _words(name: str) -> list[str]:
+def _name_words(name: str) -> list[str]:
     """Upper-case words; `1080 Ti` is one, TPU's `v5 lite` is v5e, its plain `v5` is v5p."""
     name = re.sub(r"(v\d) lite", r"\1e", name.strip(), flags=re.IGNORECASE)
     name = re.sub(r"(TPU[ -]v5)$", r"\1p", name, flags=re.IGNORECASE)

@@ -102,7 +102,8 @@ def jax_backend() -> Iterator[JaxBackend]:
     stated = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
     capability = (int(stated[1]), int(stated[2])) if stated else (0, 0)
     accelerator = None if device.platform == "cpu" else device.device_kind
-    yield JaxBackend(device.platform, accelerator, capability, NoMeter() if accelerator else host_meter())
+    meter = NoMeter() if accelerator else host_meter()
+    yield JaxBackend(device.platform, accelerator, capability, meter)
 
 
 def unrounded(sample: SampleCalls) -> SampleCalls:

@@ -128,7 +128,8 @@ def torch_backend() -> Iterator[TorchBackend]:
     """torch on one thread; products in the element type that rows name."""
     torch = torch_module()
     if torch.cuda.is_available():
-        name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+        name = torch.cuda.get_device_name(0)
+        capability = torch.cuda.get_device_capability(0)
         yield TorchBackend(name, capability, NoMeter())
         return
     # On a CPU a kernel is measured on one thread, whatever the caller has set for itself.

@@ -22,6 +22,7 @@ from perfmodel.measure.ranks._launch import Launch, Server, join, made_meeting
 from perfmodel.measure.ranks._rank import Place, RankProcess, RankSession, free_port
 from perfmodel.measure.tables import collector_sha256, software
 from perfmodel.ops import Collective
+from perfmodel.units import plural
 
 ORDER_TIMEOUT_S = 30.0
 
@@ -52,7 +53,8 @@ class Agent:
     gone = "ended unexpectedly; see its messages on standard error there"
 
     def __init__(self, connection: Connection, hello: Hello) -> None:
-        self._connection, self.hello = connection, hello
+        self._connection = connection
+        self.hello = hello
 
     def fileno(self) -> int:
         """Handle for `multiprocessing.connection.wait`."""
@@ -163,7 +165,8 @@ def serve_orders(connection: Connection) -> str | None:
     rank: RankProcess | None = None
     try:
         while True:
-            for ready in wait([connection, *([rank.fileno()] if rank else [])]):
+            pipes = [connection, rank.fileno()] if rank else [connection]
+            for ready in wait(pipes):
                 # The rank answers, or is gone: pass it on.
                 if ready is not connection and rank is not None:
                     try:
@@ -215,8 +218,8 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
         there = ", ".join(f"{len(on_node)} on {node}" for node, on_node in nodes.items())
         raise CalibrationError(
             f"{op.collective} over {op.num_ranks} ranks, {op.ranks_per_node} per node, needs {op.num_nodes} "
-            f"node{'s' * (op.num_nodes > 1)} with {per_node} started "
-            f"process{'es' * (per_node > 1)} each; there are {there}"
+            f"{plural('node', op.num_nodes)} with {per_node} started "
+            f"{plural('process', per_node)} each; there are {there}"
         )
     taking_part: list[Agent] = []
     for on_node in wide[: op.num_nodes]:
@@ -251,7 +254,8 @@ def _check(new: Hello, agents: Mapping[int, Agent]) -> None:
             f"two processes have number {new.index}, on {agents[new.index].hello.node} and {new.node}"
         )
     for name in sorted({*new.versions, *first.versions}):
-        theirs, ours = new.versions.get(name, "none"), first.versions.get(name, "none")
+        theirs = new.versions.get(name, "none")
+        ours = first.versions.get(name, "none")
         if theirs != ours:
             raise CalibrationError(
                 f"{new} has {name} {theirs[:20]}, but process 0 on {first.node} has {ours[:20]}; install the "

@@ -18,7 +18,7 @@ from perfmodel.measure.ranks._rank import CollectiveSession, Place, RankProcess,
 from perfmodel.measure.timing import MachineMeter, Meter, Reading, Sample
 from perfmodel.ops import Collective
 from perfmodel.ops.programs import JAX_DTYPES
-from perfmodel.units import dtype_bytes
+from perfmodel.units import dtype_bytes, plural
 
 MEASURED_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 START_TIMEOUT_S: Final = 90.0
@@ -238,7 +238,7 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
         raise UnknownNameError("dtype to measure", op.dtype, JAX_DTYPES)
     if op.num_nodes != hosts:
         raise PerfModelError(
-            f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = "
+            f"{op.num_ranks} ranks on {hosts} {plural('host', hosts)} have ranks_per_node = "
             f"{op.num_ranks // hosts}, not {op.ranks_per_node}; to use several hosts, start perfmodel with a "
             "launcher and --launched"
         )
@@ -279,7 +279,8 @@ def transfer_time_s(
         CalibrationError: for sides with different numbers of calls, or a call that ends before it starts.
     """
     # Lists come from two ranks, whose calls have to match one by one.
-    send_s, receive_s = np.asarray(send_s, float), np.asarray(receive_s, float)
+    send_s = np.asarray(send_s, float)
+    receive_s = np.asarray(receive_s, float)
     if send_s.shape != receive_s.shape or send_s.ndim != 2 or send_s.shape[1] != 2:
         raise CalibrationError(
             "send and receive calls must be two equal lists of (start, end); "

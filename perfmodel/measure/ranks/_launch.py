@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from perfmodel.errors import CalibrationError
+from perfmodel.units import plural
 
 LAUNCHERS: Final = (
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -179,7 +180,7 @@ class Server:
             except TimeoutError:
                 turned = f"; {self._turned_away} connections used another secret" if self._turned_away else ""
                 raise CalibrationError(
-                    f"{_named(missing)} of {launch.count} did not connect to {self._meeting.host} within "
+                    f"{_processes_text(missing)} of {launch.count} did not connect to {self._meeting.host} within "
                     f"{timeout_s:g} s{turned}; check that all were started with this --out and can reach this node"
                 ) from None
             connection = _authenticated(peer, self._meeting.key, first=True)
@@ -297,6 +298,6 @@ def _set_patience(peer: socket.socket, seconds: int) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
-def _named(missing: Sequence[int]) -> str:
+def _processes_text(missing: Sequence[int]) -> str:
     """Processes by their numbers, for messages."""
-    return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    return f"{plural('process', len(missing))} {', '.join(map(str, missing))}"

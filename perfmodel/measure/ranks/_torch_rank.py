@@ -54,19 +54,19 @@ class GlooSession(RankSession):
 
     def run(self, calls: int) -> list[Span]:
         """Start and end of each of `calls` calls, after one that lines the ranks up; they return when they are done."""
-        return spans(calls, self._once)
+        return spans(calls, self._run_once)
 
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""
         self._reset()
-        self._once()
+        self._run_once()
         return self._output.double().cpu().numpy()
 
     def leave(self) -> None:
         """Leave the group; nothing can be asked after this."""
         _dist().destroy_process_group()
 
-    def _once(self) -> None:
+    def _run_once(self) -> None:
         """Run the collective once."""
         place = self._members.index(self.rank)
         self._call(self._output, self._input, _Neighbours.of(self._members, place), self._group)
@@ -118,7 +118,7 @@ class NcclSession(GlooSession):
         graphs = [self._graph(part) for part in parts]
 
         # One call lines the ranks up; all graphs are captured before.
-        self._once()
+        self._run_once()
         cuda.synchronize()
         events = [cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
         events[0].record()
@@ -134,12 +134,12 @@ class NcclSession(GlooSession):
         if calls not in self._graphs:
             cuda = torch_module().cuda
             # NCCL makes its connections in the first call, which no graph may hold.
-            self._once()
+            self._run_once()
             cuda.synchronize()
             graph = cuda.CUDAGraph()
             with cuda.graph(graph):
                 for _ in range(calls):
-                    self._once()
+                    self._run_once()
             self._graphs[calls] = graph
         return self._graphs[calls]
 

@@ -109,7 +109,8 @@ def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
 
 def _family(row: Row) -> str:
     """The collective, or the op's family."""
-    return str(row["collective"] if present(row.get("collective")) else row["op_family"])
+    kind = row["collective"] if present(row.get("collective")) else row["op_family"]
+    return str(kind)
 
 
 def _cards(path: Path) -> list[Card]:

@@ -150,7 +150,8 @@ def report(
         # The recommended layout may be slower than all of them, but likelier to fit.
         if result.first_to_try not in predictions:
             predictions = (*predictions, result.first_to_try)
-            best += [0.0] * bool(best)
+            if best:
+                best.append(0.0)
         recommended = predictions.index(result.first_to_try)
 
     # Then each layout's answers to "what if": how it follows the machine's parameters, and what
@@ -243,6 +244,7 @@ def _account(result: SearchResult) -> dict[str, Any]:
 
 
 def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
+    """What the page says of the job: model, machine and settings that all layouts share."""
     levels = problem.cluster.levels
     return {
         "model": problem.model.name,
@@ -317,16 +319,16 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
     """The launch files of a layout: for each format its `name` and `text`, or `why` it cannot run the layout; only the
     problem's framework if that has a format."""
     name = problem.framework.name
-    of_framework = [form for form in FORMATS if name in (form.name, *form.frameworks)]
+    framework_formats = [form for form in FORMATS if name in (form.name, *form.frameworks)]
     files = []
-    for form in of_framework or FORMATS:
+    for form in framework_formats or FORMATS:
         # A framework with a format of its own is asked alone. Otherwise the page offers every
         # format that can run the layout.
-        asked = problem.framework.label if of_framework else form.frameworks[0]
+        framework_label = problem.framework.label if framework_formats else form.frameworks[0]
         try:
             text = export_launch(
                 layout,
-                asked,
+                framework_label,
                 model=problem.model,
                 job=problem.job,
                 devices_per_node=problem.cluster.devices_per_node,

@@ -115,7 +115,7 @@ def _quantity_heads(records: Sequence[dict[str, Any]], unit: str) -> list[dict[s
     heads = []
     for name, (head, figure_unit, better) in _QUANTITIES.items():
         # A batch that all rows share is in the page's heading already.
-        is_in_heading = name == "global_batch" and _same(records, name)
+        is_in_heading = name == "global_batch" and _is_same_in_all(records, name)
         if name in records[0] and not is_in_heading:
             heads.append({"key": name, "label": head.format(unit), "unit": figure_unit, "better": better})
     return heads
@@ -165,7 +165,7 @@ def _setting(layout: Layout, name: str) -> Any:
     return layout.tp if name == "etp" and layout.etp is None else getattr(layout, name)
 
 
-def _same(made: Sequence[dict[str, Any]], name: str) -> bool:
+def _is_same_in_all(made: Sequence[dict[str, Any]], name: str) -> bool:
     return len({row[name] for row in made}) == 1
 
 

@@ -155,7 +155,8 @@ def step_series(
     lost_s = np.where(is_stall, residual_s * covered_after, 0.0) + pauses_after_s
 
     usual = ~is_stall
-    usual_s = float(np.median(seconds_after[usual] if usual.any() else seconds_after))
+    usual_seconds = seconds_after[usual] if usual.any() else seconds_after
+    usual_s = float(np.median(usual_seconds))
     total = float(covered_after.sum())
     return StepSeries(
         steps=tuple(steps_after.tolist()),
@@ -228,7 +229,7 @@ def _stalls(
     stalled = lost_s > 0
     stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
-        beside = _beside(log, kind, steps, covered)
+        beside = _lines_beside(log, kind, steps, covered)
         stalls_by_kind += _kind_of_stalls(kind, steps, lost_s, stalled & beside, total_steps)
         stalled &= ~beside
 
@@ -246,7 +247,7 @@ def _stalls(
     return tuple(sorted(stalls_by_kind, key=lambda stalls: -stalls.seconds_per_step))
 
 
-def _beside(
+def _lines_beside(
     log: TrainingLog,
     kind: StallKind,
     steps: np.ndarray,

@@ -95,10 +95,10 @@ class Candidates:
         equal program; the end of a program is monotone in its durations and in what it waits for.
         """
         starts = self.starts
-        of_grid = np.searchsorted(starts, numbers, side="right") - 1
+        grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
         is_dominated = np.zeros(len(numbers), bool)
-        for grid_index in np.unique(of_grid).tolist():
-            in_grid = np.flatnonzero(of_grid == grid_index)
+        for grid_index in np.unique(grid_of_layout).tolist():
+            in_grid = np.flatnonzero(grid_of_layout == grid_index)
             grid = self.costs[grid_index].grid
             bound_s = self.bound_s[starts[grid_index] :][: self.costs[grid_index].bound_s.size]
             fits = np.isfinite(bound_s.reshape(grid.shape))
@@ -122,8 +122,8 @@ class Candidates:
     def _places(self, numbers: Int[np.ndarray, " some"]) -> list[tuple[int, int]]:
         """Grid of some layouts, and their place in it."""
         starts = self.starts
-        of_grid = np.searchsorted(starts, numbers, side="right") - 1
-        return list(zip(of_grid.tolist(), (numbers - starts[of_grid]).tolist(), strict=True))
+        grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
+        return list(zip(grid_of_layout.tolist(), (numbers - starts[grid_of_layout]).tolist(), strict=True))
 
     def column(self, name: str) -> Float[np.ndarray, " layouts"]:
         """A numeric field of every layout: degrees, `devices`, `micro_batch`, `zero`, `vpp` or `memory_bytes`."""
@@ -196,11 +196,13 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
     return Candidates(tuple(possible), bound_s, feasible, smallest)
 
 
-def _spread(cost: GridCosts, of_memory: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(cost.spread(of_memory), cost.grid.shape)
+def _spread(cost: GridCosts, values: np.ndarray) -> np.ndarray:
+    """A value per memory state as one per layout of the grid."""
+    return np.broadcast_to(cost.spread(values), cost.grid.shape)
 
 
 def _column(cost: GridCosts, name: str) -> Float[np.ndarray, "..."]:
+    """A quantity of a grid's layouts, along the axes of the grid that it depends on."""
     grid = cost.grid
     match name:
         case "memory_bytes":
@@ -209,7 +211,9 @@ def _column(cost: GridCosts, name: str) -> Float[np.ndarray, "..."]:
             return np.array([float(state.zero) for state in grid.states])
         case "vpp":
             return np.array([float(choice.vpp) for choice in grid.pipelines])[:, None, None, None]
-    return np.array(getattr(grid.degrees, "expert_tp" if name == "etp" else name), float)
+        case "etp":
+            return np.array(grid.degrees.expert_tp, float)
+    return np.array(getattr(grid.degrees, name), float)
 
 
 def _frame(cost: GridCosts, places: Int[np.ndarray, " some"]) -> "pd.DataFrame":

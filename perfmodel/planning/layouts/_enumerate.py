@@ -175,7 +175,8 @@ def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Count
             # Experts divide the tp * cp * dp ranks of a stage anew (parallel folding,
             # arXiv:2504.14960).
             if (tp * cp * dp) % (ep * (tp if etp is None else etp)):
-                rejected[Rejection(Reason.EXPERT_RANKS if etp is None else Reason.FOLDED_RANKS)] += 1
+                reason = Reason.EXPERT_RANKS if etp is None else Reason.FOLDED_RANKS
+                rejected[Rejection(reason)] += 1
             elif job.global_batch % (dp * micro_batch):
                 rejected[Rejection(Reason.BATCH)] += 1
             else:
@@ -394,6 +395,6 @@ def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:
 
     # Modes under which all blocks do the same are one; it has the name of the first.
     first: dict[str, str] = {}
-    for mode, of_blocks in modes.items():
-        first[mode] = next((earlier for earlier in first if modes[earlier] == of_blocks), mode)
+    for mode, mode_blocks in modes.items():
+        first[mode] = next((earlier for earlier in first if modes[earlier] == mode_blocks), mode)
     return Divided(blocks, layer_count(blocks), stages_without_layer(blocks), first)

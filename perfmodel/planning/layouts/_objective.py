@@ -62,7 +62,7 @@ class Objective:
         """True if the formula depends on the step time."""
         return bool(self.formula.names & set(TIMES))
 
-    def shown(self, value: float) -> float:
+    def display_value(self, value: float) -> float:
         """The value for display; a maximised objective is shown as positive."""
         return -value if OBJECTIVES.get(self.name, "").startswith("-") else value
 
@@ -173,7 +173,7 @@ class Goal:
         """Tell for which layouts a constraint can hold."""
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
-    def named(self, prediction: Prediction) -> dict[str, float]:
+    def named_quantities(self, prediction: Prediction) -> dict[str, float]:
         """The quantities of a layout named by objective and constraints, and its cost and energy."""
         names = set(self.objective.formula.names).union(*(constraint.names for constraint in self.constraints))
         tariff = self.tariff

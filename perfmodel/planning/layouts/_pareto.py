@@ -119,7 +119,7 @@ def pareto(
     # Values are minimised inside, and shown as the user asked for them (throughputs rise).
     shown = np.empty((len(values), len(goals)))
     for column, goal in enumerate(goals):
-        shown[:, column] = [goal.objective.shown(value) for value in values[:, column].tolist()]
+        shown[:, column] = [goal.objective.display_value(value) for value in values[:, column].tolist()]
     return ParetoFront(
         objectives=tuple(goal.objective.name for goal in goals),
         layouts=tuple(layouts),
@@ -145,7 +145,8 @@ def _front(
     bound = np.stack([np.broadcast_to(goal.value(before), size) for goal in goals], axis=1)
     open_layouts = np.isfinite(bound).all(axis=1) & np.isfinite(candidates.bound_s)
     known, evaluated = Evaluations(), 0
-    numbers, values = np.zeros(0, np.int64), np.zeros((0, len(goals)))
+    numbers = np.zeros(0, np.int64)
+    values = np.zeros((0, len(goals)))
     while open_layouts.any():
         report("evaluate", evaluated, evaluated + int(open_layouts.sum()))
         evaluating = np.flatnonzero(open_layouts)

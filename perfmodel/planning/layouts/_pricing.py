@@ -121,16 +121,18 @@ def _best_of_bases(problem: StepProblem, layouts: Sequence[Layout]) -> list[floa
     return list(best_s.values())
 
 
-def _none_possible(question: Question, rejected: Counter[Rejection], of_kinds: str = "") -> LayoutError:
+def _none_possible(question: Question, rejected: Counter[Rejection], on_kinds: str = "") -> LayoutError:
     reasons = "; ".join(f"{reason} ({count:,} tried)" for reason, count in rejected.most_common())
     name = question.problem.model.name
-    return LayoutError(f"no layout of {name} is possible on {question.devices} devices{of_kinds}: {reasons}")
+    return LayoutError(f"no layout of {name} is possible on {question.devices} devices{on_kinds}: {reasons}")
 
 
 def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]:
     """Layouts of the space in one stage per pipeline rank, with as many ranks on each kind as they can have."""
     space, cluster = question.space, question.problem.cluster
     narrowed = _narrowed(space, rejected)
+    # Whether a schedule gives every rank one stage, in order, takes a schedule to find out, but depends on its name and
+    # the number of stages alone.
     in_order: dict[tuple[str, int], bool] = {}
     for grid in enumerate_grids(narrowed, question.problem, rejected):
         supplies = list(_supplies(cluster, grid.degrees))

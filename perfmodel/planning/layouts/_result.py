@@ -364,7 +364,7 @@ def _recommended_of_batches(results: Sequence[SearchResult], objective: Objectiv
         return (
             not fits,
             0.0 if fits else -probability,
-            objective.shown(result.recommendation.value),
+            objective.display_value(result.recommendation.value),
         )
 
     return min(
@@ -400,7 +400,7 @@ def best_of_batches(
     ranked: list[_RankedOfBatch] = []
     for which, result in enumerate(results):
         for place, layout in enumerate(result.layouts):
-            value = objective.shown(result.values[place])
+            value = objective.display_value(result.values[place])
             ranked.append(_RankedOfBatch(value, layout.step_time_s, which, place))
     best = sorted(ranked)[:top]
     recommended = _recommended_of_batches(results, objective)
@@ -413,17 +413,17 @@ def best_of_batches(
 
     # `shown` is its own inverse, so that it turns shown values back into minimised ones, and the
     # least of these into a shown one.
-    bounds = [objective.shown(result.lower_bound) for result in results]
-    of_best_batch = results[best[0].result if best else 0]
+    bounds = [objective.display_value(result.lower_bound) for result in results]
+    best_batch_result = results[best[0].result if best else 0]
     if recommended:
         recommendation = recommended.recommendation
     else:
-        recommendation = replace(of_best_batch.recommendation, prediction=None, value=float("nan"))
+        recommendation = replace(best_batch_result.recommendation, prediction=None, value=float("nan"))
 
     # Without any layout the last batch that says why speaks for all.
     reasons = [result.impossible for result in results if result.impossible]
     return replace(
-        of_best_batch,
+        best_batch_result,
         evaluated=sum(result.evaluated for result in results),
         feasible=sum(result.feasible for result in results),
         seconds=sum(result.seconds for result in results),
@@ -432,14 +432,14 @@ def best_of_batches(
         quantities=of_best("quantities"),
         bounds_s=of_best("bounds_s"),
         rejections=dict(rejections.most_common()),
-        lower_bound=objective.shown(min(bounds)),
+        lower_bound=objective.display_value(min(bounds)),
         lower_bound_s=min(result.lower_bound_s for result in results),
         progress=Progress(
             complete=all(result.complete for result in results) and len(results) == len(batches),
             unresolved=sum(result.progress.unresolved for result in results),
             unsearched=tuple(batches[len(results) :]),
         ),
-        evaluation=replace(of_best_batch.evaluation, alike=sum(result.evaluation.alike for result in results)),
+        evaluation=replace(best_batch_result.evaluation, alike=sum(result.evaluation.alike for result in results)),
         batches=tuple(results),
         robustness=None,
         recommendation=recommendation,

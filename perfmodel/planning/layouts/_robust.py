@@ -61,7 +61,7 @@ class Robustness:
             ranks.append(first + 1 if is_tied else place + 1)
         return ranks
 
-    def kept(self, places: Sequence[int]) -> "Robustness":
+    def among(self, places: Sequence[int]) -> "Robustness":
         """Return the figures of some layouts, still computed against all layouts."""
         chosen = np.array(places)
         return Robustness(

@@ -186,7 +186,7 @@ def _search_in_turn(
         for question, goal in zip(questions, goals, strict=True):
             # What the questions before reached spares the evaluation of layouts that cannot be among the best.
             reached = chain.from_iterable(result.values for result in results)
-            values = sorted(goal.objective.shown(value) for value in reached)
+            values = sorted(goal.objective.display_value(value) for value in reached)
             cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
             file = _resume_file(question, options)
             try:
@@ -226,8 +226,8 @@ def _search(
 
     # A resume file belongs to one question: to the values that its step times follow from, not to the
     # names of the fields that hold them.
-    asked = fingerprint(NUMBERING, tuple(question.context), question.space, question.devices)
-    known = Evaluations.open(file, asked)
+    digest = fingerprint(NUMBERING, tuple(question.context), question.space, question.devices)
+    known = Evaluations.open(file, digest)
     rejected: Counter[Rejection] = Counter()
     # A robust order may prefer a layout that is far from first by its median.
     wanted = max(options.top, ROBUST_POOL if options.robust else 0)
@@ -282,7 +282,7 @@ def _search(
     if ranked.predictions:
         sure = robustness(goal, ranked.predictions)
         places = sure.order(options.robust) if options.robust else range(len(ranked.predictions))
-        sure, ranked = sure.kept(places), ranked.at(places)
+        sure, ranked = sure.among(places), ranked.at(places)
     recommended = recommend(
         question,
         goal,
@@ -296,7 +296,7 @@ def _search(
     )
     if sure is not None:
         shown_places = range(min(options.top, len(ranked.predictions)))
-        sure, ranked = sure.kept(shown_places), ranked.at(shown_places)
+        sure, ranked = sure.among(shown_places), ranked.at(shown_places)
 
     # Neither an interrupted search nor one that another batch cut short has seen all layouts, and so cannot say what
     # keeps them from running.
@@ -310,7 +310,7 @@ def _search(
         report("beyond the framework", 0, 0)
         beyond = _beyond(question, goal, best, executor)
     report("done", candidates.feasible, candidates.feasible)
-    shown = goal.objective.shown
+    shown = goal.objective.display_value
     recommended_value = float("nan")
     if recommended is not None:
         recommended_value = shown(float(goal.value(goal.of([recommended]))[0]))
@@ -329,7 +329,7 @@ def _search(
             value=recommended_value,
             min_fit=options.min_fit,
         ),
-        quantities=tuple(goal.named(prediction) for prediction in ranked.predictions),
+        quantities=tuple(goal.named_quantities(prediction) for prediction in ranked.predictions),
         lower_bound=shown(lower_bound),
         constraints=tuple(map(str, goal.constraints)),
         framework=question.problem.framework.label,
@@ -473,7 +473,7 @@ def _beyond(question: Question, goal: Goal, best_value: float, executor: Executo
     return Beyond(
         layout=best.layout,
         notation=question.problem.framework.notation(best.layout, question.problem.model),
-        value=goal.objective.shown(best.value),
+        value=goal.objective.display_value(best.value),
         step_time_s=best.step_time_s,
         gain=gain,
         cannot_run=refused,

@@ -91,7 +91,9 @@ def _heading(console: "Console", result: "SearchResult") -> None:
         f"{best.model} on {best.devices} devices of {best.cluster}, global batch {batches or best.global_batch}, "
         f"sequence {best.seq_len}"
     )
-    goal = [f"objective {result.objective}"] * (result.objective != "step_time")
+    goal = []
+    if result.objective != "step_time":
+        goal.append(f"objective {result.objective}")
     if result.constraints:
         goal.append(f"where {' and '.join(result.constraints)}")
     if result.robust:
@@ -146,8 +148,8 @@ def _ranking(console: "Console", result: "SearchResult", run: Sequence[str]) -> 
         console.print("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)")
     # Layouts on nodes of several kinds have memories of several sizes.
     capacities = {p.memory_capacity_bytes for p in result.layouts}
-    of_capacity = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
-    console.print(f"GiB: memory needed on the fullest device{of_capacity}; fits: probability that it fits")
+    capacity_text = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
+    console.print(f"GiB: memory needed on the fullest device{capacity_text}; fits: probability that it fits")
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:

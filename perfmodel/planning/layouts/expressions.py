@@ -71,11 +71,11 @@ class Interval:
         inside = (self.lo < 0) & (self.hi > 0) & (power % 2 == 0) & (power > 0)
         return Interval(np.where(inside, 0.0, ends.lo), ends.hi)
 
-    def least(self, other: "Interval") -> "Interval":
+    def minimum(self, other: "Interval") -> "Interval":
         """The elementwise minimum of two intervals."""
         return Interval(np.minimum(self.lo, other.lo), np.minimum(self.hi, other.hi))
 
-    def most(self, other: "Interval") -> "Interval":
+    def maximum(self, other: "Interval") -> "Interval":
         """The elementwise maximum of two intervals."""
         return Interval(np.maximum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
@@ -240,7 +240,7 @@ def _value(node: ast.expr, quantity: Quantity) -> Interval:
         case ast.Call(func=ast.Name(id=name), args=arguments):
             first, *rest = (_value(argument, quantity) for argument in arguments)
             for argument in rest:
-                first = first.least(argument) if name == "min" else first.most(argument)
+                first = first.minimum(argument) if name == "min" else first.maximum(argument)
             return first
     raise AssertionError(ast.dump(node))  # `_checked` lets nothing else pass
 

@@ -129,11 +129,11 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
 
     # A profile splits the step by class of event, so that it tells of sources that one run cannot
     # tell apart.
-    seen = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
+    observations = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
         names = shared_errors(predictions)[0]
-        seen += [_profile(run, names, site_prior) for run in seen if run.kind == "run"]
-    return weighed(mean, loads, seen, joint.weight, tuple(predictions))
+        observations += [_profile(run, names, site_prior) for run in observations if run.kind == "run"]
+    return weighed(mean, loads, observations, joint.weight, tuple(predictions))
 
 
 def runs_and_pairs(
@@ -161,8 +161,8 @@ def _loads(
     # its own.
     names, shared, _ = shared_errors(predictions)
     within = problem.site_prior.scales.within
-    of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
-    scaled = shared * np.sqrt(np.where(of_site, 1.0, within[:, None]))[:, None]
+    is_site_class = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
+    scaled = shared * np.sqrt(np.where(is_site_class, 1.0, within[:, None]))[:, None]
     return np.concatenate([scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2)
 
 
@@ -170,7 +170,8 @@ def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> O
     """Return the profile of a run's layout: the step, and the seconds of each class of its events."""
     # How strongly each site class moves the step is its share of the step's time. The slopes are
     # these shares times the root of the site's covariance, so that solving gives the shares back.
-    slopes, place = run.slopes[:, 0], {name: i for i, name in enumerate(names)}
+    slopes = run.slopes[:, 0]
+    place = {name: i for i, name in enumerate(names)}
     site = [place[f"site: {name}"] for name in CLASSES]
     share = dict(zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True))
     tier = max("intra_node", "inter_node", key=share.__getitem__)
@@ -196,7 +197,7 @@ def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> O
 def weighed(
     mean: Float[np.ndarray, " layouts"],
     loads: Float[np.ndarray, "nodes layouts sources"],
-    seen: Sequence[Observation],
+    observations: Sequence[Observation],
     weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
 ) -> MeasurementValues:
@@ -206,19 +207,20 @@ def weighed(
     Args:
         mean: predicted log step times.
         loads: change of the log step times per unit of every source w, at every node of the site's scales.
-        seen: the measurements.
+        observations: the measurements.
         weight: prior weights of the nodes.
         layouts: the predictions, for whoever shows the result.
     """
     # Regret now: expected step of today's choice less the expected least step if all were known.
-    truth_least, best = least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
-    now, first = float(mean.min()), int(mean.argmin())
+    truth_least, best = expected_least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
+    now = float(mean.min())
+    first = int(mean.argmin())
     worths = []
-    for measurement in seen:
+    for measurement in observations:
         # Draw what the measurement may show, and let Bayes' rule move the means. The choice after
         # it is the layout of the least posterior mean.
-        shown = mixture_draws(np.linalg.cholesky(_shown(measurement)), weight)
-        expected, chosen = least(mean, expected_given(loads, measurement, shown, weight))
+        surprises = mixture_draws(np.linalg.cholesky(_shown_covariance(measurement)), weight)
+        expected, chosen = expected_least(mean, expected_given(loads, measurement, surprises, weight))
         moves = 1.0 - float(chosen[first])
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
@@ -236,10 +238,10 @@ def weighed(
 
     # Savings per run within a hundredth of the present regret are equal for the sort, so that
     # cheaper kinds and better layouts go first.
-    alike = max(_ALIKE * regret, TINY)
+    resolution = max(_ALIKE * regret, TINY)
     worths.sort(
         key=lambda worth: (
-            -round((regret - worth.regret) / len(worth.places) / alike),
+            -round((regret - worth.regret) / len(worth.places) / resolution),
             KINDS.index(worth.kind),
             worth.places,
         )
@@ -249,35 +251,35 @@ def weighed(
 
 def expected_given(
     loads: Float[np.ndarray, "nodes layouts sources"],
-    seen: Observation,
-    shown: Float[np.ndarray, "draws observations"],
+    observation: Observation,
+    surprises: Float[np.ndarray, "draws observations"],
     weight: Float[np.ndarray, " nodes"],
 ) -> Float[np.ndarray, "draws layouts"]:
     """Return the shifts of the posterior means of log step times, for draws of the measurement's surprise."""
-    covariance = _shown(seen)
+    covariance = _shown_covariance(observation)
     inverse = np.linalg.inv(covariance)
 
     # Kalman gain of every node of the mixture.
-    gain = loads @ seen.slopes.transpose(0, 2, 1) @ inverse
+    gain = loads @ observation.slopes.transpose(0, 2, 1) @ inverse
 
-    # Posterior weights of the nodes: prior weight times normal density of what was shown, scaled
+    # Posterior weights of the nodes: prior weight times normal density of the surprise, scaled
     # by the largest so that exponentials do not underflow.
-    squares = ((shown @ inverse) * shown).sum(axis=2)
+    squares = ((surprises @ inverse) * surprises).sum(axis=2)
     log = np.log(weight)[:, None] - 0.5 * (squares + np.linalg.slogdet(covariance)[1][:, None])
     likely = np.exp(log - log.max(axis=0))
     likely /= likely.sum(axis=0)
-    return np.einsum("nd,nld->dl", likely, gain @ shown.T, optimize=True)
+    return np.einsum("nd,nld->dl", likely, gain @ surprises.T, optimize=True)
 
 
-def _shown(seen: Observation) -> Float[np.ndarray, "nodes observations observations"]:
+def _shown_covariance(observation: Observation) -> Float[np.ndarray, "nodes observations observations"]:
     """Return the covariance of what a measurement shows, at every node."""
-    slopes, noise = seen.slopes, seen.noise
-    of_parameters = slopes @ slopes.transpose(0, 2, 1)
-    of_noise = (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
-    return of_parameters + of_noise
+    slopes, noise = observation.slopes, observation.noise
+    parameter_covariance = slopes @ slopes.transpose(0, 2, 1)
+    noise_covariance = (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
+    return parameter_covariance + noise_covariance
 
 
-def least(
+def expected_least(
     mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
     """Return the expected minimum of mean + drawn, and each layout's probability to be the minimum.

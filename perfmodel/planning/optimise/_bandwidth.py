@@ -111,25 +111,25 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:
         raise LayoutError(f"layout {layout.label} has fewer than two links, so bandwidth cannot be split")
-    of_class = np.array([links.index(name) if name in links else 0 for name in names])
+    link_of_class = np.array([links.index(name) if name in links else 0 for name in names])
 
     # What faster links shorten is volume over bandwidth; the rest is latency.
     has_link = np.array([name in links for name in names])
     volume_s = np.where(has_link, (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
     volume_s = np.clip(volume_s, 0.0, now_s)
-    constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
+    constants = {"latency": now_s - volume_s, "volume": volume_s, "link_of_class": link_of_class}
     variables = {"links": Shares(len(links), float(len(links)), _LEAST)}
     return Relaxation(variables, prepared(batch.spec).compiled, _durations, constants), links
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
-    return values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]]
+    return values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["link_of_class"]]
 
 
 def _step_s(relaxation: Relaxation, values: Values) -> float:
     """Return the makespan in double precision."""
     c = relaxation.constants
-    return float(makespan(relaxation.one_program, c["latency"] + c["volume"] / values["links"][c["of_class"]]))
+    return float(makespan(relaxation.one_program, c["latency"] + c["volume"] / values["links"][c["link_of_class"]]))
 
 
 def _link(kind: int, stage: int) -> str:

@@ -84,14 +84,14 @@ def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[
 
     # A path that is critical under 1 % of noise is nearly critical without it. Its plane is valid
     # at any rate, and all of them come from one call.
-    seconds = np.asarray(_durations(problem.form, values, problem.single))
+    seconds = np.asarray(_durations(problem.static_args, values, problem.single))
     noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
     noise[0] = 1.0
     paths = np.unique(makespan_lanes_and_grad(problem.one_program, seconds * noise)[1], axis=0)
 
     # Pad to as many rows as lanes, so that JAX traces one shape only.
     padded = np.pad(paths, ((0, _LANES - len(paths)), (0, 0)))
-    slopes = np.asarray(_gradients(problem.form, values, problem.single, padded), float)[: len(paths)]
+    slopes = np.asarray(_gradients(problem.static_args, values, problem.single, padded), float)[: len(paths)]
     point = np.concatenate([np.ravel(value) for value in at.values()])
     return np.column_stack([paths.astype(float) @ seconds - slopes @ point, slopes])
 

@@ -153,21 +153,23 @@ def partition_stages(
     (batch,) = layout_batches(problem, [partitioned])
     start = [partitioned, *bases]
     for base in bases:
-        of_base = costs.get(base.recompute)
-        if of_base is None:
-            start += _few_cuts(base) if base.kinds else []
+        base_costs = costs.get(base.recompute)
+        if base_costs is None:
+            if base.kinds:
+                start += _few_cuts(base)
         else:
-            start += of_base.layouts(base, of_base.exact(base, batch.spec.micro_batches))
+            start += base_costs.layouts(base, base_costs.exact(base, batch.spec.micro_batches))
 
     def moves(at: Layout) -> Iterable[Layout]:
         # A move shifts a layer between stages, or exchanges two stages' kinds of devices, with or
         # without their layers.
-        sizes, kinds = at.partition or (), at.kinds
+        sizes = at.partition or ()
+        kinds = at.kinds
         near = [(moved, kinds) for moved in neighbours(sizes)]
-        of_ranks = kinds if kinds and len(kinds) == len(sizes) else ()
-        for a, b in combinations(range(len(of_ranks)), 2):
-            if of_ranks[a] != of_ranks[b]:
-                exchanged = _exchanged(of_ranks, a, b)
+        rank_kinds = kinds if kinds and len(kinds) == len(sizes) else ()
+        for a, b in combinations(range(len(rank_kinds)), 2):
+            if rank_kinds[a] != rank_kinds[b]:
+                exchanged = _exchanged(rank_kinds, a, b)
                 near += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
 
         # Costs tell which moves fit and what each stage has to recompute. The other mode of
@@ -228,15 +230,16 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     # Transfers cross the link between kinds only if stages lie on more than one of them.
     used = dict.fromkeys(base.kinds)
     link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
-    of_kind: dict[str | None, StageCosts]
-    of_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
-    return KindCosts(of_kind, tuple(base.kinds.count(kind) for kind in used))
+    costs_by_kind: dict[str | None, StageCosts]
+    costs_by_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
+    return KindCosts(costs_by_kind, tuple(base.kinds.count(kind) for kind in used))
 
 
 def _few_cuts(base: Layout) -> list[Layout]:
     """All cuts of a layout's layers, with each kind of nodes in one piece, where these are few: where what is sent
     differs from cut to cut, moves of layers stop too early."""
-    sizes, orders = base.partition or (), list(dict.fromkeys(in_pieces(base.kinds)))
+    sizes = base.partition or ()
+    orders = list(dict.fromkeys(in_pieces(base.kinds)))
     if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
         return []
     layouts = []
@@ -321,7 +324,7 @@ def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[s
     live = program_live(problem.setting, batch.spec)
     orders = "orders of the kinds and " if bases[0].kinds else ""
     return Certificate(
-        min(of_base.lower_bound_s(batch.spec, live) for of_base in costs.values()),
+        min(base_costs.lower_bound_s(batch.spec, live) for base_costs in costs.values()),
         "sum of stages + (m - 1) slowest stage",
         f"what every order of passes needs, least over all {orders}partitions by dynamic programming",
     )

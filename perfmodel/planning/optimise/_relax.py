@@ -74,7 +74,7 @@ class Relaxation:
         )
 
     @property
-    def form(self) -> "StaticArgs":
+    def static_args(self) -> "StaticArgs":
         """Everything except the constants."""
         return StaticArgs(tuple(self.variables.items()), self.program, self.durations, self.limits)
 
@@ -150,16 +150,16 @@ def relax(
     keys = jax.random.split(jax.random.key(seed))
     constants = {name: jnp.asarray(rows, float) for name, rows in (per_start or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
-    free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE)
+    free = _descend(problem.static_args, begin, constants, problem.single, keys[1], steps, _LEARNING_RATE)
     rounded = {}
     for name, variable in problem.variables.items():
         rounded[name] = [variable.rounded(row) for row in np.asarray(free[name])]
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
-    values, excess = _evaluated_starts(problem.form, ends | constants, problem.single)
+    values, excess = _evaluated_starts(problem.static_args, ends | constants, problem.single)
     ended = []
     for i in range(n_starts):
-        of_start = {name: rows[i] for name, rows in rounded.items()}
-        ended.append((of_start, float(values[i]), float(excess[i])))
+        start_values = {name: rows[i] for name, rows in rounded.items()}
+        ended.append((start_values, float(values[i]), float(excess[i])))
 
     # The fastest of those that keep all limits; of none, the fastest.
     best_values, best_s, most_excess = min(ended, key=lambda end: (end[2] > FEASIBLE, end[1]))
@@ -169,7 +169,7 @@ def relax(
 def objective_at(problem: Relaxation, values: Values) -> float:
     """The makespan at given values."""
     one_start = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
-    return float(_evaluated_starts(problem.form, one_start, problem.single)[0][0])
+    return float(_evaluated_starts(problem.static_args, one_start, problem.single)[0][0])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -182,7 +182,7 @@ def _evaluated_starts(
         everything = {**values, **constants}
         return form.objective(everything), jnp.append(form.excess(everything), 0.0).max()
 
-    return _each(at_values, values)(values)
+    return _over_starts(at_values, values)(values)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -208,8 +208,8 @@ def _descend(
 
     # Loss is relative to the mean makespan of the starts, so that penalty and learning rate suit
     # any problem.
-    scale = _each(lambda *x: form.objective(at_start(*x)), free)(free, constants_of_start).mean()
-    none = jnp.zeros_like(_each(lambda *x: form.excess(at_start(*x)), free)(free, constants_of_start))
+    scale = _over_starts(lambda *x: form.objective(at_start(*x)), free)(free, constants_of_start).mean()
+    none = jnp.zeros_like(_over_starts(lambda *x: form.excess(at_start(*x)), free)(free, constants_of_start))
 
     def loss(
         free: Values,
@@ -225,7 +225,7 @@ def _descend(
         pressed = jnp.where(pressed > 0, pressed, 0.0)
         return span / scale + ((pressed**2 - multipliers**2) / (2 * _PENALTY)).sum(), pressed
 
-    gradients = _each(jax.grad(loss, has_aux=True), free)
+    gradients = _over_starts(jax.grad(loss, has_aux=True), free)
     n_starts = len(next(iter(free.values())))
 
     def step(i: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -252,7 +252,7 @@ def _descend(
     return lax.fori_loop(0, steps, step, state)[0]
 
 
-def _each(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
+def _over_starts(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
     """Return `function` over all starts. One alone is not batched: the evaluator runs a single lane much faster."""
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)

@@ -115,7 +115,8 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     sizes = possible_micro_batches(problem, base, choices.micro_batches)
     function = step_time_function_of(problem, base, vary="layout", micro_batches=sizes)
     nominal, programs = function.nominal, function.programs
-    stages, layers = len(nominal.layers), int(nominal.layers.sum())
+    stages = len(nominal.layers)
+    layers = int(nominal.layers.sum())
     flushes = len(programs.steps) == len(sizes)
     if stages == 1 or not flushes or layers < stages or programs.offloads_layers:
         raise LayoutError(f"layout {layout.label} has no pipeline stages to divide unevenly; use pp > 1")
@@ -158,8 +159,8 @@ def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: 
     if "recompute" in values:
         shares = np.asarray(values["recompute"], float)
         layers = partition if choices.by_stage else max(partition)
-        of_stage = np.ceil(shares * layers - 1e-3).astype(int)
-        full_layers = tuple(of_stage.tolist()) if of_stage.any() else None
+        stage_layers = np.ceil(shares * layers - 1e-3).astype(int)
+        full_layers = tuple(stage_layers.tolist()) if stage_layers.any() else None
     return base.replace(partition=partition, micro_batch=micro_batch, recompute_full_layers=full_layers)
 
 
@@ -205,6 +206,7 @@ def _layer_recomputed(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
     if not choices.full_layers or not may_recompute:
         return
     partition = at.partition or ()
+    # With one number for all stages, a stage with fewer layers recomputes all that it has.
     most = partition if choices.by_stage else (max(partition),)
     numbers = _numbers(at.recompute_full_layers, len(most))
     for stage, number_of_stage in enumerate(numbers):

@@ -257,7 +257,10 @@ def _saved_bytes(layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
 
 def _joined(beside: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
     """Join the overlaps of programs whose classes are laid end to end."""
-    comm, place, share, slowed = [], [], [], []
+    comm = []
+    place = []
+    share = []
+    slowed = []
     n_slowed = 0
     for overlap, start in zip(beside, starts[:-1], strict=True):
         comm.append(overlap.comm + start)

@@ -59,6 +59,7 @@ def _median_sites(fit: PopulationFit) -> list[str]:
 
 
 def _spreads(fit: PopulationFit) -> list[str]:
+    """Lines on the standard deviations of sites, layouts and runs."""
     hyper, common = fit.hyperparameters, fit.parameters[""]["common"]
     scatter_of_shared, scatter_of_single = np.exp(hyper["scatter"])
     by_degree = [f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)]
@@ -98,6 +99,7 @@ def _lessons(fit: PopulationFit) -> list[str]:
 
 
 def _worth_of_runs(fit: PopulationFit) -> list[str]:
+    """Lines on how far known runs of a site help to predict its others."""
     return [
         "Every source left out with its teams, then given some of its own runs: mean "
         "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
@@ -116,7 +118,8 @@ def _coverage(fit: PopulationFit) -> list[str]:
     coverage = Coverage(**fit.parameters[""]["common"]["coverage"])
     runs = fit.coverage
     half = covered_half_widths(coverage, runs)
-    inside, weight = (np.abs(runs.error) <= half).astype(float), runs.weight
+    inside = (np.abs(runs.error) <= half).astype(float)
+    weight = runs.weight
     rows = []
     for left_out in dict.fromkeys([TEAM, *runs.left_out.tolist()]):
         chosen = runs.left_out == left_out
@@ -132,8 +135,8 @@ def _coverage(fit: PopulationFit) -> list[str]:
 
     # Errors of whole groups left out show whether intervals hold where nothing of the kind was
     # seen.
-    of_drivers = [f"{_percent(half)} for all of: {UNKNOWNS[name]}" for name, half in coverage.added.items()]
-    drivers = "; ".join(of_drivers) or "nothing, as nothing that is unknown of a run makes it wider"
+    driver_texts = [f"{_percent(half)} for all of: {UNKNOWNS[name]}" for name, half in coverage.added.items()]
+    drivers = "; ".join(driver_texts) or "nothing, as nothing that is unknown of a run makes it wider"
     return [
         f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}, and their "
         f"squares add to those of: {drivers}. "

@@ -121,9 +121,9 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
 
 def _pairs_of_team(labels: Mapping[str, np.ndarray], team: str) -> set[tuple[str, str]]:
     """Pairs of framework and architecture that a team's runs have, with those that leave the framework open."""
-    of_team = labels["group"] == team
-    frameworks = labels["framework"][of_team].tolist()
-    architectures = labels["architecture"][of_team].tolist()
+    is_team = labels["group"] == team
+    frameworks = labels["framework"][is_team].tolist()
+    architectures = labels["architecture"][is_team].tolist()
     pairs = set(zip(frameworks, architectures, strict=True))
     return pairs | {("", architecture) for architecture in ("", *architectures)}
 
@@ -245,7 +245,8 @@ def parameters_text(fit: PopulationFit) -> str:
     for teams, numbers in fit.parameters.items():
         sites = [f"  {json.dumps(name)}: {json.dumps(posterior)}" for name, posterior in numbers["of"].items()]
         rows = ",\n".join(sites)
-        common, seen = json.dumps(numbers["common"]), json.dumps(numbers["seen"])
+        common = json.dumps(numbers["common"])
+        seen = json.dumps(numbers["seen"])
         fits.append(f' {json.dumps(teams)}: {{"common": {common}, "seen": {seen}, "of": {{\n{rows}}}}}')
     return "{\n" + ",\n".join(fits) + "\n}\n"
 
@@ -285,9 +286,9 @@ def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, 
     """Add to `drawn` the draws of known runs of every source of a team that the state has not seen."""
     left_out = score.left_out(without)
     residuals = np.asarray(left_out.residual)
-    fixed = np.asarray(left_out.shared) + np.asarray(left_out.own.fixed)
-    within = np.asarray(left_out.own.within)
-    repeats = np.asarray(left_out.own.repeats)
+    fixed = np.asarray(left_out.shared) + np.asarray(left_out.own_parts.fixed)
+    within = np.asarray(left_out.own_parts.within)
+    repeats = np.asarray(left_out.own_parts.repeats)
     first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
     nodes = scales((first, second))
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):

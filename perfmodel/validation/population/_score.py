@@ -130,8 +130,8 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
     for name in names:
         level, number_of_run = LEVELS.index(name), runs["levels"][name]
         scale = (hyper["spread"][level] * hyper["relative"]) ** 2
-        of_level = hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
-        total = total + (number_of_run[:, None] == number_of_run) * of_level
+        level_covariance = hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
+        total = total + (number_of_run[:, None] == number_of_run) * level_covariance
     return total
 
 
@@ -186,7 +186,7 @@ class LeftOut(NamedTuple):
     """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
     shared: Any
     """Posterior covariance [runs, runs] of what runs share with other sources; 0 between folds."""
-    own: OwnParts
+    own_parts: OwnParts
     """Covariances by what is the sources' own."""
     noise: Any
     """Variance of what each run has for itself."""
@@ -277,7 +277,7 @@ class Score:
         rows, columns = members[:, :, None], members[:, None]
         both = predicted[:, :, None] & predicted[:, None]
         together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
-        return LeftOut(residual=flat, shared=together, own=parts, noise=noise)
+        return LeftOut(residual=flat, shared=together, own_parts=parts, noise=noise)
 
     def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
         """Negative log score of the weighted sources, plus the weak prior of the hyperparameters."""
@@ -366,9 +366,10 @@ class Score:
         left_out = self.left_out(state)
         residual = np.asarray(left_out.residual)
         shared = np.asarray(left_out.shared)
-        own_covariance = np.asarray(sum(left_out.own))
+        own_covariance = np.asarray(sum(left_out.own_parts))
         noise = left_out.noise
-        scale, weight = np.ones(len(self.sources)), np.ones(len(residual))
+        scale = np.ones(len(self.sources))
+        weight = np.ones(len(residual))
         for source, there in enumerate(self.there):
             index = self.members[source][there]
             block, error = np.ix_(index, index), residual[index]

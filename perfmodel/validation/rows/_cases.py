@@ -257,6 +257,7 @@ def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[
         counted = parameter_count(model) / 1e9
         if abs(stated / counted - 1) > _MOST_OFF_PARAMETERS:
             contradictions.append(f"params_b={stated:g} and {counted:.3g} billion parameters of its sizes")
+    # Sources round: up to a per cent more than the device has is no contradiction.
     memory = number(row, "measured_peak_memory_gb")
     if memory and memory * GB > cluster.device.memory_bytes * 1.01:
         capacity = cluster.device.memory_bytes / GB
@@ -291,7 +292,8 @@ def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, i
     if isinstance(file, pd.DataFrame):
         table, name = file, "table of runs"
     else:
-        table, name = read_rows(Path(file)), str(file)
+        table = read_rows(Path(file))
+        name = str(file)
 
     # Two kinds of tables: columns of published runs, and words of `predict`.
     in_words = has_words_of_predict(table)
@@ -307,7 +309,8 @@ def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, i
     runs, skipped = [], Counter()
     for row_number, row in enumerate(rows_of(table), 1):
         try:
-            runs.append(own_run(row, row_number) if in_words else _run(row))
+            run = own_run(row, row_number) if in_words else _run(row)
+            runs.append(run)
         except PerfModelError as reason:
             skipped[str(reason)] += 1
     if not runs:

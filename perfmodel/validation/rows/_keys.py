@@ -129,7 +129,7 @@ def with_plain_columns(row: Row) -> Row:
         # Where key and plain column differ, the key is taken and the contradiction kept: it
         # widens the interval.
         is_stated = plain_cell is not None and str(plain_cell).strip() != ""
-        if is_stated and not _same(value, cell_value(plain_cell)):
+        if is_stated and not _equal_text(value, cell_value(plain_cell)):
             contradictions.append(f"{column}={value} and {plain}={plain_cell}")
         filled[plain] = value
     if text(row, "cluster"):
@@ -140,7 +140,7 @@ def with_plain_columns(row: Row) -> Row:
     return filled
 
 
-def _same(a: Any, b: Any) -> bool:
+def _equal_text(a: Any, b: Any) -> bool:
     return str(a).lower() == str(b).lower() or a == b
 
 
@@ -201,7 +201,8 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
         return {}
     stated = []
     for key, value in keys.items():
-        stated.append(f"{key}={written(tuple(value) if isinstance(value, list) else value)}")
+        plain_value = tuple(value) if isinstance(value, list) else value
+        stated.append(f"{key}={written(plain_value)}")
     notation = ",".join(stated)
     try:
         return Layout.values(notation)

@@ -145,8 +145,8 @@ def _of_shape(family: str, row: Row) -> Model | None:
     """The catalog's model of a family that rows cannot describe in full, in the shape that the row states."""
     if family in _FAMILY:
         return None
-    of_family = (catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-"))
-    return next((model for model in of_family if _same_shape(model, row)), None)
+    family_models = (catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-"))
+    return next((model for model in family_models if _same_shape(model, row)), None)
 
 
 def _same_shape(model: Model, row: Row) -> bool:
@@ -158,7 +158,10 @@ def _same_shape(model: Model, row: Row) -> bool:
     # Sources count the layers of both stacks, or of each.
     model_sizes["layers"] |= {model.layers + model.decoder_layers}
     model_sizes["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
-    model_sizes |= {"n_experts": {experts.count}, "top_k": {experts.topk}} if experts else {"n_experts": {0, 1}}
+    if experts:
+        model_sizes |= {"n_experts": {experts.count}, "top_k": {experts.topk}}
+    else:
+        model_sizes |= {"n_experts": {0, 1}}
     stated = {name: number(row, name) for name in model_sizes}
     return all(size is None or size in model_sizes[name] for name, size in stated.items())
 
@@ -167,7 +170,8 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
     """A catalog's model with the sizes that the row states."""
     sizes = {name: count(row, name) for name in _SIZES if number(row, name) is not None}
     # Sizes that follow from others in the catalog's model follow from them in the changed one.
-    hidden, heads = sizes.get("hidden", base.hidden), sizes.get("heads", base.heads)
+    hidden = sizes.get("hidden", base.hidden)
+    heads = sizes.get("heads", base.heads)
     if base.latent_attention is None and (hidden, heads) != (base.hidden, base.heads):
         sizes["head_dim"] = max(1, hidden // heads)
     if base.kv_heads == base.heads:
@@ -231,8 +235,12 @@ def _built(row: Row, family: str, framework: Framework) -> RowModel:
         source=text(row, "source"),
         **_FAMILY[family],
     )
-    assumed = ("heads",) * (number(row, "heads") is None) + ("vocab",) * unpadded
-    return RowModel(_tied_or_not(model, row), assumed)
+    assumed = []
+    if number(row, "heads") is None:
+        assumed.append("heads")
+    if unpadded:
+        assumed.append("vocab")
+    return RowModel(_tied_or_not(model, row), tuple(assumed))
 
 
 def _experts(row: Row, family: str, ffn: int) -> Experts | None:

@@ -83,7 +83,7 @@ def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
     """The 8- or 4-bit recipe named by a row; None if not stated."""
     reading = _dtype_reading(row)
     for meaning, recipe in _RECIPES.items():
-        if not reading.says(meaning):
+        if not reading.has_meaning(meaning):
             continue
         # Megatron and what stands on it call Transformer Engine's current scaling "tensorwise" (Megatron-Core
         # megatron/training/arguments.py, `--fp8-recipe`); torchao's recipe of that name casts anew for every product.
@@ -95,12 +95,12 @@ def fp8_recipe_of(row: Row, framework: Framework) -> Fp8Recipe | None:
 
 def keeps_16_bits_alone(row: Row) -> bool:
     """Whether a row states that weights and optimizer states are only in 16 bits (`pure bf16`)."""
-    return _dtype_reading(row).says("16 bits alone")
+    return _dtype_reading(row).has_meaning("16 bits alone")
 
 
 def attends_in_8_bits(row: Row) -> bool:
     """Whether a row's recipe states 8-bit attention."""
-    return _dtype_reading(row).says("attention in 8 bits")
+    return _dtype_reading(row).has_meaning("attention in 8 bits")
 
 
 def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
@@ -160,12 +160,12 @@ def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
 
 def offloads_activations(row: Row) -> bool:
     """Whether a row states offloading of activations (`minimal_offloaded`)."""
-    return any(reading.says("policy offload") for reading in _recompute_readings(row))
+    return any(reading.has_meaning("policy offload") for reading in _recompute_readings(row))
 
 
 def leaves_policy_open(row: Row) -> bool:
     """Whether a row uses a custom recomputation policy without stating it (`custom`)."""
-    says_custom = any(reading.says("policy custom") for reading in _recompute_readings(row))
+    says_custom = any(reading.has_meaning("policy custom") for reading in _recompute_readings(row))
     return says_custom and not text(row, "recompute_detail")
 
 
@@ -225,7 +225,7 @@ def layout_switches(row: Row) -> dict[str, bool]:
     """Layout fields for overlap, from the launch switches."""
     switches = launch_switches(row)
     stated = {name: switches[name] for name in _LAYOUT_SWITCHES if name in switches}
-    if read_phrases(text(row, "sharding"), SHARDING).says("overlapped"):
+    if read_phrases(text(row, "sharding"), SHARDING).has_meaning("overlapped"):
         stated = dict.fromkeys(_SHARDING_OVERLAPS, True) | stated
     return stated
 
@@ -322,7 +322,8 @@ def _dtypes_named(cell_text: str) -> frozenset[str]:
     """Element types that words name; TF32 is of data in fp32."""
     reading = read_phrases(cell_text, DTYPE)
     dtypes = {dtype for dtype, meanings in _DTYPE_BY_MEANING if reading.first(*meanings)}
-    return frozenset(dtypes | {"tf32"} if "fp32" in dtypes else dtypes)
+    possible = dtypes | {"tf32"} if "fp32" in dtypes else dtypes
+    return frozenset(possible)
 
 
 def contradictions_in_words(row: Row) -> tuple[str, ...]:
@@ -367,13 +368,13 @@ def framework_name(row: Row) -> str:
 
     # torch.compile is a switch of a launch, and an entry of its own in the catalog.
     plain, at, year = name.partition("@")
-    compiled, of_te_layers = f"{plain}-compile", f"{plain}-te"
+    compiled, te_name = f"{plain}-compile", f"{plain}-te"
     if compiled in frameworks() and _compiles(row):
         return f"{compiled}{at}{year}"
 
     # So are layers of Transformer Engine, where a framework has others by default.
     names_te = _LAYERS_OF_TRANSFORMER_ENGINE.search(text(row, "framework_as_stated"))
-    return f"{of_te_layers}{at}{year}" if of_te_layers in frameworks() and names_te else name
+    return f"{te_name}{at}{year}" if te_name in frameworks() and names_te else name
 
 
 def _compiles(row: Row) -> bool:
@@ -403,21 +404,21 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
         meaning = reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")
         if meaning:
             zero = int(meaning[-1]) if meaning.startswith("zero") else 3
-            zero = 2 if reading.says("zero 2") else zero
+            zero = 2 if reading.has_meaning("zero 2") else zero
 
     # Weights that stay gathered between micro-batches are not sharded as in stage 3.
-    if is_fsdp and zero is not None and (pp > 1 or reading.says("keeps weights")):
+    if is_fsdp and zero is not None and (pp > 1 or reading.has_meaning("keeps weights")):
         zero = min(zero, 2)
 
     # Where fewer ranks than there are replicas share the weights, each group of them holds a copy.
     stated: dict[str, Any] = {} if zero is None else {"zero": zero}
     ranks = reading.figure("group") or reading.figure("fsdp group") or 0
-    if reading.says("hybrid") and not ranks:
+    if reading.has_meaning("hybrid") and not ranks:
         ranks = max(1, count(row, "devices_per_node", 8) // count(row, "tp", 1))
     if stated.get("zero", 1) and 0 < ranks < dp and dp % ranks == 0:
         stated["replicate"] = dp // ranks
     # FSDP's offload moves weights with their states, that of any other ZeRO states alone.
-    if stated.get("zero") == 3 and reading.says("offload") and is_fsdp:
+    if stated.get("zero") == 3 and reading.has_meaning("offload") and is_fsdp:
         stated["offload_states"] = "weights"
     elif stated.get("zero") and reading.first("offload", "offload optimizer"):
         stated["offload_states"] = "optimizer"

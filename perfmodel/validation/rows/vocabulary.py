@@ -32,7 +32,7 @@ class Reading:
     unread: tuple[str, ...] = ()
     """Words that no phrase explains."""
 
-    def says(self, meaning: str) -> bool:
+    def has_meaning(self, meaning: str) -> bool:
         """Whether the text contains a phrase with this meaning."""
         return any(name == meaning for name, _ in self.said)
 

@@ -66,7 +66,7 @@ class Completion:
     """Values that were filled in, by open choice."""
 
     @property
-    def given(self) -> tuple[tuple[str, str], ...]:
+    def untunable(self) -> tuple[tuple[str, str], ...]:
         """The choices among `chosen` that users cannot tune."""
         return tuple((name, value) for name, value in self.chosen.items() if name not in TUNABLE)
 
@@ -301,7 +301,7 @@ features, and words of a table may be read as another setting than was meant."""
 def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> float:
     """Probability with which runs of a framework state what a run states."""
     try:
-        completion = max(_read(run, framework, priors, []), key=lambda each: each.prior)
+        completion = max(_read(run, framework, priors, []), key=lambda completion: completion.prior)
     except (PerfModelError, ValueError):
         return _IMPOSSIBLE
     case = completion.case
@@ -313,8 +313,8 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
         if choice.name in refused or not choice.matters(case) or not choice.stated(case):
             continue
         value = choice.value(case)
-        of_variants = [variant.counted_as or variant.value for variant in choice.variants(case)]
-        values = tuple(dict.fromkeys([value, *of_variants]))
+        variant_values = [variant.counted_as or variant.value for variant in choice.variants(case)]
+        values = tuple(dict.fromkeys([value, *variant_values]))
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
 

@@ -116,7 +116,8 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
     row = before.cells
     if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
         return
-    devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
+    devices = count(row, "n_devices")
+    batch = count(row, "global_batch", 0)
     # Tensor parallelism stays within a node, whose links are fast enough for its collectives.
     inside = min(devices, count(row, "devices_per_node", 8), MOST_TENSOR)
     usual = {
@@ -188,17 +189,17 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
     # Probabilities are over all powers of two, since counts do not know which of them divide this
     # batch. They are normalised over the possible ones later.
     all_sizes = powers_of_two(MOST_MICRO_BATCH)
-    of_all = priors.probabilities("micro_batch", contexts, tuple(map(str, all_sizes)))
-    chances = {size: float(chance) for size, chance in zip(all_sizes, of_all, strict=True) if share % size == 0}
+    all_chances = priors.probabilities("micro_batch", contexts, tuple(map(str, all_sizes)))
+    chances = {size: float(chance) for size, chance in zip(all_sizes, all_chances, strict=True) if share % size == 0}
 
     # A pipeline needs several micro-batches. Without one, most programs take what a replica gets at
     # once unless they are told to accumulate gradients, whatever size that is.
     if not is_pipeline and share > 1:
         contexts = features.contexts(ACCUMULATION_CHAIN)
         at_once, in_parts = priors.probabilities(ACCUMULATION, contexts, (WHOLE_SHARE, IN_PARTS))
-        of_parts = {size: chance for size, chance in chances.items() if size < share}
-        total = sum(of_parts.values())
-        chances = {size: float(in_parts) * chance / total for size, chance in of_parts.items()}
+        part_chances = {size: chance for size, chance in chances.items() if size < share}
+        total = sum(part_chances.values())
+        chances = {size: float(in_parts) * chance / total for size, chance in part_chances.items()}
         chances[share] = float(at_once)
     for size, chance in chances.items():
         yield before.filled("micro_batch", str(size), chance, micro_batch=size)
@@ -212,7 +213,8 @@ def nearest_power_of_two(value: float) -> int:
 def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
     """Yield the row with numbers of model chunks, where it leaves them open."""
     row = before.cells
-    stages, schedule = count(row, "pp", 1), text(row, "schedule").lower()
+    stages = count(row, "pp", 1)
+    schedule = text(row, "schedule").lower()
     is_interleaved = schedule in INTERLEAVED_NAMES
     if stages == 1 or text(row, "vpp") or not (is_interleaved or schedule in ("", "1f1b")):
         return
@@ -244,7 +246,7 @@ def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     """Yield the row with groups over which its weights may be sharded, where it says `FSDP+DP` alone."""
     row = before.cells
     sharding = text(row, "sharding")
-    if not read_phrases(sharding, SHARDING).says("fsdp and dp"):
+    if not read_phrases(sharding, SHARDING).has_meaning("fsdp and dp"):
         return
     dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
 

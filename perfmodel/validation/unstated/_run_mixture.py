@@ -159,8 +159,8 @@ def predict_run(
     timed = _timed(run, calibration, site, framework, priors)
     mixture = timed.mixture(priors.tuning.get(timed.scale, Tuning()))
     weight, step_s = mixture.weight, mixture.quantile(0.5)
-    effects = choice_effects(weight, mixture.median, [each.chosen for each in timed.completions], step_s)
-    cases = [each.case for each in timed.completions]
+    effects = choice_effects(weight, mixture.median, [completion.chosen for completion in timed.completions], step_s)
+    cases = [completion.case for completion in timed.completions]
     likeliest = int(np.argmax(weight))
     fits_probability = timed.memory.fits_probability
     return RunPrediction(
@@ -214,13 +214,13 @@ class _TimedRun:
 
     def mixture(self, tuning: Tuning) -> LogNormalMixture:
         """Mixture of the step times."""
-        times_s = np.array([each.step_time_s for each in self.predictions])
-        prior_given_fit = [each.given for each in self.completions]
+        times_s = np.array([prediction.step_time_s for prediction in self.predictions])
+        prior_given_fit = [completion.untunable for completion in self.completions]
         return LogNormalMixture(
             weight=tuned_weights(self.weight, times_s, prior_given_fit, tuning),
             median=times_s,
-            lo=np.array([each.step_time_lo_s for each in self.predictions]),
-            hi=np.array([each.step_time_hi_s for each in self.predictions]),
+            lo=np.array([prediction.step_time_lo_s for prediction in self.predictions]),
+            hi=np.array([prediction.step_time_hi_s for prediction in self.predictions]),
         )
 
 
@@ -252,10 +252,10 @@ def _timed(
     for completion in chosen:
         # Contradictions in a description widen the interval.
         case = completion.case
-        of_case = replace(site, contradictions=memory.contradicts(case))
-        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, of_case)
+        case_site = replace(site, contradictions=memory.contradicts(case))
+        problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, case_site)
         predictions.append(explain(problem, case.layout))
-    return _TimedRun(chosen, predictions, np.array([each.prior for each in chosen]), memory)
+    return _TimedRun(chosen, predictions, np.array([completion.prior for completion in chosen]), memory)
 
 
 def log_likelihoods(
@@ -315,13 +315,13 @@ def _memory_of_run(
     weighed, refused = _weighed(candidates, calibration, site)
     if not weighed:
         raise refused[0]
-    prior = np.array([each.completion.prior for each in weighed])
+    prior = np.array([candidate.completion.prior for candidate in weighed])
     prior = prior / prior.sum()
-    group_of = [each.completion.given for each in weighed]
-    of_completions = np.array([each.fits_probability for each in weighed])
-    fits_probability = fits_after_tries(prior, of_completions, group_of, TRIES)
+    group_of = [candidate.completion.untunable for candidate in weighed]
+    fits_probabilities = np.array([candidate.fits_probability for candidate in weighed])
+    fits_probability = fits_after_tries(prior, fits_probabilities, group_of, TRIES)
     # Completions that cannot have fitted vanish, those that hardly fit lose weight.
-    can_fit = np.array([1.0 if ran_out else each.can_fit for each in weighed])
+    can_fit = np.array([1.0 if ran_out else candidate.can_fit for candidate in weighed])
     could_fit = fits_after_tries(prior, can_fit, group_of, TRIES)
     likely = min(fits_probability, could_fit) >= UNLIKELY_TO_FIT
     return _MemoryOfRun(
@@ -375,7 +375,7 @@ def _median_peaks(predictions: list[Prediction], weight: Float[np.ndarray, " com
     counters: tuple[str, ...] = tuple(predictions[0].memory_counted_bytes)
     medians = {}
     for counter in counters:
-        peaks = np.array([each.memory_counted_bytes[counter] for each in predictions])
+        peaks = np.array([prediction.memory_counted_bytes[counter] for prediction in predictions])
         medians[counter] = weighted_median(peaks, weight)
     return medians
 
@@ -386,18 +386,20 @@ def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
     names = [effect.name for effect in effects]
     for case in cases:
         names += case.assumed
+    # Effects come first, the largest before the others; a setting that several cases assume is named once.
     names = list(dict.fromkeys(names))
     sentences = []
     for name in names:
         effect = by_name.get(name)
         moves = effect is not None and max(abs(effect.lowest), abs(effect.highest)) >= _NOTICEABLE
-        sentences.append(effect.text if effect is not None and moves else name)
+        sentence = effect.text if effect is not None and moves else name
+        sentences.append(sentence)
     return sentences
 
 
 def _memory_contradiction(weighed: list[_Weighed]) -> str:
     """Say of a run that ran that even its completion which fits best hardly fits, which contradicts its description."""
-    best = max(weighed, key=lambda each: each.can_fit)
+    best = max(weighed, key=lambda candidate: candidate.can_fit)
     case = best.completion.case
     memory = needed_memory(best.problem, case.layout)
     needed = max(rank.peak for rank in memory)

@@ -56,17 +56,17 @@ def fits_after_tries(
     total = 0.0
     for group in dict.fromkeys(group_of):
         inside = np.array([member == group for member in group_of])
-        of_group = float(weight[inside].sum())
-        if of_group <= 0:
+        group_weight = float(weight[inside].sum())
+        if group_weight <= 0:
             continue
 
         # From the completion that hardly fits to the one that surely does: between two of them, all from the second
         # on fit.
         order = np.argsort(fits[inside], kind="stable")
         thresholds = fits[inside][order]
-        fitting_share = np.cumsum(weight[inside][order][::-1])[::-1] / of_group
+        fitting_share = np.cumsum(weight[inside][order][::-1])[::-1] / group_weight
         steps = np.diff(thresholds, prepend=0.0)
-        total += of_group * float(steps @ (1 - np.maximum(1 - fitting_share, 0.0) ** tries))
+        total += group_weight * float(steps @ (1 - np.maximum(1 - fitting_share, 0.0) ** tries))
     # Rounding may carry a sum of probabilities past 1.
     return min(1.0, total)
 
@@ -163,7 +163,8 @@ class LogNormalMixture:
             exact = {0.05: self.lo, 0.5: self.median, 0.95: self.hi}
             if share in exact:
                 return float(exact[share][0])
-        lower, upper = log(self.lo.min()), log(self.hi.max())
+        lower = log(self.lo.min())
+        upper = log(self.hi.max())
         for _ in range(_BISECTIONS):
             middle = 0.5 * (lower + upper)
             if self.below(exp(middle)) < share:

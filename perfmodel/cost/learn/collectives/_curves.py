@@ -88,7 +88,8 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     """The mean of curves of one placement, at sizes where at least one was measured."""
     if len(curves) == 1:
         return curves[0]
-    start, end = min(c.start for c in curves), max(c.start + len(c.value) for c in curves)
+    start = min(c.start for c in curves)
+    end = max(c.start + len(c.value) for c in curves)
     value = np.mean([c.everywhere()[start:end] for c in curves], axis=0)
     return replace(curves[0], start=start, value=value.astype(np.float32))
 

@@ -48,12 +48,12 @@ BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     """All effects on a collective of this kind and these link classes."""
-    of_kind = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
+    kind_effects = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
     near = (Effect(name, inside) for name in _OF_LINKS_INSIDE)
     far = (Effect(name, between) for name in _OF_LINKS_BETWEEN)
     alone = (Effect(name) for name in (*_OF_ALL, *_OF_ALL_BETWEEN))
     both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
-    return (*of_kind, *near, *far, *alone, *both)
+    return (*kind_effects, *near, *far, *alone, *both)
 
 
 _EXPECTED: Final = {
@@ -148,8 +148,10 @@ def constants(
     # Hops: latency in the low-latency protocol, and by how much more the other two take.
     near_s = exp(value("hop_inside", inside))
     far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
-    near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between", between))
-    near_line, far_line = 1 + exp(value("hop_line")), 1 + exp(value("hop_line_between"))
+    near_ratio = 1 + exp(value("hop_ratio"))
+    far_ratio = 1 + exp(value("hop_ratio_between", between))
+    near_line = 1 + exp(value("hop_line"))
+    far_line = 1 + exp(value("hop_line_between"))
 
     at_scale = fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)

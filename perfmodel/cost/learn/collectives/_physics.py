@@ -189,7 +189,8 @@ def collective_time(
     nodes = xp.maximum(n / r, 1.0)
 
     # 1 from two nodes, and from two ranks of a node, on; in between differentiable
-    several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(r - 1.0, 1.0)
+    several = xp.minimum(nodes - 1.0, 1.0)
+    local = xp.minimum(r - 1.0, 1.0)
     inside, between = _bandwidths(kind, xp, r, nodes, c)
 
     # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as libraries choose by
@@ -274,7 +275,8 @@ def _protocols(
         return both
 
     # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
-    share, no_lines_s = xp.where(c.line_share > 0, c.line_share, 1.0), _absent_s(xp, c.line_share)
+    share = xp.where(c.line_share > 0, c.line_share, 1.0)
+    no_lines_s = _absent_s(xp, c.line_share)
     line_s = xp.maximum(c.hop_inside_line_s, post_s)
     return (*both, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
 
@@ -288,7 +290,8 @@ def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: 
     # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the ranks of a node, or
     # through a tree of them where that is shorter, and up the tree of nodes.
     ring_in, ring_out = n - nodes, nodes * several
-    tree_in, tree_out = smaller(r - 1, 2 * xp.log2(r)), xp.log2(nodes)
+    tree_in = smaller(r - 1, 2 * xp.log2(r))
+    tree_out = xp.log2(nodes)
     if kind == "all_reduce":
         # reduce, then distribute: every hop and every byte twice
         # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
@@ -296,7 +299,9 @@ def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: 
         # a switch that reduces gets every rank's buffer once and sends the sum once
         switched, no_switch_s = _reduced(xp, c.switch_share)
         networked, no_network_s = _reduced(xp, c.network_share)
-        ring_volume, over, summed = 2 * share * several / r, 2 * share * local, switched * local
+        ring_volume = 2 * share * several / r
+        over = 2 * share * local
+        summed = switched * local
         no_collnet_s = no_switch_s + no_network_s
         return {
             "ring": _Algorithm(2 * ring_in, 2 * ring_out, over, ring_volume),

@@ -159,10 +159,10 @@ class CollectivePrices:
         # weights never change: what was worked out for equal questions stays right
         self._tables = Cache(_MOST_TABLES)
 
-    def price(self, asked: CollectiveRequest, groups: Groups) -> Priced:
+    def price(self, request: CollectiveRequest, groups: Groups) -> Priced:
         """Time, interval and provenance of every group; 0 for one rank."""
         n = len(groups.ranks)
-        fabric = asked.fabric
+        fabric = request.fabric
         prices = _LogPrices(np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object))
         link_bytes_per_s = np.full(n, fabric.inside.bandwidth)
         several = groups.ranks > 1
@@ -171,7 +171,7 @@ class CollectivePrices:
         inside = several & (groups.ranks <= groups.ranks_per_node)
         for sharing in np.unique(groups.interleaved[inside]).tolist():
             at = np.flatnonzero(inside & (groups.interleaved == sharing))
-            self._fill(prices, at, asked, self._inside(asked, sharing), groups, groups.ranks)
+            self._fill(prices, at, request, self._inside(request, sharing), groups, groups.ranks)
 
         # Between nodes: one table over node counts for each placement.
         between = np.flatnonzero(several & ~inside)
@@ -179,15 +179,15 @@ class CollectivePrices:
         placements, placement_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         for i, (per_node, level, concurrent) in enumerate(placements.tolist()):
             at = between[placement_of.ravel() == i]
-            question = (asked, per_node, int(level), concurrent)
+            question = (request, per_node, int(level), concurrent)
             table = self._tables.get_or_compute(question, lambda question=question: self._between_table(*question))
-            self._fill(prices, at, asked, table, groups, groups.ranks / groups.ranks_per_node)
+            self._fill(prices, at, request, table, groups, groups.ranks / groups.ranks_per_node)
             link_bytes_per_s[at] = fabric.share_between(int(level), per_node, concurrent)
 
         # No algorithm beats its least volume at the links' full rate.
         reduces = np.array([level.link_class.reduces for level in fabric.levels])[groups.level]
         limited = np.array([level.link_class.limited for level in fabric.levels])[groups.level]
-        volume = least_volume(asked.kind, groups.ranks, groups.ranks_per_node, reduces)
+        volume = least_volume(request.kind, groups.ranks, groups.ranks_per_node, reduces)
         least_s = np.where(limited, volume * groups.buffer_bytes / link_bytes_per_s, 0.0)
         time_s = np.maximum(np.exp(prices.log_s) * several, least_s)
         return Priced(time_s, prices.half_width, prices.provenance, least_s)
@@ -196,13 +196,14 @@ class CollectivePrices:
         self,
         prices: _LogPrices,
         at: np.ndarray,
-        asked: CollectiveRequest,
+        request: CollectiveRequest,
         table: _Table,
         groups: Groups,
         count: np.ndarray,
     ) -> None:
         """Fill in the prices of the groups at positions, by a table over `count` (their ranks or nodes)."""
-        size, count = np.log2(np.maximum(groups.buffer_bytes[at], 1.0)), count[at]
+        size = np.log2(np.maximum(groups.buffer_bytes[at], 1.0))
+        count = count[at]
         prices.log_s[at] = _read(table, size, count)
 
         # Measured: a size and a count that were, at these ranks per node, half an octave more or less.
@@ -213,7 +214,7 @@ class CollectivePrices:
 
         # curves of links alone are those of other devices
         measured &= not isinstance(table.source, LinksKey)
-        provenance = np.where(measured, "measured", self._unmeasured(asked, table, groups, at))
+        provenance = np.where(measured, "measured", self._unmeasured(request, table, groups, at))
         prices.provenance[at] = provenance
 
         # Widths differ by provenance, and between messages that latency and that bandwidth bounds.
@@ -221,46 +222,47 @@ class CollectivePrices:
         for name in np.unique(provenance.astype(str)):
             for large in (False, True):
                 alike = (provenance == name) & ((size >= LARGE) == large)
-                width = self.weights.half_width(name, asked.kind, tier, large, table.source)
+                width = self.weights.half_width(name, request.kind, tier, large, table.source)
                 prices.half_width[at[alike]] = width
 
-    def _unmeasured(self, asked: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
+    def _unmeasured(self, request: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
         """Provenance of what was not itself measured."""
         # on a fabric, or links, with measurements; else physics, which holds up to twice the ranks that it was fitted
         # to
         if table.source:
             return np.full(len(index), "learned", dtype=object)
-        fabric, levels = asked.fabric, groups.level[index]
+        fabric, levels = request.fabric, groups.level[index]
         links = np.array([x.link for x in fabric.levels])[levels]
         if table.count is RANKS:
             links = np.full(len(index), fabric.inside.link)
         most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
         return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
 
-    def _inside(self, asked: CollectiveRequest, sharing: float) -> _Table:
+    def _inside(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node, of which so many share a host bridge; remembered."""
         make = self._inside_table if sharing == 1 else self._bridge_table
-        return self._tables.get_or_compute((asked, sharing), lambda: make(asked, sharing))
+        return self._tables.get_or_compute((request, sharing), lambda: make(request, sharing))
 
-    def _bridge_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
+    def _bridge_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
         # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
-        alone, shared = self._inside(asked, 1.0), self._inside_table(asked, sharing)
+        alone = self._inside(request, 1.0)
+        shared = self._inside_table(request, sharing)
         return _Table(RANKS, np.maximum(alone.log_s, shared.log_s), {}, alone.source)
 
-    def _inside_table(self, asked: CollectiveRequest, sharing: float) -> _Table:
+    def _inside_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node.
 
         Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them crosses slower
         hops. Groups whose ranks lie in turn cross the same hops as one group of all their ranks, so they get its
         bandwidth; their latency is that of their own ranks.
         """
-        fabric = asked.fabric
-        parts, source = self._measured_curves(asked, False, 0, 0.0)
-        in_network = asked.algorithm == "collnet"
+        fabric = request.fabric
+        parts, source = self._measured_curves(request, False, 0, 0.0)
+        in_network = request.algorithm == "collnet"
         link = constants(
             self.weights.physics,
-            asked.kind,
+            request.kind,
             fabric,
             level=0,
             ranks_per_node=1.0,
@@ -278,7 +280,7 @@ class CollectivePrices:
             link = replace(link, bandwidth_inside=link.bandwidth_inside * loss * np.exp(-slower))
 
         # Physics, times what measurements add to it, made monotone in bytes and then in ranks.
-        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, link, asked.algorithm)
+        time_s = collective_time(request.kind, size_bytes, ranks, ranks, link, request.algorithm)
         time_s = time_s * np.exp(correction(parts, RANKS))
         log_s = _over_bytes(np.log(time_s), source)
 
@@ -288,15 +290,15 @@ class CollectivePrices:
             log_s = rising(log_s, axis=0)
         return _Table(RANKS, log_s, parts[0][1] if parts else {}, source)
 
-    def _between_table(self, asked: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
+    def _between_table(self, request: CollectiveRequest, per_node: float, level: int, concurrent: float) -> _Table:
         """Table of groups over several nodes, by their number; one node first, from the table inside it."""
-        fabric = asked.fabric
-        parts, source = self._measured_curves(asked, True, level, per_node)
+        fabric = request.fabric
+        parts, source = self._measured_curves(request, True, level, per_node)
         told_as_measured = isinstance(source, SeriesKey)
-        in_network = asked.algorithm == "collnet"
+        in_network = request.algorithm == "collnet"
         link = constants(
             self.weights.physics,
-            asked.kind,
+            request.kind,
             fabric,
             level=level,
             ranks_per_node=per_node,
@@ -309,7 +311,7 @@ class CollectivePrices:
         ranks = nodes[:, None] * per_node
 
         # Physics, times what measurements add to it, made monotone in bytes and then in nodes.
-        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, link, asked.algorithm)
+        time_s = collective_time(request.kind, size_bytes, ranks, per_node, link, request.algorithm)
         time_s = time_s * np.exp(correction(parts, nodes))
         log_s = _over_bytes(np.log(time_s), source)
         if not told_as_measured:
@@ -320,12 +322,12 @@ class CollectivePrices:
         one_node = log_s[0]
         if per_node > 1:
             bridged = fabric.inside.link_class.bridged
-            inside = self._inside(asked, concurrent if bridged else 1.0)
+            inside = self._inside(request, concurrent if bridged else 1.0)
             ranks_inside = np.full(len(GRID), per_node)
             one_node = _read(inside, GRID, ranks_inside)
             if not told_as_measured:
                 log_s = np.maximum(log_s, one_node)
-            if bridged and asked.kind in RING_KINDS and not told_as_measured:
+            if bridged and request.kind in RING_KINDS and not told_as_measured:
                 # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
                 more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
                 in_ring = np.array([_read(inside, GRID + octaves, ranks_inside) for octaves in more_octaves])
@@ -339,22 +341,22 @@ class CollectivePrices:
         return _Table(NODES, np.concatenate([one_node[None], log_s]), measured, source)
 
     def _measured_curves(
-        self, asked: CollectiveRequest, between: bool, level: int, per_node: float
+        self, request: CollectiveRequest, between: bool, level: int, per_node: float
     ) -> tuple[CovarianceTerms, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
         candidates: list[tuple[CurveKey, Placements]] = []
 
         # The series that is named; its own software and element type replace what all of it shows at a placement.
-        if asked.keys:
+        if request.keys:
             series: dict[tuple[float, float], Curve] = {}
-            for key in reversed(asked.keys):
+            for key in reversed(request.keys):
                 series |= known.get(key, {})
-            candidates.append((asked.keys[-1], series))
+            candidates.append((request.keys[-1], series))
 
         # What is usual on such a fabric says nothing of an algorithm that a run is held to.
-        if asked.any_algorithm:
-            usual_keys = self.weights.priced_by(asked.fabric, asked.kind, between, level)
+        if request.any_algorithm:
+            usual_keys = self.weights.priced_by(request.fabric, request.kind, between, level)
             candidates += [(key, known.get(key, {})) for key in usual_keys]
 
         for key, placements in candidates:
@@ -428,10 +430,11 @@ def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> P
         kind, fabric, series, software, dtype, algorithm, any_algorithm = distinct[code]
         key = rows.keys[series]
         keys = EntryKey(key, software, dtype), key
-        asked = CollectiveRequest(str(kind), fabric, keys, str(algorithm), bool(any_algorithm))
-        outermost, alone = np.full(len(index), len(fabric.levels) - 1), np.ones(len(index))
+        request = CollectiveRequest(str(kind), fabric, keys, str(algorithm), bool(any_algorithm))
+        outermost = np.full(len(index), len(fabric.levels) - 1)
+        alone = np.ones(len(index))
         groups = Groups.on(
             fabric, rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], outermost, alone
         )
-        priced.put(index, prices.price(asked, groups))
+        priced.put(index, prices.price(request, groups))
     return priced

@@ -49,7 +49,7 @@ class SeriesKey(NamedTuple):
         """Whether the first parts are those of one of `leading`, where `""` stands for any."""
         for parts in leading:
             pairs = zip(self, parts, strict=False)
-            if all(part in ("", of_series) for of_series, part in pairs):
+            if all(part in ("", series_part) for series_part, part in pairs):
                 return True
         return False
 
@@ -126,7 +126,9 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
     is there, as up to eight ranks to a node.
     """
     table = clean_collectives(table)
-    kind, size, ranks = text(table, "collective"), number(table, "bytes"), number(table, "num_ranks")
+    kind = text(table, "collective")
+    size = number(table, "bytes")
+    ranks = number(table, "num_ranks")
 
     # ranks per node: as stated, else by the number of nodes, else as nodes usually are
     per_node = number(table, "ranks_per_node")
@@ -247,7 +249,8 @@ def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tupl
     Returns:
         str[n] and bool[n].
     """
-    reason, slow = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
+    reason = np.full(len(rows), "", dtype=object)
+    slow = np.zeros(len(rows), bool)
     reason[rows.groups > 1] = BESIDE
     reason[rows.disturbed] = DISTURBED
 
@@ -308,7 +311,8 @@ def _of_tier(
     rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Why each row of one series and tier says nothing of its links, and whether it runs far below them."""
-    reason, below = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
+    reason = np.full(len(rows), "", dtype=object)
+    below = np.zeros(len(rows), bool)
     place = "between nodes" if between else "inside a node"
 
     # An efficiency would be relative to a guess where the links are not known.

@@ -64,7 +64,8 @@ def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
 
 def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> tuple[np.ndarray, np.ndarray]:
     """log(predicted / measured) of every row by its own series when its shape was left out, and whether it has one."""
-    fold, error = shape_folds(rows), np.full(len(rows), np.nan)
+    fold = shape_folds(rows)
+    error = np.full(len(rows), np.nan)
     measured = np.zeros(len(rows), bool)
     # physics stays: only the curves, which are what a series adds to it, are fitted without the fold
     for k in range(fold.max() + 1):

@@ -76,13 +76,16 @@ class MoeRows:
 
 def moe_rows(table: "pd.DataFrame") -> MoeRows:
     """Canonical rows of a `moe_alltoall` table; a row that lacks a number says so in `skipped`."""
-    nodes, ranks = number(table, "num_nodes", 1.0), number(table, "num_ranks")
+    nodes = number(table, "num_nodes", 1.0)
+    ranks = number(table, "num_ranks")
     ranks = np.where(np.isfinite(ranks), ranks, nodes * DEVICES_PER_NODE)
+    # A series is one exchange of one software on one kind of machine: its rows share a curve.
     columns = [text(table, name) for name in ("software", "device", "interconnect", "collective", "mode", "dtype")]
     place: dict[ExchangeKey, int] = {}
     series = []
     for parts in zip(*columns, strict=True):
         series.append(place.setdefault(ExchangeKey(*parts), len(place)))
+    # The first number that a row lacks is its reason; a mark as suspect replaces any other.
     needed = {name: number(table, name) for name in ("tokens", "hidden", "topk", "experts")}
     skipped = np.full(len(table), "", dtype=object)
     for name, values in needed.items():
@@ -128,13 +131,13 @@ def fit_moe_series(rows: MoeRows) -> dict[ExchangeKey, np.ndarray]:
     """Constants of every series: least squares on log time, with priors from nominal link rates."""
     from scipy.optimize import least_squares
 
-    def fitted(key: ExchangeKey, of_series: MoeRows) -> np.ndarray:
-        prior, observed = moe_prior(key), np.log(of_series.time_s)
+    def fitted(key: ExchangeKey, series_rows: MoeRows) -> np.ndarray:
+        prior, observed = moe_prior(key), np.log(series_rows.time_s)
         # beyond 200 rows more of them weigh no more against the prior
-        weight = np.sqrt(min(1.0, 200 / len(of_series)))
+        weight = np.sqrt(min(1.0, 200 / len(series_rows)))
 
         def residual(vector: np.ndarray) -> np.ndarray:
-            error = np.log(moe_curve(vector, of_series)) - observed
+            error = np.log(moe_curve(vector, series_rows)) - observed
             return np.concatenate([error / 0.1 * weight, vector - prior])
 
         return least_squares(residual, prior, max_nfev=100).x
@@ -186,7 +189,8 @@ def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
 def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[ExchangePlace, Placements]:
     # at every depth, as a row whose very routing was not measured falls back to the next
     residual = np.log(rows.time_s / moe_curves(rows, series))
-    once, result = np.ones(len(rows)), {}
+    once = np.ones(len(rows))
+    result = {}
     for beside in _PLACES:
         result |= fit_curves(moe_places(rows, beside), once, once, np.log2(rows.tokens), residual)
     return result
@@ -195,7 +199,8 @@ def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> 
 def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
     """Price exchanges: the physical curve of each series times its measured correction."""
     # The most specific correction that was measured counts: rows that have one are done.
-    correction, corrected = np.zeros(len(rows)), np.zeros(len(rows), bool)
+    correction = np.zeros(len(rows))
+    corrected = np.zeros(len(rows), bool)
     is_known = np.array([key in weights.series for key in rows.keys] or [False], bool)[rows.series]
     provenance = np.where(is_known, "learned", "extrapolated").astype(object)
     position = np.clip((np.log2(rows.tokens) - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)

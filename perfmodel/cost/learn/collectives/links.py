@@ -270,7 +270,8 @@ def in_node_of(devices: int, link: LinkClass, interconnect: str) -> LinkClass:
     if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in interconnect:
         return link
     is_mesh = devices <= _PAIRED and "switch" not in interconnect
-    joined = _class_named("NVLink4-mesh" if is_mesh else "NVLink4")
+    name_of_link = "NVLink4-mesh" if is_mesh else "NVLink4"
+    joined = _class_named(name_of_link)
     return replace(joined, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)
 
 

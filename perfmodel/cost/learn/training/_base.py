@@ -66,10 +66,12 @@ def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, KernelKind], .
 
 
 def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
+    """Logs of launch, of the shares of peak rate and bandwidth, and of the floor, that fit the samples best."""
     from scipy.optimize import least_squares
 
     physics, machine = samples.physics()
-    compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
+    compute = compute_seconds(np, physics, machine)
+    memory = memory_seconds(np, physics, machine)
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))
     launch = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)

@@ -53,7 +53,9 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
     fit_on, check_on, test = split(samples, recipe.holdout)
     too_few = len(fit_on) < 10 or len(test) < 5
     if too_few:
-        fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        fit_on = np.arange(len(samples))
+        check_on = np.zeros(0, np.int64)
+        test = np.zeros(0, np.int64)
     shapes = trials.fit("shapes out", "shapes", fit_on, check_on)
     error, log_time = log_errors(shapes, samples, test)
     pairs, group = groups_of_samples(samples)
@@ -132,13 +134,14 @@ class Trials:
 
 def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log(true / predicted) and predicted log seconds of the samples at `index`."""
-    error, log_time = np.zeros(len(index)), np.zeros(len(index))
+    error = np.zeros(len(index))
+    log_time = np.zeros(len(index))
     queries = tuple(Query(s.figures, s.source, s.software) for s in samples.stacks)
     # in parts, as the network's inputs take far more memory than the samples
     for start in range(0, len(index), 50_000):
         part = index[start : start + 50_000]
-        asked = PriceQuery(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
-        predicted = regressor.predict(asked)
+        request = PriceQuery(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        predicted = regressor.predict(request)
         error[start : start + 50_000] = np.log(samples.time_s[part]) - predicted.log_time
         log_time[start : start + 50_000] = predicted.log_time
     return error, log_time
@@ -155,9 +158,9 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
         groups, family = in_range_intervals(error[side], log_time[side], group[side])
         rest = ~side
         for code in np.unique(group[rest]).tolist():
-            of_group = rest & (group == code)
-            low, high = groups.get(code, family).at(log_time[of_group])
-            covered[of_group] = (error[of_group] >= low) & (error[of_group] <= high)
+            in_group = rest & (group == code)
+            low, high = groups.get(code, family).at(log_time[in_group])
+            covered[in_group] = (error[in_group] >= low) & (error[in_group] <= high)
     return round(float(covered.mean()), 4)
 
 
@@ -169,9 +172,9 @@ def _large(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     pairs, group = groups_of_samples(samples)
     # of every group by itself: what is large for one device or kind is not for another
     for number in range(len(pairs)):
-        of_group = group == number
-        if of_group.sum() >= FEWEST_OF_DEVICE:
-            large |= of_group & (size > np.quantile(size[of_group], 1.0 - LARGE_SHARE))
+        in_group = group == number
+        if in_group.sum() >= FEWEST_OF_DEVICE:
+            large |= in_group & (size > np.quantile(size[in_group], 1.0 - LARGE_SHARE))
     if large.sum() < 50:
         return _typical("beyond"), {"n": 0}
     error, log_time = log_errors(trials.without("large out", "large", large), samples, np.flatnonzero(large))
@@ -215,7 +218,8 @@ def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.
     pairs, codes = np.unique(samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True)
     near = []
     for pair in pairs.tolist():
-        stack, kind = samples.stacks[pair // len(kinds)], kinds[pair % len(kinds)]
+        stack = samples.stacks[pair // len(kinds)]
+        kind = kinds[pair % len(kinds)]
         plan = regressor.plan(Query(stack.figures, stack.source, stack.software), kind)
         near.append(plan.mode != "far")
     return np.array(near)[codes]

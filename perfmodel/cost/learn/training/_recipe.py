@@ -116,7 +116,9 @@ class Stages:
     """Checkpoint files and progress lines of one regressor's trainings."""
 
     def __init__(self, name: str, checkpoints: Path | None = None, progress: Report | None = None) -> None:
-        self._name, self._folder, self._progress = name, checkpoints, progress
+        self._name = name
+        self._folder = checkpoints
+        self._progress = progress
 
     def report(self, stage: str) -> StepReport | None:
         """Progress callback of one training; `None` if no progress is shown."""

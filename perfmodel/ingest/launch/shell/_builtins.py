@@ -124,7 +124,10 @@ class Builtins(Expander):
         text = ""
         for part in raw.parts:
             piece = self.joined(tree.RawWord((part,), raw.line)).text
-            text += re.sub(r"([*?\[])", r"[\1]", piece) if part.quoted else piece
+            if part.quoted:
+                text += re.sub(r"([*?\[])", r"[\1]", piece)
+            else:
+                text += piece
         return unset_as_empty(text)
 
     def exists(self, name: str) -> bool | None:
@@ -208,7 +211,8 @@ class Builtins(Expander):
         position = int(self.value_of("OPTIND", "1"))
         if position > len(arguments) or not re.match(r"-\w", arguments[position - 1].text):
             return False
-        letter, attached = arguments[position - 1].text[1], arguments[position - 1].text[2:]
+        letter = arguments[position - 1].text[1]
+        attached = arguments[position - 1].text[2:]
         takes_value = f"{letter}:" in options
         argument = attached
         if takes_value and not attached and position < len(arguments):

@@ -35,7 +35,8 @@ class Stop(Exception):
 
     def __init__(self, kind: str, line: int) -> None:
         super().__init__(kind)
-        self.kind, self.line = kind, line
+        self.kind = kind
+        self.line = line
 
 
 class Commands(Builtins):
@@ -63,7 +64,9 @@ class Commands(Builtins):
     def subshell(self) -> Iterator[None]:
         """A block that changes no variables outside; an `exit` ends only this."""
         # Copies are shallow: values are replaced when they change and never changed in place.
-        variables, arguments, name = dict(self.state.variables), list(self.state.arguments), self.state.name
+        variables = dict(self.state.variables)
+        arguments = list(self.state.arguments)
+        name = self.state.name
         try:
             yield
         except Stop as stop:
@@ -356,7 +359,10 @@ class Commands(Builtins):
         spread: list[Word] = []
         for word in argv:
             # Whole arguments in one word are taken apart, though a shell would not.
-            spread += pieces(word) if re.search(r"\s--", word.text) else [word]
+            if re.search(r"\s--", word.text):
+                spread += pieces(word)
+            else:
+                spread += [word]
         spread = [Word(shown(word.text), word.line) for word in spread]
         # Launchers read some settings from variables (torchtitan's run_train.sh: NGPU, CONFIG_FILE), which may change
         # later in the script: a command keeps those of its moment.

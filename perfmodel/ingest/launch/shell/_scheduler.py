@@ -54,7 +54,8 @@ def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
         # getopt's three spellings: `-N 4`, `-N4` and `--nodes=4`.
         short = re.fullmatch(r"-([NnGc])=?(\S*)", option)
         if short:
-            name, value = _SHORT[short[1]], short[2] or following
+            name = _SHORT[short[1]]
+            value = short[2] or following
         elif option.startswith("--"):
             name, sign, value = option[2:].partition("=")
             value = value if sign else following

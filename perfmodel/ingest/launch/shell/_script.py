@@ -205,7 +205,8 @@ class _Interpreter(Commands):
         except _Unknown:
             return None
         finally:
-            self.captured_output, self.folder = outer, folder
+            self.captured_output = outer
+            self.folder = folder
 
     def is_of_programs(self, node: tree.Pipeline) -> bool:
         """Whether a pipeline is of programs, which write something, and not of what the shell does itself."""
@@ -283,7 +284,8 @@ class _Interpreter(Commands):
         """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
         # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than none.
         certain, self.certain = self.certain, False
-        variables, arguments = dict(self.state.variables), list(self.state.arguments)
+        variables = dict(self.state.variables)
+        arguments = list(self.state.arguments)
         try:
             yield
         except Stop:
@@ -299,7 +301,8 @@ class _Interpreter(Commands):
             Names of the variables that they set.
         """
         # The body is walked all the same, to see what it would have changed.
-        before, commands = dict(self.state.variables), len(self.state.commands)
+        before = dict(self.state.variables)
+        commands = len(self.state.commands)
         changed: list[str] = []
         with self.tentatively():
             try:
@@ -320,7 +323,8 @@ class _Interpreter(Commands):
             status = self.sequence(condition)
             if status is None:
                 rest = [branch for _, branch in node.branches[i:]]
-                rest += [node.otherwise] if node.otherwise is not None else []
+                if node.otherwise is not None:
+                    rest += [node.otherwise]
                 # A launch that comes later is not reached by a branch that exits: the other one was taken.
                 going_on = [branch for branch in rest if not _exits(branch)]
                 if len(going_on) == 1 and len(rest) > 1 and node.otherwise is not None:
@@ -344,7 +348,8 @@ class _Interpreter(Commands):
         return True
 
     def while_loop(self, node: tree.While) -> bool | None:
-        variables, arguments = dict(self.state.variables), list(self.state.arguments)
+        variables = dict(self.state.variables)
+        arguments = list(self.state.arguments)
         commands = len(self.state.commands)
         for _ in range(MOST_TURNS):
             status = self.sequence(node.condition)
@@ -362,7 +367,8 @@ class _Interpreter(Commands):
         if node.header is None:
             return self.loop_left_out(node.body, node.line)
         start, condition, step = node.header
-        variables, commands = dict(self.state.variables), len(self.state.commands)
+        variables = dict(self.state.variables)
+        commands = len(self.state.commands)
         self.calculations(start, node.line)
         for _ in range(MOST_TURNS):
             holds = self.arithmetic(condition, node.line) if condition.strip() else 1

@@ -176,7 +176,10 @@ class _Parser(WordParser):
             self.blanks()
             if self.char() != "|" or self.text.startswith("||", self.at):
                 return Pipeline(tuple(commands), negated)
-            self.at += 2 if self.text.startswith("|&", self.at) else 1
+            if self.text.startswith("|&", self.at):
+                self.at += 2
+            else:
+                self.at += 1
             self.newlines()
             commands.append(self.command())
 
@@ -341,7 +344,8 @@ class _Parser(WordParser):
         inside = self.enclosed("(", ")")
         if inside.endswith("))"):
             return Calculation(inside[2:-2], line)
-        self.at, self.line = before, before_line
+        self.at = before
+        self.line = before_line
         return None
 
     def simple(self) -> Simple:

@@ -34,7 +34,8 @@ class WordParser:
     """A position in a text, and the words that begin there."""
 
     def __init__(self, text: str, place: str, line: int, *, counts: bool = True) -> None:
-        self.text, self.place = text, place
+        self.text = text
+        self.place = place
         self.only_line = None if counts else line
         self.line = line
         self.at = 0

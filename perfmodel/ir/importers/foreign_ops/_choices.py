@@ -50,7 +50,8 @@ def _aten_best(call: Call, largest: bool) -> Ref:
     if keep:
         raise CannotMapError("an index over all axes with keepdim; give dim")
     x = _largest_first(call, largest)
-    return call.op("argmax", call.reshape(x, (-1,)) if rank != 1 else x)
+    flat = call.reshape(x, (-1,)) if rank != 1 else x
+    return call.op("argmax", flat)
 
 
 def _top_k(call: Call) -> list[Ref]:

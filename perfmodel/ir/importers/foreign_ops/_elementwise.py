@@ -23,7 +23,7 @@ from perfmodel.ir.importers.foreign_ops._call import (
 _OF_DATA: Final = "a comparison of data; give the value of the input that it comes from"
 
 
-def _like(name: str) -> Rule:
+def _as_primitive(name: str) -> Rule:
     """Return the rule of an op that a JAX primitive of the same operands does."""
 
     def rule(call: Call) -> Item:
@@ -101,7 +101,7 @@ def _clip(call: Call) -> Item:
     return x
 
 
-def _same(call: Call) -> Item:
+def _identity(call: Call) -> Item:
     return call.item("x")
 
 
@@ -197,7 +197,7 @@ def _not(call: Call) -> IndexCheck:
     return IndexCheck("valid" if x.kind == "negative" else "negative")
 
 
-def _both(name: str) -> Rule:
+def _logical(name: str) -> Rule:
     """Conjunction or disjunction of checks, and of known booleans."""
     # A false operand decides a conjunction, a true one a disjunction; a neutral one leaves the other.
     if name == "and":
@@ -264,9 +264,9 @@ def _in_jax() -> dict[str, ForeignOp]:
     """Ops that a JAX primitive of the same operands does."""
     ops = {}
     for name, jax_name in _OF_ONE_OPERAND.items():
-        ops |= foreign_ops(f"{name}(x)", rule=_like(jax_name))
+        ops |= foreign_ops(f"{name}(x)", rule=_as_primitive(jax_name))
     for name, jax_name in _OF_TWO_OPERANDS.items():
-        ops |= foreign_ops(f"{name}(a, b)", rule=_like(jax_name))
+        ops |= foreign_ops(f"{name}(a, b)", rule=_as_primitive(jax_name))
     return ops
 
 
@@ -305,7 +305,7 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
             "dropout(x)",
             "lift_fresh_copy(x)",
             "detach_(x)",
-            rule=_same,
+            rule=_identity,
         ),
         **foreign_ops("copy(x, source)", "copy_(x, source)", "fill.Tensor(x, source)", rule=_copied),
         **foreign_ops("CastLike(x, target)", rule=_cast_like),
@@ -326,14 +326,14 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
             "logical_and(a, b)",
             "__and__.Tensor(a, b)",
             "bitwise_and.Tensor(a, b)",
-            rule=_both("and"),
+            rule=_logical("and"),
         ),
         **foreign_ops(
             "Or(a, b)",
             "logical_or(a, b)",
             "__or__.Tensor(a, b)",
             "bitwise_or.Tensor(a, b)",
-            rule=_both("or"),
+            rule=_logical("or"),
         ),
         **foreign_ops(
             "Where(condition, if_true, if_false)",

@@ -56,8 +56,10 @@ def _convolution(call: Call) -> Item:
     if call.value("transposed", False):
         raise CannotMapError("a transposed convolution")
     _check_undilated(call)
-    stride, padding = _pair(call.value("strides", 1)), _padding(call)
+    stride = _pair(call.value("strides", 1))
+    padding = _padding(call)
 
+    # The IR convolves images alone. A line gets an axis of size 1, which the kernel neither slides along nor pads.
     is_line = len(shape) == 3
     if is_line:
         x = call.reshape(x, (*shape[:2], 1, shape[2]))
@@ -87,7 +89,8 @@ def _mean_pool(call: Call) -> Ref:
 
 def _pooled(call: Call, kind: str) -> Ref:
     x = call.ref("x")
-    kernel, padding = _pair(call.value("kernel_shape")), _padding(call)
+    kernel = _pair(call.value("kernel_shape"))
+    padding = _padding(call)
 
     # Where no stride is given, ONNX's is 1, ATen's the window. `[]` is how ATen writes "not given".
     stated_stride = call.value("strides", None)
@@ -125,12 +128,14 @@ def _global_mean(call: Call) -> Ref:
 
 def _adaptive_mean(call: Call) -> Ref:
     """Pool to one element by a mean over all, to more by windows where the image divides."""
-    x, out = call.ref("x"), _pair(call.value("size"))
+    x = call.ref("x")
+    out = _pair(call.value("size"))
     height, width = call.shape(x)[2:]
     if out == (1, 1):
         return _global_mean(call)
     if out == (height, width):
         return x
+    # Where the image does not divide, ATen's windows overlap and differ in size (`start = floor(i * in / out)`).
     if height % out[0] or width % out[1]:
         raise CannotMapError(f"windows of different sizes from {(height, width)} to {out}")
     kernel = (height // out[0], width // out[1])

@@ -93,7 +93,7 @@ def strided(call: Call, x: Ref, axis: int, start: int, stop: int, step: int) -> 
 
     # Strides that do not divide the axis, or go backwards, are looked up element by element.
     if step < 0 or size % step or count != size // step:
-        return _taken(call, x, axis, places)
+        return _elements_at(call, x, axis, places)
 
     # Every step-th element is a column of the axis written as rows of that length.
     rows = call.reshape(x, with_axis(shape, axis, count, step))
@@ -132,10 +132,10 @@ def known_indices(call: Call) -> np.ndarray:
 
 def _index_select(call: Call) -> Ref:
     x = call.ref("x")
-    return _taken(call, x, call.axis(call.rank(x)), known_indices(call))
+    return _elements_at(call, x, call.axis(call.rank(x)), known_indices(call))
 
 
-def _taken(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
+def _elements_at(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
     """Known elements of an axis, whose place the axes of `indices` take."""
     shape = call.shape(x)
     indices = np.where(indices < 0, indices + shape[axis], indices)
@@ -195,7 +195,7 @@ def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
     from_start = [np.where(array < 0, array + size, array) for array, size in zip(arrays, sizes, strict=True)]
     combined = np.ravel_multi_index(np.broadcast_arrays(*from_start), sizes)
     merged = call.reshape(x, (*shape[:first], prod(sizes), *shape[last + 1 :]))
-    return _taken(call, merged, first, np.asarray(combined))
+    return _elements_at(call, merged, first, np.asarray(combined))
 
 
 def _gather(call: Call) -> Ref:
@@ -210,7 +210,7 @@ def _gather(call: Call) -> Ref:
         return _rows(call)
     if not isinstance(indices, Known):
         raise CannotMapError("indices that depend on data, along an axis other than the first; give their value")
-    return _taken(call, x, axis, indices.array)
+    return _elements_at(call, x, axis, indices.array)
 
 
 def _rows(call: Call) -> Ref:

@@ -162,7 +162,9 @@ def _by_root_mean_square(call: Call, default_epsilon: float) -> Item:
 
 def _attention(call: Call) -> Ref:
     """ATen's attention of [batch, heads, sequence, size]: the IR's fused kernel where it can be."""
-    query, key, value = call.ref("query"), call.ref("key"), call.ref("value")
+    query = call.ref("query")
+    key = call.ref("key")
+    value = call.ref("value")
     head_size = call.shape(query)[-1]
     usual_scale = head_size**-0.5
     scale = call.value("scale", None) or usual_scale
