@@ -75,7 +75,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def session(machine: Machine) -> NcclSession:
     made = NcclSession.__new__(NcclSession)
     made._graphs = {}
-    made._once = lambda: machine.run(KERNEL_MS)
+    made._run_once = lambda: machine.run(KERNEL_MS)
     return made
 
 

@@ -30,7 +30,7 @@ class Timed:
         constants = problem.single
 
         def value(free: Array) -> Array:
-            return problem.form.objective({name: variable.relaxed(free, jnp.asarray(1.0)), **constants})
+            return problem.static_args.objective({name: variable.relaxed(free, jnp.asarray(1.0)), **constants})
 
         self.n = int(np.prod(variable.free_shape))
         self._one, self._many = jax.jit(value), jax.jit(jax.vmap(value))
