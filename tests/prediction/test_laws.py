@@ -20,6 +20,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
+from perfmodel.cost import has_power_law
 from perfmodel.cost.learn.collectives import Fabric
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
@@ -63,7 +64,10 @@ def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(case: Ca
 @some(8)
 @given(cases())
 def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
-    assert_between(case.with_twice_of_everything(), case, most=2.0)
+    # The power limit is not doubled. Where it binds, products wait for a share that is worked out for the model's
+    # passes on a full device, and a layout's own mix of kernels differs from these a little.
+    least = 0.99 if has_power_law(case.cluster.device) else 1.0
+    assert_between(case.with_twice_of_everything(), case, most=2.0, least=least)
 
 
 SAME_DIE = [
@@ -415,6 +419,9 @@ def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_wor
 
     # where nothing is sharded, gathered weights are a copy more
     stages = range(4 if case.layout.dp * case.layout.cp > 4 else 3)
+    if case.layout.pp > 1 and case.framework.default_job.gradients.whole_gradients_in_pipelines:
+        # pipelines of torch put off the reductions of ZeRO 2, and add gradients up in the type of the reduction
+        stages = range(2)
     held = get_args(StateOffload) if case.cluster.device.host_bandwidth_bytes_per_s else ()
     falling = [
         [case.laid(zero=stage) for stage in stages],
