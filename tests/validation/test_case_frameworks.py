@@ -53,6 +53,8 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said["zero"] = case.layout.zero
     if case.layout.offload:
         said["offload"] = True
+    if case.layout.offload_layers:
+        said["offload_layers"] = case.layout.offload_layers
     stated = {name: case.job.value(name) for name in case.stated_job | {"cuda_graphs"}}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
