@@ -2,6 +2,7 @@
 reinforcement, on PyTorch's FSDP2 (`policy.dtensor_cfg`) or Megatron-Core (`policy.megatron_cfg`)."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entries
@@ -14,8 +15,18 @@ _FSDP: Final = "policy.dtensor_cfg."
 _MEGATRON: Final = "policy.megatron_cfg."
 _IS_MEGATRON: Final = f"{_MEGATRON}enabled"
 _MODEL: Final = "policy.model_name"
-_PAIRS: Final = ("dpo.", "rm.")
-"""Beginnings of keys of objectives whose samples are pairs of sequences."""
+
+
+def _limits(*objectives: str) -> tuple[str, ...]:
+    """Keys that end a run, of which every block of an objective has one: they show what is trained."""
+    return tuple(
+        f"{objective}.{limit}" for objective, limit in product(objectives, ("max_num_steps", "max_num_epochs"))
+    )
+
+
+_OBJECTIVES: Final = _limits("grpo", "dpo", "rm", "distillation", "ppo", "async_grpo")
+_PAIRS: Final = _limits("dpo", "rm")
+"""Those of objectives whose samples are pairs of sequences."""
 
 
 def _world(settings: Mapping[str, Any]) -> Fields:
@@ -95,14 +106,13 @@ def _megatron(settings: Mapping[str, Any]) -> Fields:
 
 
 _BATCHES: Final = ("policy.train_global_batch_size", "policy.train_micro_batch_size")
-_PAIR_KEYS: Final = ("dpo.max_num_steps", "dpo.max_num_epochs", "rm.max_num_steps", "rm.max_num_epochs")
 
 
 def _batches(settings: Mapping[str, Any]) -> Fields:
     """Batches count samples; those of preferences are two sequences each."""
     if not any(name in settings for name in _BATCHES):
         return {}
-    each = 2 if any(name in settings for name in _PAIR_KEYS) else 1
+    each = 2 if any(name in settings for name in _PAIRS) else 1
     fields = {}
     for name, field in zip(_BATCHES, ("global_batch", "micro_batch"), strict=True):
         if name in settings:
@@ -140,9 +150,6 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     ).fields
 
 
-_OBJECTIVES: Final = ("grpo", "dpo", "rm", "distillation", "ppo", "async_grpo")
-
-
 def _objective(settings: Mapping[str, Any]) -> Fields:
     name = next(iter(settings)).partition(".")[0]
     return {
@@ -172,7 +179,7 @@ NEMO_RL: Final = LaunchFormat(
     table=(
         Rule(keys=("cluster.gpus_per_node", "cluster.num_nodes"), read=_world, fields=("devices",)),
         read_only(_MODEL, "model", TEXT),
-        Rule(keys=(*_BATCHES, *_PAIR_KEYS), read=_batches, fields=("global_batch", "micro_batch")),
+        Rule(keys=(*_BATCHES, *_PAIRS), read=_batches, fields=("global_batch", "micro_batch")),
         read_only("policy.max_total_sequence_length", "seq_len"),
         Rule(
             keys=("policy.precision", _IS_MEGATRON, _FP8),
@@ -191,10 +198,7 @@ NEMO_RL: Final = LaunchFormat(
             fields=("optimizer",),
             read=lambda settings: optimizer_fields(next(iter(settings.values()))),
         ),
-        Rule(
-            keys=tuple(f"{name}.{key}" for name in _OBJECTIVES for key in ("max_num_steps", "max_num_epochs")),
-            read=_objective,
-        ),
+        Rule(keys=_OBJECTIVES, read=_objective),
         Rule(keys=("policy.sequence_packing.enabled", "policy.dynamic_batching.enabled", _MODEL), read=_packing),
     ),
     harmless=patterns(
