@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from perfmodel.emulate import Emulation, EmulationError, Network, PeerPlace, measured_trace
 from perfmodel.emulate import emulate as emulate
 from perfmodel.emulate.environment import Orders
-from perfmodel.emulate.wire import clock_ahead_s, peers
+from perfmodel.emulate.wire import clock_ahead_s, peers, wait_for_real_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.measure.ranks import EmulatedHosts, unavailable
 
@@ -134,6 +135,27 @@ def test_nobody_without_the_key_is_answered(tmp_path: Path) -> None:
         assert abs(clock_ahead_s(emulated.orders)) < 0.1
         with pytest.raises(EmulationError, match="cannot be reached"):
             clock_ahead_s(replace(emulated.orders, wire_key="wrong"))
+        emulated.end()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_no_real_rank_begins_before_all_of_its_group_have_connected(compiled: bool, tmp_path: Path) -> None:
+    """Else one could finish with the emulated ranks alone, and end while another is still connecting to it."""
+    real_ranks, members = (0, 2, 3), (0, 1, 2, 3)
+    orders = Orders(address="", rank=0, world_size=4, real_ranks=real_ranks, out=str(tmp_path))
+    with peers(orders, Network(), PeerPlace(compiled=compiled)) as emulated, ThreadPoolExecutor() as ranks:
+
+        def connected(rank: int, group: tuple[int, ...] = members) -> Future[None]:
+            return ranks.submit(wait_for_real_ranks, replace(emulated.orders, rank=rank), group)
+
+        # a group that is made twice waits twice
+        for _ in range(2):
+            early = [connected(0), connected(3)]
+            # another group of the same ranks has nothing to do with it
+            connected(0, (0, 1)).result(timeout=10.0)
+            assert not wait(early, timeout=0.3).done
+            for answer in [*early, connected(2)]:
+                answer.result(timeout=10.0)
         emulated.end()
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         join,
         on_the_wire,
         peers,
+        wait_for_real_ranks,
     )
 
 __getattr__, __dir__ = lazy_names(__name__)

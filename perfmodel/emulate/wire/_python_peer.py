@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -34,7 +35,7 @@ from perfmodel.emulate.wire._gloo_messages import (
     number_of,
 )
 from perfmodel.emulate.wire._operations import NEVER_S, Calls, Links, Message, Network, Operation, Pair
-from perfmodel.emulate.wire._wire import CLOCK, OPERATION_COLUMNS
+from perfmodel.emulate.wire._wire import CLOCK, CONNECTED, OPERATION_COLUMNS
 
 _SCRAP_BYTES: Final = 1 << 22
 _JOIN_S: Final = 10.0
@@ -104,6 +105,7 @@ class Peer:
         self._expected: dict[int, tuple[Group, int]] = {}
         self._bases: dict[tuple[str, tuple[int, ...]], int] = {}
         self._next_base = 0
+        self._waiting: dict[tuple[str, tuple[int, ...]], list[socket.socket]] = {}
         self._reals: dict[int, tuple[Conditions, Links]] = {}
         self._groups: list[Group] = []
         # What may act now stands in a queue, what is due later in a heap: NeuronaBox polls its operations in turn
@@ -338,6 +340,9 @@ class Peer:
             # first message.
             rank, name, listed = details
             members = tuple(listed)
+            if request == CONNECTED:
+                self._wait_for_others(connected, name, members)
+                return
             if (name, members) not in self._bases:
                 self._bases[name, members] = self._next_base
                 self._next_base += len(members) ** 2
@@ -350,6 +355,19 @@ class Peer:
                 if member not in self._orders.real_ranks:
                     self._expected[base + peer * len(members) + place] = group, peer
             line.write(json.dumps([self._listener.getsockname()[1], base]) + "\n")
+
+    def _wait_for_others(self, connected: socket.socket, name: str, members: tuple[int, ...]) -> None:
+        """Answer real ranks of a group together, once the last of them has said that it is connected to all others."""
+        # The caller closes its own descriptor of the connection.
+        waiting = self._waiting.setdefault((name, members), [])
+        waiting.append(connected.dup())
+        if len(waiting) < len({*members} & {*self._orders.real_ranks}):
+            return
+        del self._waiting[name, members]
+        for rank_connected in waiting:
+            # A rank that has ended meanwhile is told by whoever watches the ranks.
+            with rank_connected, suppress(OSError):
+                rank_connected.sendall(b"true\n")
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()

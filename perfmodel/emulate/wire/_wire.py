@@ -31,7 +31,7 @@ OPERATION_COLUMNS: Final = (
 TIMEOUT: Final = timedelta(minutes=30)
 """Timeout of groups that a script gives none, as torch has it."""
 _END_S: Final = 20.0
-JOIN, CLOCK = "join", "clock"
+JOIN, CONNECTED, CLOCK = "join", "connected", "clock"
 """Requests to the process of the emulated ranks."""
 _CLOCK_ROUNDS: Final = 20
 _TIMES: Final = ("first_s", "begin_s", "last_s")
@@ -68,6 +68,9 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
             options._devices = [library.create_device(hostname=joined.host)]
             options._timeout = timeout or TIMEOUT
             super().__init__(store, place, size, options)
+            # Emulated ranks answer a real rank alone, which may finish its collectives and end before another real
+            # rank has found its place; that one would then fail for a closed connection.
+            wait_for_real_ranks(orders, ranks)
 
     return OnTheWire
 
@@ -113,19 +116,8 @@ def join(orders: Orders, members: tuple[int, ...]) -> Joined:
     Raises:
         EmulationError: they are gone, or gloo would wait for them to connect.
     """
-    # A group goes by its members' ranks, which every rank spells alike.
-    name = ",".join(map(str, members))
-    peer_host, _, port = orders.wire.rpartition(":")
-    try:
-        with socket.create_connection((peer_host, int(port))) as connected:
-            # The address by which this host reaches the peer is the one that the library will use too.
-            host = connected.getsockname()[0]
-            with connected.makefile("rw") as line:
-                line.write(json.dumps([orders.wire_key, JOIN, orders.rank, name, members]) + "\n")
-                line.flush()
-                data_port, base = json.loads(line.readline())
-    except (OSError, ValueError) as error:
-        raise EmulationError(f"rank {orders.rank}: the connection to the emulated ranks was lost ({error})") from None
+    (data_port, base), host = _ask_peer(orders, JOIN, members)
+    peer_host = orders.wire.rpartition(":")[0]
     if is_loopback(peer_host):
         host = ABOVE_LOOPBACK
     if not connects_to(host, peer_host):
@@ -135,6 +127,38 @@ def join(orders: Orders, members: tuple[int, ...]) -> Joined:
             "second, lower address"
         )
     return Joined(host, peer_host, data_port, base)
+
+
+def wait_for_real_ranks(orders: Orders, members: tuple[int, ...]) -> None:
+    """Wait until every real rank of a group has connected to all others.
+
+    Raises:
+        EmulationError: the emulated ranks are gone.
+    """
+    _ask_peer(orders, CONNECTED, members)
+
+
+def _ask_peer(orders: Orders, request: str, members: tuple[int, ...]) -> tuple[Any, str]:
+    """Send the emulated ranks a request about a group.
+
+    Returns:
+        Their answer, and the address by which this host reaches them, which the library will use too.
+
+    Raises:
+        EmulationError: they are gone.
+    """
+    # A group goes by its members' ranks, which every rank spells alike.
+    name = ",".join(map(str, members))
+    peer_host, _, port = orders.wire.rpartition(":")
+    try:
+        with socket.create_connection((peer_host, int(port))) as connected:
+            host = connected.getsockname()[0]
+            with connected.makefile("rw") as line:
+                line.write(json.dumps([orders.wire_key, request, orders.rank, name, members]) + "\n")
+                line.flush()
+                return json.loads(line.readline()), host
+    except (OSError, ValueError) as error:
+        raise EmulationError(f"rank {orders.rank}: the connection to the emulated ranks was lost ({error})") from None
 
 
 def is_loopback(address: str) -> bool:

@@ -354,7 +354,8 @@ def test_one_rank_is_priced_as_all_of_them(torch: Any, program: Program) -> None
 
 def test_what_is_no_module_of_all_ranks_is_refused(torch: Any) -> None:
     x = torch.zeros(SEQ, BATCH, HIDDEN)
-    with pytest.raises(PerfModelError, match=r"_c10d_functional::all_reduce \(1x.*rank_program, and give the number of ranks"):
+    advice = r"_c10d_functional::all_reduce \(1x.*rank_program, and give the number of ranks"
+    with pytest.raises(PerfModelError, match=advice):
         torch_program(stage(torch, RANKS), (x,))
     with pytest.raises(PerfModelError, match="a module of 1 rank is a program by torch_program"):
         rank_program(stage(torch, 1), (x,), ranks=1)
