@@ -177,6 +177,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     return _parsed(tomllib.loads, text)
 
 
+_NESTED: Final = (dict, list)
+"""Values that hold others."""
+
+
 def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     """The value that a text states; nested no deeper than `MOST_DEPTH`."""
     # Parsers recurse, so that what is nested deeply may exceed Python's limit before it can be counted.
@@ -184,17 +188,8 @@ def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
         value = parse(text)
     except RecursionError:
         raise _too_deep() from None
-    _require_shallow(value)
-    return value
 
-
-_NESTED: Final = (dict, list)
-"""Values that hold others."""
-
-
-def _require_shallow(value: Any) -> None:
-    """Raise `ValueError` for a value that is nested deeper than `MOST_DEPTH`."""
-    # Level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse.
+    # The depth is counted level by level, without recursion: dotted keys of TOML nest deeper than Python can recurse.
     level = [value] if isinstance(value, _NESTED) else []
     depth = 0
     while level:
@@ -202,6 +197,7 @@ def _require_shallow(value: Any) -> None:
             raise _too_deep()
         level = list(chain.from_iterable(map(_children, level)))
         depth += 1
+    return value
 
 
 def _children(value: dict[Any, Any] | list[Any]) -> list[Any]:

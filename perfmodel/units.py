@@ -260,7 +260,8 @@ def untraced(name: str, value: Any) -> None:
 
 def positive(name: str, value: float) -> None:
     """Raise `PerfModelError` unless `value` is a finite number above zero."""
-    untraced(name, value)
+    if type(value) not in (int, float):
+        untraced(name, value)
     if not (value > 0 and value < float("inf")):
         raise PerfModelError(f"{name} must be a finite number above zero, got {value!r}")
 

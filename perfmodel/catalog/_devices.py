@@ -152,16 +152,11 @@ def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str
     for name, (file, entry) in _stated().items():
         table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
     names = index([*((d.name, d.aliases) for d in table.values())])
-    return MappingProxyType(_alike_by_die(table)), MappingProxyType(names)
 
-
-def _alike_by_die(table: dict[str, Device]) -> dict[str, Device]:
-    """Devices with the share of the peak that the best product reaches on their die."""
-    # Parts of a die differ in clocks, memory and power alone: the one that was searched for its best product stands for
-    # all.
+    # Parts of a die differ in clocks, memory and power alone: the share of the peak that the best product reaches on
+    # the one that was searched for it holds for all.
     reached = {part.die: part.reached_share for part in table.values() if part.die and part.reached_share}
-    alike = {}
     for name, part in table.items():
         known = reached.get(part.die)
-        alike[name] = part if known is None else replace(part, reached_share=known)
-    return alike
+        table[name] = part if known is None else replace(part, reached_share=known)
+    return MappingProxyType(table), MappingProxyType(names)

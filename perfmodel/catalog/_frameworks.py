@@ -5,14 +5,16 @@ as `field = { value = ..., source = "..." }`, and perhaps `based_on = "NAME@YEAR
 has none of its own. What else people call a framework is in `data/framework_names.toml`.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.catalog.entries import checked, key, package_table, package_tables, read_toml
+from perfmodel.catalog.entries import checked, key, package_tables, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Framework
 
@@ -41,11 +43,8 @@ def framework(name: str | Framework) -> Framework:
         versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem)
     else:
         versions = _version_named(plain, year)
-    return _version_of_year(versions, year, name)
 
-
-def _version_of_year(versions: Versions, year: int | None, stated_name: str) -> Framework:
-    """The newest version by the end of a year, or of all (raises `PerfModelError` as `framework`)."""
+    # The newest version by the end of the year, or of all.
     newest = max(versions)
     if year is None:
         return versions[newest]
@@ -53,13 +52,13 @@ def _version_of_year(versions: Versions, year: int | None, stated_name: str) -> 
     latest_known = max(newest, _latest_year())
     if year > latest_known:
         raise PerfModelError(
-            f"framework {stated_name!r}: the catalog ends in {latest_known}; the newest version of this framework is "
+            f"framework {name!r}: the catalog ends in {latest_known}; the newest version of this framework is "
             f"{versions[newest].label}"
         )
     by_then = [since for since in versions if since <= year]
     if not by_then:
         raise PerfModelError(
-            f"framework {stated_name!r}: the earliest version in the catalog is {versions[min(versions)].label}"
+            f"framework {name!r}: the earliest version in the catalog is {versions[min(versions)].label}"
         )
     return versions[max(by_then)]
 
@@ -151,7 +150,8 @@ def _names() -> MappingProxyType[str, tuple[str, ...]]:
     """Names of frameworks by `key`, each with the framework that it means."""
     # An alias may stand for several frameworks that had the name in turn: the year tells which.
     names = {name: (name,) for name in _files()}
-    for alias, candidates in package_table("framework_names.toml")["names"].items():
+    aliases = files("perfmodel.catalog") / "data" / "framework_names.toml"
+    for alias, candidates in tomllib.loads(aliases.read_text("utf-8"))["names"].items():
         if alias in names:
             raise PerfModelError(f"framework_names.toml: {alias!r} is already the name of a framework")
         names[alias] = tuple(candidates)

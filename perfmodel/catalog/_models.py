@@ -96,7 +96,16 @@ def model_from_toml(data: dict[str, Any], place: str) -> Model:
     kind = data.pop("kind", "transformer")
     match kind:
         case "transformer":
-            return checked(Transformer, _with_defaults(data), place)
+            # What follows from the rest where a file leaves it out, by the rules of Megatron-Core's arguments and
+            # Hugging Face's classes: all heads have keys, heads split the hidden size, 4x inner size.
+            hidden, heads = data.get("hidden"), data.get("heads")
+            if isinstance(heads, int):
+                data.setdefault("kv_heads", heads)
+            if isinstance(hidden, int):
+                data.setdefault("ffn_hidden", 4 * hidden)
+                if isinstance(heads, int) and heads > 0:
+                    data.setdefault("head_dim", hidden // heads)
+            return checked(Transformer, data, place)
         case "mlp":
             return checked(Mlp, data, place)
         case "convnet":
@@ -129,20 +138,6 @@ def _changed(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
         inner = changed.get(name)
         changed[name] = _changed(inner or {}, value) if isinstance(value, Mapping) else value
     return changed
-
-
-def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what follows from the rest: all heads have keys, heads split the hidden size, 4x inner size."""
-    # The same rules as Megatron-Core's arguments and Hugging Face's classes have; a file may state each of them.
-    hidden, heads = data.get("hidden"), data.get("heads")
-    out = dict(data)
-    if isinstance(heads, int):
-        out.setdefault("kv_heads", heads)
-    if isinstance(hidden, int):
-        out.setdefault("ffn_hidden", 4 * hidden)
-        if isinstance(heads, int) and heads > 0:
-            out.setdefault("head_dim", hidden // heads)
-    return out
 
 
 @cache

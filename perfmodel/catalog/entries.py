@@ -55,11 +55,6 @@ def package_tables(folder: str) -> dict[str, dict[str, Any]]:
     return {name: tomllib.loads((root / name).read_text("utf-8")) for name in names}
 
 
-def package_table(name: str) -> dict[str, Any]:
-    """Content of one TOML file of the packaged data."""
-    return tomllib.loads((files("perfmodel.catalog") / "data" / name).read_text("utf-8"))
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a user's TOML file (raises `PerfModelError` as `parsed`)."""
     return parsed(path, parse_toml, "TOML")

@@ -184,23 +184,6 @@ def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] 
     return np.clip(grown, least, most)
 
 
-def _with_few(log_s: Grid, lattice: _Lattice, measured: Bool[np.ndarray, "..."]) -> Grid:
-    """`growing`, where the times of too few samples give way to the others, each to the one of twice the samples.
-
-    Products grow so along their samples alone. By their sides none takes longer than a larger one, which it could be
-    filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by large ones."""
-    few, side_axes = lattice.few, range(1, log_s.ndim)
-    is_product = isinstance(lattice.ops[0], Gemm)
-    grown = log_s.copy()
-    axes_of_others = (0,) if is_product else (0, *side_axes)
-    grown[few:] = growing(log_s[few:], measured[few:], axes_of_others)
-
-    # Downwards from what fills a tile: each between half and all of the time of twice its samples.
-    for i in reversed(range(min(few, len(grown) - 1))):
-        grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
-    return _upper_bounds(grown, side_axes) if is_product else grown
-
-
 class _PlacedLattice(NamedTuple):
     """The lattice of an event, with where its kernels are among all kernels of a grid."""
 
@@ -248,7 +231,22 @@ class MonotoneGrid:
         for event, at, lattice in self._lattices:
             grid = log_alone[at].reshape(lattice.shape)
             is_measured = measured[at].reshape(lattice.shape)
-            grown = _with_few(grid, lattice, is_measured).ravel()
+
+            # Products grow along their samples alone. By their sides none takes longer than a larger one, which it
+            # could be filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by
+            # large ones. Times of too few samples give way to those of twice the samples.
+            few, side_axes = lattice.few, range(1, grid.ndim)
+            is_product = isinstance(lattice.ops[0], Gemm)
+            grown = grid.copy()
+            axes_of_others = (0,) if is_product else (0, *side_axes)
+            grown[few:] = growing(grid[few:], is_measured[few:], axes_of_others)
+
+            # Downwards from what fills a tile: each between half and all of the time of twice its samples.
+            for i in reversed(range(min(few, len(grown) - 1))):
+                grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
+            if is_product:
+                grown = _upper_bounds(grown, side_axes)
+            grown = grown.ravel()
             log_in_step[at] = grown
             # beyond the lattice in proportion to the work
             log_in_step[event] = grown[lattice.nearest] + np.log(lattice.over)

@@ -124,20 +124,3 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
         if (rows, columns) == (128, 128):
             waves_128 = waves
     return best, features, waves_128
-
-
-def common_features(xp: Any, physics: Physics, machine: Machine) -> list[Any]:
-    """Inputs that every family has: work, its time at the nominal rates, and their balance."""
-    # Nominal times without tiles and waves: what these add is a feature of its own (the ratio of FLOPs below), so that
-    # the regressor may believe in it more or less.
-    compute_s = physics.flops / machine.peak + physics.vector_ops / vector_rate(xp, machine)
-    memory_s = physics.bytes / machine.bandwidth
-    return [
-        log2(xp, physics.flops),
-        log2(xp, physics.bytes),
-        log2(xp, compute_s * 1e6),
-        log2(xp, memory_s * 1e6),
-        log2(xp, compute_s / memory_s),
-        log2(xp, physics.quantised_flops / physics.flops),
-        log2(xp, physics.bytes / machine.l2),
-    ]

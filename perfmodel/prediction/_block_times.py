@@ -16,7 +16,6 @@ from perfmodel.prediction.blocks import (
     PlacedShard,
     ShardBlocks,
     block_events,
-    of_span,
     placed_events,
     placed_shard,
 )
@@ -40,7 +39,10 @@ def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, 
     Raises:
         LayoutError: the model does not divide.
     """
-    placed = placed_shard(problem.setting, of_span(layout, variant.span))
+    # A pass may compute several micro-batches at once.
+    if variant.span > 1:
+        layout = layout.replace(micro_batch=layout.micro_batch * variant.span)
+    placed = placed_shard(problem.setting, layout)
     ring_steps = layout.tp if layout.tp_overlap else 1
     checked = problem.framework.communication.checks(layout.pp)
     combined = variant.beside == COMBINED and placed.shard.ep_overlap

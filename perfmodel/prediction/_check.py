@@ -26,42 +26,46 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
     Raises:
         LayoutError, UnknownNameError: as `Layout.parse` and `check_layout`.
     """
-    assumed = ""
+    model = problem.model
+    sentences = []
     layout = job_files.layout_in_words(layout)
     if isinstance(layout, str):
-        layout, assumed = problem.framework.layout(layout, problem.model)
-    check_layout(problem.model, problem.cluster, problem.job, layout, problem.devices)
-    sentences = (assumed, _assumed_of_blocks(problem.model, layout), *problem.framework.cannot_run(layout))
-    return layout, tuple(filter(None, sentences))
+        layout, assumed = problem.framework.layout(layout, model)
+        if assumed:
+            sentences.append(assumed)
+    check_layout(model, problem.cluster, problem.job, layout, problem.devices)
 
-
-def _assumed_of_blocks(model: Model, layout: Layout) -> str:
-    """A sentence on the assumption about layers whose parts run side by side; empty for other layers."""
-    if layout.tp == 1 or not isinstance(model, Transformer) or model.block.parallel_blocks == "none":
-        return ""
-    # Megatron-LM and Hugging Face reduce each part.
-    return (
-        f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
-        "tensor-parallel ranks is assumed; software that reduces each separately takes longer"
-    )
+    # Megatron-LM and Hugging Face reduce each part of a layer whose parts run side by side.
+    if layout.tp > 1 and isinstance(model, Transformer) and model.block.parallel_blocks != "none":
+        sentences.append(
+            f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
+            "tensor-parallel ranks is assumed; software that reduces each separately takes longer"
+        )
+    return layout, (*sentences, *problem.framework.cannot_run(layout))
 
 
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) for the first inconsistency of a layout."""
     get_schedule(layout.effective_schedule)
-    hosted(cluster, layout)
+    if cluster.kinds or layout.kinds is not None:
+        hosted(cluster, layout)
     if devices is not None and layout.devices != devices:
         raise LayoutError(
             f"layout {layout.label} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
             f"{layout.devices} devices, not {devices}; {_suggest_dp(layout, devices)}",
             Reason.DEVICES,
         )
-    check_machine(cluster, job, layout.devices, f"layout {layout.label}")
+    if layout.devices > cluster.capacity:
+        cluster.require(layout.devices, f"layout {layout.label}")
+    for kind in cluster.kinds or (cluster,):
+        kind.device.require(job.dtype)
+
     # The workload refuses what its blocks cannot be sharded by; the pipeline is checked against the layers they have.
     sharded_blocks = blocks(model, job, Shard.of(layout))
     layers = layer_count(sharded_blocks)
     check_pipeline(model, job, layout, layers, stages_without_layer(sharded_blocks))
-    check_offloaded_layers(layers, layout.offload_layers)
+    if layout.offload_layers:
+        check_offloaded_layers(layers, layout.offload_layers)
 
 
 def hosted(cluster: Cluster, layout: Layout) -> Layout:

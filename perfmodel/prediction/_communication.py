@@ -371,8 +371,11 @@ def hops(
     tier = np.zeros((2, spec.n_stages), int)
     exists = np.zeros((2, spec.n_stages), bool)
     for direction, source, target in ((0, earlier, later), (1, later, earlier)):
+        # Tier of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the last if none).
+        joined = np.stack([rank[source] // level.size == rank[target] // level.size for level in cluster.levels])
+        level = np.where(joined.any(axis=0), joined.argmax(axis=0), len(cluster.levels) - 1)
+        on_one_kind = np.where(joined[0], 0, 1 + level)
         # What goes to another kind of nodes crosses the outermost level.
-        on_one_kind = _tiers(rank[source], rank[target], cluster)
         tier[direction, source] = np.where(kind[source] == kind[target], on_one_kind, outermost_tier(cluster))
         block[direction, source] = last_block[:-1]
         exists[direction, source] = True
@@ -402,12 +405,3 @@ def _on_kinds(layout: Layout) -> tuple[Int[np.ndarray, " ranks"], Int[np.ndarray
     kinds = np.unique(layout.kinds, return_inverse=True)[1]
     numbers = [(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())]
     return kinds, np.array(numbers)
-
-
-def _tiers(
-    source: Int[np.ndarray, " hops"], target: Int[np.ndarray, " hops"], cluster: Cluster
-) -> Int[np.ndarray, " hops"]:
-    """Tier of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the last if none)."""
-    joined = np.stack([source // level.size == target // level.size for level in cluster.levels])
-    level = np.where(joined.any(axis=0), joined.argmax(axis=0), len(cluster.levels) - 1)
-    return np.where(joined[0], 0, 1 + level)

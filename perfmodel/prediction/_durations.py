@@ -10,8 +10,9 @@ from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, p
 from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import TimedProgram, prepared
-from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
+from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth
+from perfmodel.prediction.overlap import held_share
 from perfmodel.prediction.phases import full_recompute_s, passes_s
 from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes
@@ -76,7 +77,9 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
 
     # What real steps take beyond their events: overlapped communication slows passes, stragglers stretch everything,
     # and the step's overhead rides with the optimizer's step.
-    if not has_step_costs(problem):
+    loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
+    contends = held_share(problem.cluster.device, problem.framework) > 0
+    if not (loses_overlap or contends or has_whole_step_costs(problem)):
         return seconds
     scale = np.array([terms.factor for terms in batch.composed])[:, None]
     optimizer = prepared(batch.spec).optimizer

@@ -172,14 +172,6 @@ class CriticalPath:
             shares[name] = shares.get(name, 0.0) + value / total
         return shares
 
-    def family_half_widths(self) -> dict[str, float]:
-        """Half-width of the 90 % interval of the step time that each op family contributes, relative to it."""
-        # Errors inside a family are taken to be the same: they add up rather than cancel.
-        half_width_s: dict[str, float] = defaultdict(float)
-        for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
-            half_width_s[op.family] += seconds * half
-        return {name: value / self.total_s for name, value in half_width_s.items()}
-
     @cached_property
     def class_shares(self) -> dict[str, float]:
         """Shares of the step by class of events (`CLASSES`)."""

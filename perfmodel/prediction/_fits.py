@@ -160,11 +160,23 @@ def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
     # Of ranks on different devices, the one that has least to spare.
     usable = usable_of_ranks(problem, layout)
     binding = binding_rank(stages, usable)
+
+    # Peak bytes by counter (`perfmodel.spec.MemoryCounter`) on the reported rank.
+    stages_in_reports = stages[: reported_stages(problem, layout)]
+    counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
+    peak_of_counter = {}
+    for name in counters:
+        peaks = [stage.peak for stage in counted_stages(problem, layout, stages_in_reports, name)]
+        peak_of_counter[name] = max(peaks)
+
+    # Memory of each pipeline rank as the framework reports it; the needed memory if it reports none.
+    counter = problem.framework.memory.memory_counter
+    per_stage = tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
     account = MemoryAccount(
-        per_stage=reported_memory(problem, layout, stages),
+        per_stage=per_stage,
         capacity_bytes=rank_devices(problem, layout)[binding].memory_bytes,
         needed_bytes=stages[binding].peak,
-        counted_bytes=counted_memory(problem, layout, stages),
+        counted_bytes=peak_of_counter,
         reported_stages=reported_stages(problem, layout),
         saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
     )
@@ -218,12 +230,6 @@ _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 """Bytes that torch allocates for each handle on older architectures."""
 
 
-def reported_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
-    """Memory of each pipeline rank as the framework reports it; the needed memory if it reports none."""
-    counter = problem.framework.memory.memory_counter
-    return tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
-
-
 def counted_stages(
     problem: StepProblem, layout: Layout, stages: Sequence[StageMemory], counter: MemoryCounter
 ) -> tuple[StageMemory, ...]:
@@ -251,21 +257,6 @@ def counted_stages(
             counted |= {"activations": 0.0, "buffers": workspace}
         counted_of_ranks.append(StageMemory(**(vars(stage) | counted)))
     return tuple(counted_of_ranks)
-
-
-def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> dict[str, float]:
-    """Peak bytes by counter (`perfmodel.spec.MemoryCounter`) on the reported rank.
-
-    Args:
-        stages: what every pipeline rank of the layout needs.
-    """
-    stages_in_reports = stages[: reported_stages(problem, layout)]
-    counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
-    peak_of_counter = {}
-    for name in counters:
-        peaks = [stage.peak for stage in counted_stages(problem, layout, stages_in_reports, name)]
-        peak_of_counter[name] = max(peaks)
-    return peak_of_counter
 
 
 def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:

@@ -1,5 +1,6 @@
 """The 90 % interval of a prediction, and its uncertainty by source; errors that layouts share cancel between them."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
@@ -54,7 +55,14 @@ def _before_runs(problem: StepProblem, path: CriticalPath, degrees: Mapping[str,
         "extrapolated": degrees["extrapolated"],
         "contradictions": float(problem.site.contradictions),
     }
-    return problem.site_prior.interval(path.class_shares, path.family_half_widths(), degrees, unknown)
+
+    # Half-width of the 90 % interval of the step time that each op family contributes, relative to it. Errors inside a
+    # family are taken to be the same: they add up rather than cancel.
+    half_width_s: dict[str, float] = defaultdict(float)
+    for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
+        half_width_s[op.family] += seconds * half
+    family_half_widths = {name: value / path.total_s for name, value in half_width_s.items()}
+    return problem.site_prior.interval(path.class_shares, family_half_widths, degrees, unknown)
 
 
 def _given_runs(

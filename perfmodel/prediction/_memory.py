@@ -31,7 +31,7 @@ from perfmodel.prediction._zero import (
     other_optimizer_bytes_per_param,
     shards_gradients,
 )
-from perfmodel.spec import Framework, Job
+from perfmodel.spec import Framework
 from perfmodel.units import dtype_bytes
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -253,7 +253,10 @@ def _weight_bytes(
     if job.gradients.secondary_shards > 1:
         secondary = weight_bytes * params.stored.whole / job.gradients.secondary_shards
         weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
-    if has_fp8_copies(job, framework):
+
+    # 8-bit copies of every weight that is trained in 8 bits, row-wise and, for the products of backward, column-wise.
+    keeps_wide_weights = not (job.fine_tuning.frozen or job.narrow.fp8_params)
+    if framework.memory.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and keeps_wide_weights:
         params_of_layers = (blocks.dense + blocks.expert) * blocks.layers
         weights = weights + framework.memory.fp8_copy_bytes * sum_over_blocks(ranks.stored, params_of_layers)
     return weights
@@ -272,13 +275,6 @@ def copied_params(
     has_block = on_ranks > 0
     has_block_before = xp.concatenate([xp.zeros_like(has_block[..., :1]), has_block[..., :-1]], axis=-1)
     return sum_over_blocks(xp.where(has_block & ~has_block_before, 1.0, 0.0), shared)
-
-
-def has_fp8_copies(job: Job, framework: Framework) -> bool:
-    """Whether weights have 8-bit copies beside them: of every weight that is trained in 8 bits, row-wise and, for the
-    products of backward, column-wise."""
-    keeps_wide_weights = not (job.fine_tuning.frozen or job.narrow.fp8_params)
-    return framework.memory.fp8_copy_bytes > 0 and job.dtype == "fp8" and is_trained(job) and keeps_wide_weights
 
 
 def step_bytes(

@@ -20,7 +20,7 @@ from perfmodel.prediction._compose import LayoutBatch, composed, event_classes
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._zero import host_block_s, host_state_s, host_takes_part
+from perfmodel.prediction._zero import host_block_s, host_state_s
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.layer_copies import copy_waits_s
 from perfmodel.prediction.phases import phase_counts
@@ -62,7 +62,22 @@ class NodeKindShare:
     @cached_property
     def host_state_s(self) -> Float[np.ndarray, "lanes classes"]:
         """Seconds that each layout's states in host memory add to its classes: copies and host updates."""
-        return self.only(_host_state_s(self.problem, self.batch).T).T
+        framework = self.problem.setting.framework
+        structure = self.batch.program.structure
+        seconds = np.zeros((len(self.batch.layouts), structure.n_classes))
+        for lane, (terms, layout) in enumerate(zip(self.batch.composed, self.batch.layouts, strict=True)):
+            # Elsewhere `host_block_s` is zero.
+            puts_partitions_together = layout.zero == 3 and framework.host.partition_copy_s > 0
+            if layout.offload_states != "none" or puts_partitions_together:
+                seconds[lane] += host_state_s(
+                    host_block_s(self.problem.setting, layout, terms.events, self.batch.spec),
+                    structure.class_kind,
+                    structure.class_stage,
+                    structure.class_segment,
+                    self.batch.spec.stage_map,
+                    self.batch.program.counts,
+                )
+        return self.only(seconds.T).T
 
     @cached_property
     def passes(self) -> list["VariantPasses"]:
@@ -231,20 +246,3 @@ def _joined(first: EventTimes, second: EventTimes) -> EventTimes:
         hi_s=np.concatenate([first.hi_s, second.hi_s]),
         provenance=first.provenance + second.provenance,
     )
-
-
-def _host_state_s(problem: StepProblem, batch: LayoutBatch) -> Float[np.ndarray, "lanes classes"]:
-    """Seconds that the host adds to every class: copies beside gathers and reductions, updates of states it holds."""
-    structure = batch.program.structure
-    seconds = np.zeros((len(batch.layouts), structure.n_classes))
-    for lane, (terms, layout) in enumerate(zip(batch.composed, batch.layouts, strict=True)):
-        if host_takes_part(problem.setting, layout):
-            seconds[lane] += host_state_s(
-                host_block_s(problem.setting, layout, terms.events, batch.spec),
-                structure.class_kind,
-                structure.class_stage,
-                structure.class_segment,
-                batch.spec.stage_map,
-                batch.program.counts,
-            )
-    return seconds

@@ -16,7 +16,7 @@ from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
-from perfmodel.prediction.phases import PassClasses, pass_classes
+from perfmodel.prediction.phases import PASS_KINDS, PassClasses, Variant, in_classes
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.session import current_session
@@ -246,7 +246,20 @@ class PartitionedProgram:
     @cached_property
     def passes(self) -> PassClasses:
         """The classes of passes, with their blocks."""
-        return pass_classes(self.structure, self.counts, self.full)
+        # The blocks of stages and segments go to the classes of the structure that are passes.
+        structure = self.structure
+        is_pass = np.isin(structure.class_kind, PASS_KINDS)
+        of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]] = {}
+        for number, variant in enumerate(structure.variants.tolist()):
+            is_variant = structure.class_variant == number
+            # A program's transfers have variants that no pass has.
+            if (is_pass & is_variant).any():
+                of_kind = {kind: np.flatnonzero((structure.class_kind == kind) & is_variant) for kind in PASS_KINDS}
+                of_variant[Variant(*variant)] = of_kind
+        stage, segment = structure.class_stage, structure.class_segment
+        blocks = in_classes(stage, segment, self.counts) * is_pass[:, None]
+        recomputed_in_full = in_classes(stage, segment, self.full) * is_pass[:, None]
+        return PassClasses(blocks=blocks, full=recomputed_in_full, of_variant=of_variant)
 
     @cached_property
     def beside(self) -> Overlap:

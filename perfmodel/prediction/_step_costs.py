@@ -136,13 +136,6 @@ def has_whole_step_costs(problem: StepProblem) -> bool:
     return problem.adjusted_framework.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
 
 
-def has_step_costs(problem: StepProblem) -> bool:
-    """Whether a step has costs besides its passes and their communication."""
-    loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
-    contends = held_share(problem.cluster.device, problem.framework) > 0
-    return loses_overlap or contends or has_whole_step_costs(problem)
-
-
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """Factors on the step time: for stragglers, and from residuals of similar runs."""
     runs = problem.adjustment.runs if problem.adjustment else None

@@ -379,11 +379,6 @@ def host_block_s(
     return np.stack([gather_s, reduce_s, trained * seconds.update])
 
 
-def host_takes_part(setting: Setting, layout: Layout) -> bool:
-    """Whether `host_block_s` is anything but zero."""
-    return layout.offload_states != "none" or (layout.zero == 3 and setting.framework.host.partition_copy_s > 0)
-
-
 def _partition_copies(
     model: Model, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
 ) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, " blocks"]]:

@@ -15,7 +15,7 @@ from perfmodel.catalog import exchange_library
 from perfmodel.cost import EventTimes
 from perfmodel.display import shorten_reprs
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
+from perfmodel.ops import Attention, Collective, Gemm, Op
 from perfmodel.prediction._problem import Setting, session_cached
 from perfmodel.prediction.overlap import (
     CHANNELS,
@@ -23,13 +23,12 @@ from perfmodel.prediction.overlap import (
     PhaseTimes,
     held_share,
     lost_shares,
-    ring_products,
 )
 from perfmodel.prediction.phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction.placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.spec import DIMENSIONS, Device, Framework, Job, Layout
 from perfmodel.spec.notation import PerRank
-from perfmodel.workload import BlockOps, Comm, Shard, is_cast
+from perfmodel.workload import BlockOps, Shard, is_cast
 from perfmodel.workload import blocks as workload_blocks
 
 GRAPH_OPERATORS: Final = 3
@@ -149,7 +148,14 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         entries.append((block, phase, number, count))
 
     for number, (block, _) in enumerate(blocks):
-        for phase, kernels_of_phase, comms in _phases(block):
+        phases = (
+            (Phase.FORWARD, block.forward, block.forward_comm),
+            (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
+            (Phase.BACKWARD_WEIGHT, block.backward_weight, ()),
+            (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
+            (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
+        )
+        for phase, kernels_of_phase, comms in phases:
             # Frozen weights have no gradients.
             if job.fine_tuning.frozen and phase == Phase.BACKWARD_WEIGHT:
                 continue
@@ -250,11 +256,15 @@ def block_events(
         if hides and isinstance(op, Collective) and op.exchange:
             channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
     sm_share = held_share(device, framework, channels or CHANNELS)
+
+    # Kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
+    # pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap").
+    ring_products = np.array([isinstance(op, Gemm) and not op.grouped for op in blocks.ops], bool)
     return BlockEvents(
         counts=blocks.counts,
         kernel=kernel,
         attention=np.array([isinstance(op, Attention) for op in blocks.ops], bool),
-        ring_product=ring_products(blocks.ops),
+        ring_product=ring_products,
         in_rings=of_tensor & ~(blocks.overlappable | blocks.beside_attention | blocks.follows),
         overlappable=blocks.overlappable,
         beside_attention=blocks.beside_attention,
@@ -272,17 +282,6 @@ def block_events(
         lost_in_ring=framework.communication.tp_overlap_loss,
         copies=framework.communication.tp_overlap_copies and ring_steps > 1,
         waits=framework.host.execution == "blocking",
-    )
-
-
-def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:
-    """Kernels with their counts, and collectives, of each phase of a block."""
-    return (
-        (Phase.FORWARD, block.forward, block.forward_comm),
-        (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
-        (Phase.BACKWARD_WEIGHT, block.backward_weight, ()),
-        (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
-        (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
     )
 
 
@@ -397,11 +396,6 @@ def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int =
         LayoutError: the model or the sequence does not divide.
     """
     return placed_events(setting, placed_shard(setting, layout), slices, index)
-
-
-def of_span(layout: Layout, span: int) -> Layout:
-    """The layout for a pass that computes several micro-batches at once."""
-    return layout.replace(micro_batch=layout.micro_batch * span) if span > 1 else layout
 
 
 shorten_reprs(__name__)

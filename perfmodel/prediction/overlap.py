@@ -208,27 +208,17 @@ def time_phases(
     slowing = xp.minimum(slowing, 1 - exposed)
 
     # Ranks wait for one another before a collective that their next kernels depend on. Where it follows another one
-    # closely, they have just met.
-    waiting_s = _waiting_s(events, synchronising & ~events.follows, beside_s.sum(axis=2))
-    return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
-
-
-def _waiting_s(
-    events: BlockEvents, meets: Bool[Any, " ops"], kernels_s: Float[Any, "blocks phases"]
-) -> Float[Any, "blocks phases"]:
-    """Seconds that the collectives of every phase wait for the last of their ranks, which is sqrt(2 ln n) spreads late.
-
-    Args:
-        meets: collectives before which ranks wait for one another.
-        kernels_s: seconds of what is computed between these.
-    """
+    # closely, they have just met. The last of n ranks is sqrt(2 ln n) spreads late.
+    meets = synchronising & ~events.follows
     meetings = (events.counts * (meets & ~events.kernel)).sum(axis=2)
     lateness = events.counts @ (events.lateness * meets)
 
     # Hosts add a time for each collective. Devices of one kind differ in speed, so that ranks are the further apart the
     # longer they computed since they last met: all collectives of a phase together wait for a share of its kernels,
     # however many they are. Short kernels between many collectives do not make ranks wait long.
-    return events.arrival_spread_s * lateness + events.kernel_spread * kernels_s * _over(lateness, meetings)
+    computed_s = beside_s.sum(axis=2)
+    waiting_s = events.arrival_spread_s * lateness + events.kernel_spread * computed_s * _over(lateness, meetings)
+    return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
 
 
 def _hidden(
@@ -289,12 +279,6 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     # Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
     most = (1 - 1 / events.ring_steps) * events.layers[:, None]
     return most * _over((taken * hidden_of_pair).sum(axis=2), n[:, :, 0])
-
-
-def ring_products(ops: Sequence[Op]) -> Bool[np.ndarray, " ops"]:
-    """Mark the kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
-    pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap")."""
-    return np.array([isinstance(op, Gemm) and not op.grouped for op in ops], bool)
 
 
 def _over(part: Any, total: Any) -> Any:

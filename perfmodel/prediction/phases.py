@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.display import shorten_reprs
-from perfmodel.program import WHOLE, Kind, Structure
+from perfmodel.program import WHOLE, Kind
 
 
 class Phase(IntEnum):
@@ -200,26 +200,6 @@ def passes_s(
         if full is not None:
             out = out + (full_recompute_s(seconds, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
     return out
-
-
-def pass_classes(
-    structure: Structure,
-    counts: Float[np.ndarray, "stages segments blocks"],
-    full: Float[np.ndarray, "stages segments blocks"],
-) -> PassClasses:
-    """Assign the blocks of stages and segments to the classes of a structure that are passes."""
-    is_pass = np.isin(structure.class_kind, PASS_KINDS)
-    of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]] = {}
-    for number, variant in enumerate(structure.variants.tolist()):
-        is_variant = structure.class_variant == number
-        # A program's transfers have variants that no pass has.
-        if (is_pass & is_variant).any():
-            of_kind = {kind: np.flatnonzero((structure.class_kind == kind) & is_variant) for kind in PASS_KINDS}
-            of_variant[Variant(*variant)] = of_kind
-    stage, segment = structure.class_stage, structure.class_segment
-    blocks = in_classes(stage, segment, counts) * is_pass[:, None]
-    recomputed_in_full = in_classes(stage, segment, full) * is_pass[:, None]
-    return PassClasses(blocks=blocks, full=recomputed_in_full, of_variant=of_variant)
 
 
 def in_classes(

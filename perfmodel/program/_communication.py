@@ -152,13 +152,16 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
     count = np.bincount(device, minlength=s.devices)
     first_of_device = np.cumsum(count) - count
     place = np.arange(len(ops)) - first_of_device[device]
+
+    # Before all instructions, in the order of their places.
+    key_before_all = (place - s.chunks * spec.segments) * order.devices + device
     gathers = builder.add(
         Kind.PARAM_GATHER,
         device,
         Stream.DATA_COMM,
         s.instruction_stage[passes.instruction[ops]],
         segment=passes.segment[ops] if spec.segments > 1 else WHOLE,
-        key=order.prologue_key(device, place, s.chunks * spec.segments),
+        key=key_before_all,
     )
     builder.connect(gathers, ops)
 

@@ -316,7 +316,3 @@ class ProgramOrder:
         """Key of an op at one of an instruction's places: the `lead_in` ones before it, then those around its parts."""
         width = self.lead_in + len(Around) * self.segments
         return (slot.astype("int64") * width + place) * self.devices + device
-
-    def prologue_key(self, device: Ids, place: Ids, places: int) -> Ids:
-        """Key of an op before all instructions, `place` in 0..places-1."""
-        return (place - places) * self.devices + device

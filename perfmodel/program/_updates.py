@@ -96,7 +96,18 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
     _add_final_reductions(builder, spec, schedule)
     _add_embedding_reduce(builder, spec, schedule)
     if spec.optimizer:
-        _add_optimizers(builder, spec, schedule)
+        # One optimizer op per device; its class belongs to the stage of the device's chunk 0. The order of the compute
+        # stream makes it wait for the passes, an edge for the reductions.
+        ready = builder.last_on_streams()[:, _AWAITED]
+        before = ready[:, 1]
+
+        # The norm of all gradients is known when the last device has its own.
+        if spec.grad_norm_barrier and schedule.devices > 1:
+            before = builder.add_join()
+            builder.connect(ready.ravel(), before)
+        optimizers = builder.add(Kind.OPTIMIZER, np.arange(schedule.devices), Stream.COMPUTE, schedule.stage[:, 0])
+        builder.connect(before, optimizers)
+
     if spec.param_gather == "step":
         _add_final_gathers(builder, schedule)
 
@@ -134,20 +145,6 @@ def _add_embedding_reduce(builder: StructureBuilder, spec: ProgramSpec, schedule
     ready = builder.last_on_streams()[devices][:, _AWAITED].ravel()
     reductions = builder.add(Kind.EMBEDDING_REDUCE, devices, Stream.DATA_COMM, ends)
     builder.connect(np.repeat(ready, 2), np.tile(reductions, len(ready)))
-
-
-def _add_optimizers(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
-    """One optimizer op per device; its class belongs to the stage of the device's chunk 0."""
-    # The order of the compute stream makes it wait for the passes; an edge for the reductions.
-    ready = builder.last_on_streams()[:, _AWAITED]
-    before = ready[:, 1]
-
-    # The norm of all gradients is known when the last device has its own.
-    if spec.grad_norm_barrier and schedule.devices > 1:
-        before = builder.add_join()
-        builder.connect(ready.ravel(), before)
-    optimizers = builder.add(Kind.OPTIMIZER, np.arange(schedule.devices), Stream.COMPUTE, schedule.stage[:, 0])
-    builder.connect(before, optimizers)
 
 
 def _add_final_gathers(builder: StructureBuilder, schedule: Schedule) -> None:

@@ -35,7 +35,20 @@ def check(schedule: Schedule) -> tuple[Problem, ...]:
     - order: an instruction stands before one of the same device that it depends on.
     - deadlock: the first instruction of a device that waits for ever, and what it waits for.
     """
-    problems = _work(schedule) + _placement_and_order(schedule)
+    problems = _work(schedule)
+
+    # A backward needs the activations that its forward left on one chunk of one device.
+    device = schedule.device
+    place = device * schedule.chunks + schedule.chunk
+    for i, j in _pairs(schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]):
+        message = f"{schedule[i]} must run on the same device as {schedule[j]}"
+        problems.append(Problem("placement", schedule[i], message))
+
+    # A device runs its instructions in order, so that waiting for a later one never ends.
+    for need in schedule.waits:
+        for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
+            message = f"{schedule[i]} comes before {schedule[j]}, on which it depends"
+            problems.append(Problem("order", schedule[i], message))
     return tuple(problems) if problems else tuple(_deadlocks(schedule))
 
 
@@ -77,24 +90,6 @@ def _work(schedule: Schedule) -> list[Problem]:
             instruction = schedule[repeated]
             message = f"{instruction} repeats work that another instruction does"
             problems.append(Problem("duplicate", instruction, message))
-    return problems
-
-
-def _placement_and_order(schedule: Schedule) -> list[Problem]:
-    """Backwards on another device or chunk than their forwards, and instructions that stand before their needs."""
-    # A backward needs the activations that its forward left on one chunk of one device.
-    problems = []
-    device = schedule.device
-    place = device * schedule.chunks + schedule.chunk
-    for i, j in _pairs(schedule.dependencies.same_stage, lambda here, there: place[here] != place[there]):
-        message = f"{schedule[i]} must run on the same device as {schedule[j]}"
-        problems.append(Problem("placement", schedule[i], message))
-
-    # A device runs its instructions in order, so that waiting for a later one never ends.
-    for need in schedule.waits:
-        for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
-            message = f"{schedule[i]} comes before {schedule[j]}, on which it depends"
-            problems.append(Problem("order", schedule[i], message))
     return problems
 
 

@@ -1,6 +1,7 @@
 """Training frameworks: how the software runs a model, a job and a layout, and what it can run."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args
 
@@ -238,10 +239,12 @@ class Framework(Stated, Sectioned):
             filled["partition"] = partition_by_cost(model, stated.get("pp", 1))
         recomputes = (filled | stated).get("recompute")
         left_open = recomputes == "selective" and "recompute_full_layers" not in stated
-        full_layers = self._selective_layers(stated, model) if left_open else 0
-        if full_layers:
+        launch = self.launch
+        if left_open and launch.selective_layers and launch.selective_share and isinstance(model, Transformer):
+            # Such a framework repeats some layers of every stage as a whole.
+            layers_per_stage = (model.layers + model.decoder_layers) / (stated.get("pp", 1) * stated.get("vpp", 1))
             stated = stated | {"recompute": "none"}
-            filled["recompute_full_layers"] = (full_layers,)
+            filled["recompute_full_layers"] = (max(1, round(launch.selective_share * layers_per_stage)),)
             filled.pop("recompute", None)
         layout = Layout(**filled, **stated)
 
@@ -253,41 +256,34 @@ class Framework(Stated, Sectioned):
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """This framework's defaults for the job's fields with an element type."""
         usual = self.default_job
-        # Some defaults hold for some element types only, or follow from how the framework compiles.
-        narrow = dtype in ("fp8", "fp4") and bool(usual.narrow.fp8_recipe)
+        compiled = self.host.execution == "compiled"
+        has_recipe = bool(usual.narrow.fp8_recipe)
+
+        # Recipes are those of 8 bits, but for fp4. The only integers that training frameworks multiply are AQT's,
+        # under JAX.
+        recipe: Fp8Recipe = usual.narrow.fp8_recipe if dtype == "fp8" else ""
+        if dtype == "int8" and compiled:
+            recipe = "aqt"
+        elif dtype == "fp4" and has_recipe:
+            recipe = "nvfp4"
+
+        # Gradients are as wide as products of 32 bits or more, which TF32 multiplies as well.
+        grad_dtype = usual.gradients.grad_dtype
+        if dtype in ("fp64", "fp32", "tf32"):
+            grad_dtype = "fp64" if dtype == "fp64" else "fp32"
+        elif dtype != "fp16" and self.launch.bf16_grad_dtype:
+            grad_dtype = self.launch.bf16_grad_dtype
+
+        narrow = dtype in ("fp8", "fp4") and has_recipe
         return {name: usual.value(name) for name in _JOB_DEFAULTS} | {
-            "fp8_recipe": self._recipe(dtype),
+            "fp8_recipe": recipe,
             "fp8_params": usual.narrow.fp8_params and dtype == "fp8",
             "flash_attention": self.launch.fp8_flash_attention if narrow else usual.kernels.flash_attention,
-            "grad_dtype": self._grad_dtype(dtype),
+            "grad_dtype": grad_dtype,
             "optimizer": self.launch.optimizer if dtype_bytes(dtype) <= 2 else "adam",
-            "stops_recompute": usual.activations.stops_recompute or self.host.execution == "compiled",
-            "narrow_logits": usual.loss.narrow_logits or self.host.execution == "compiled",
+            "stops_recompute": usual.activations.stops_recompute or compiled,
+            "narrow_logits": usual.loss.narrow_logits or compiled,
         }
-
-    def _recipe(self, dtype: str) -> Fp8Recipe:
-        # The only integers that training frameworks multiply are AQT's, under JAX.
-        if dtype == "int8":
-            return "aqt" if self.host.execution == "compiled" else ""
-        recipe = self.default_job.narrow.fp8_recipe
-        if dtype == "fp4" and recipe:
-            return "nvfp4"
-        return recipe if dtype == "fp8" else ""
-
-    def _grad_dtype(self, dtype: str) -> str:
-        if dtype in ("fp64", "fp32"):
-            return dtype
-        # TF32 is a way to multiply fp32 tensors, whose gradients are fp32.
-        if dtype == "tf32":
-            return "fp32"
-        return ("" if dtype == "fp16" else self.launch.bf16_grad_dtype) or self.default_job.gradients.grad_dtype
-
-    def _selective_layers(self, stated: Mapping[str, Any], model: Model | None) -> int:
-        """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""
-        if not self.launch.selective_layers or not self.launch.selective_share or not isinstance(model, Transformer):
-            return 0
-        per_stage = (model.layers + model.decoder_layers) / (stated.get("pp", 1) * stated.get("vpp", 1))
-        return max(1, round(self.launch.selective_share * per_stage))
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
         """The shortest notation that `layout` reads back to the same layout.
@@ -301,16 +297,11 @@ class Framework(Stated, Sectioned):
             if fields_said[name] != defaults[name]:
                 continue
             shorter = {key: value for key, value in fields_said.items() if key != name}
-            if self._reads(shorter, model) == layout:
-                fields_said = shorter
+            # What is left may make no layout at all.
+            with suppress(LayoutError):
+                if self._laid_out(shorter, model)[0] == layout:
+                    fields_said = shorter
         return written_values(fields_said)
-
-    def _reads(self, fields_said: dict[str, Any], model: Model | None) -> Layout | None:
-        """The layout of these fields as this framework completes them; None where they make none."""
-        try:
-            return self._laid_out(fields_said, model)[0]
-        except LayoutError:
-            return None
 
     def job(
         self,
@@ -411,6 +402,7 @@ class Framework(Stated, Sectioned):
         require_whole(owner, {"host_threads": self.host.host_threads}, least=0)
         for name in _NOT_NEGATIVE:
             value = self.value(name)
-            untraced(f"{owner}: {name}", value)
+            if type(value) not in (int, float):
+                untraced(f"{owner}: {name}", value)
             if value < 0:
                 raise PerfModelError(f"{owner}: {name} must not be below 0, got {value}")

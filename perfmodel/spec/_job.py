@@ -189,7 +189,22 @@ class Job(Implementation):
         require_whole("job", {"cached_tokens": self.cached_tokens}, least=0)
         if self.optimizer not in OPTIMIZERS:
             raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
-        self._check_lengths()
+
+        # Lengths of at most `seq_len` tokens have bounded moments.
+        mean, rms = self.mean_tokens, self.rms_tokens
+        if mean is not None and not 0 < mean <= self.seq_len:
+            raise LayoutError(f"job: mean_tokens must be above 0 and at most seq_len={self.seq_len}; got {mean!r}")
+        largest = sqrt(self.tokens_per_sequence * self.seq_len)
+        if rms is not None and not 0 < rms <= largest * (1 + 1e-9):
+            raise LayoutError(
+                f"job: rms_tokens must be above 0 and at most {largest:.6g}, which is reached if all lengths are "
+                f"0 or seq_len={self.seq_len}; got {rms!r}"
+            )
+        if self.varied_lengths and self.cached_tokens:
+            raise LayoutError(
+                "job: cached_tokens cannot be combined with sequences of varied lengths; leave mean_tokens out"
+            )
+
         rate = self.input_samples_per_s
         if rate is not None and not 0 < rate < inf:
             raise LayoutError(f"job: input_samples_per_s must be a number above 0, got {rate!r}")
@@ -204,22 +219,6 @@ class Job(Implementation):
             raise LayoutError(
                 f"job: base_weights={base_weights} needs frozen weights and a 16-bit or wider dtype; set both, or "
                 "leave it out"
-            )
-
-    def _check_lengths(self) -> None:
-        """Refuse moments that no lengths of at most `seq_len` tokens have."""
-        mean, rms = self.mean_tokens, self.rms_tokens
-        if mean is not None and not 0 < mean <= self.seq_len:
-            raise LayoutError(f"job: mean_tokens must be above 0 and at most seq_len={self.seq_len}; got {mean!r}")
-        largest = sqrt(self.tokens_per_sequence * self.seq_len)
-        if rms is not None and not 0 < rms <= largest * (1 + 1e-9):
-            raise LayoutError(
-                f"job: rms_tokens must be above 0 and at most {largest:.6g}, which is reached if all lengths are "
-                f"0 or seq_len={self.seq_len}; got {rms!r}"
-            )
-        if self.varied_lengths and self.cached_tokens:
-            raise LayoutError(
-                "job: cached_tokens cannot be combined with sequences of varied lengths; leave mean_tokens out"
             )
 
     @property

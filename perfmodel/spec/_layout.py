@@ -114,15 +114,8 @@ class Layout:
     (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_choices()
-        self._check_lists()
-        self._check_stage_ranks()
-        self._check_dependencies()
-
-    def _check_numbers(self) -> None:
-        """Raise `LayoutError` unless degrees and the like are whole numbers from 1 on."""
-        # Layouts are made by the ten thousand, so what nearly all values are is tested first.
+        # Degrees and the like are whole numbers from 1 on. Layouts are made by the ten thousand, so what nearly all
+        # values are is tested first.
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
             if type(value) is int and value >= 1:
@@ -131,8 +124,7 @@ class Layout:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
 
-    def _check_choices(self) -> None:
-        """Raise `LayoutError` unless each field of a few values has one of them."""
+        # Fields of a few values have one of them.
         if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.offload_states not in ("none", "optimizer", "weights"):
@@ -147,21 +139,10 @@ class Layout:
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
             )
 
-    def _check_lists(self) -> None:
-        """Raise `LayoutError` unless what stages or pipeline ranks have one by one is well formed."""
-        for name in ("partition", "recompute_full_layers"):
-            value = getattr(self, name)
-            if value is not None and not (value and all(type(n) is int and n >= 0 for n in value)):
-                raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
-        if self.kinds is not None and (len(self.kinds) != self.pp or not all(self.kinds)):
-            raise LayoutError(
-                f"layout: kinds={written(self.kinds)} must name a kind of nodes for each of {self.pp} pipeline ranks, "
-                "like fast-fast-slow",
-                Reason.KINDS,
-            )
+        if self.partition is not None or self.recompute_full_layers is not None or self.kinds is not None:
+            self._check_lists()
 
-    def _check_stage_ranks(self) -> None:
-        """Raise `LayoutError` unless the ranks of a stage divide over experts, and replicas over their groups."""
+        # The ranks of a stage divide over experts, and replicas over their groups.
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
             if self.expert_tp == self.tp:
                 raise LayoutError(
@@ -178,8 +159,7 @@ class Layout:
             of_experts = f" and the {self.edp} replicas of an expert" if self.ep > 1 else ""
             raise LayoutError(f"layout: replicate={self.replicate} must divide dp={self.dp}{of_experts}")
 
-    def _check_dependencies(self) -> None:
-        """Raise `LayoutError` where a field excludes another, or needs one that is not set."""
+        # Some fields exclude another, or need one that is not set.
         if self.recompute == "full" and self.recompute_full_layers is not None:
             raise LayoutError(
                 "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
@@ -192,6 +172,19 @@ class Layout:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
         if self.offload_layers != 0:
             self._check_offload_layers()
+
+    def _check_lists(self) -> None:
+        """Raise `LayoutError` unless what stages or pipeline ranks have one by one is well formed."""
+        for name in ("partition", "recompute_full_layers"):
+            value = getattr(self, name)
+            if value is not None and not (value and all(type(n) is int and n >= 0 for n in value)):
+                raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
+        if self.kinds is not None and (len(self.kinds) != self.pp or not all(self.kinds)):
+            raise LayoutError(
+                f"layout: kinds={written(self.kinds)} must name a kind of nodes for each of {self.pp} pipeline ranks, "
+                "like fast-fast-slow",
+                Reason.KINDS,
+            )
 
     def _check_offload_layers(self) -> None:
         """Raise `LayoutError` unless layers can be offloaded one by one."""

@@ -136,7 +136,8 @@ class Transformer(Stated, Sectioned):
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
         # Then what they are together.
-        self._check_mixers(owner)
+        if self.hybrid != HybridStack() or self.mtp.mtp_mixers:
+            self._check_mixers(owner)
         self._check_combinations(owner)
 
     def _check_mixers(self, owner: str) -> None:
@@ -222,28 +223,23 @@ class Transformer(Stated, Sectioned):
             sublayers_of_layer = mixers.split() if " " in mixers else list(mixers)
             return tuple(sublayers_of_layer[i % len(sublayers_of_layer)] for i in range(self.layers))
 
-        # Without mixers each layer is an attention and a feed-forward.
-        return tuple(self._attention_of(i) + self._feed_forward_of(i) for i in range(self.layers))
+        # Without mixers each layer is an attention, in the window but for every n-th layer, and a feed-forward, of
+        # experts in every n-th layer after the dense ones.
+        attention, experts = self.attention, self.experts
+        every = attention.full_attention_every
+        stack = []
+        for layer in range(self.layers):
+            sees_all = not attention.window or (every and (layer + 1) % every == 0)
+            layer_of_experts = 0 if experts is None else layer - experts.first_dense_layers + 1
+            has_experts = experts is not None and layer_of_experts >= 1 and layer_of_experts % experts.every == 0
+            stack.append(("*" if sees_all else "W") + ("E" if has_experts else "-"))
+        return tuple(stack)
 
     @property
     def mtp_stack(self) -> tuple[str, ...]:
         """Sub-layers of each multi-token-prediction module, as strings of `MIXERS` letters."""
         # Unless said otherwise such a layer is like the last of the stack.
         return (self.mtp.mtp_mixers or self.stack[-1],) * self.mtp.mtp_layers
-
-    def _attention_of(self, layer: int) -> str:
-        """Attention in the window, but for every n-th layer."""
-        every = self.attention.full_attention_every
-        full = not self.attention.window or (every and (layer + 1) % every == 0)
-        return "*" if full else "W"
-
-    def _feed_forward_of(self, layer: int) -> str:
-        """Experts in every n-th layer after the dense ones."""
-        experts = self.experts
-        if experts is None or layer < experts.first_dense_layers:
-            return "-"
-        nth = layer - experts.first_dense_layers + 1
-        return "E" if nth % experts.every == 0 else "-"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ def one_lane(
     Solves `end = max_j(end[pred_j] + d[lag_j]) + d[duration]`, `GROUP` ops per step.
     """
     slots = empty_slots(tables.n_slots, durations)
-    ends = jnp.zeros(tables.padded_ops if keep_ends else 0, durations.dtype)
+    padded_ops = tables.program.shape[0] // tables.width
+    ends = jnp.zeros(padded_ops if keep_ends else 0, durations.dtype)
 
     # The loop is unrolled by `GROUP`. A last group that is not full runs on into the padding, rows that
     # change nothing.

@@ -81,10 +81,6 @@ class OpTables:
     """Padded ops of the longest structure, 0 without `pred`."""
 
     @property
-    def padded_ops(self) -> int:
-        return self.program.shape[0] // self.width
-
-    @property
     def has_lags(self) -> bool:
         return self.width > LAG_A
 
@@ -265,7 +261,14 @@ def compile_structure(structure: Structure) -> CompiledStructure:
 
     # Order by levels, and name predecessors by their positions in this order.
     level = levels(pred)
-    order = level_order(level, pred)
+
+    # Inside a level the order is by the level of the last reader: a bundle's block of slots is free once all of its
+    # values were read. The extra entry at the end collects what missing predecessors (index -1) write.
+    last_read = np.zeros(len(level) + 1, np.int64)
+    np.maximum.at(last_read, pred[:, 0], level)
+    np.maximum.at(last_read, pred[:, 1], level)
+    order = np.argsort(level * (level[-1] + 1) + last_read[:-1], kind="stable")
+
     position = np.empty(len(order) + 1, np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
     position[-1] = -1
@@ -340,19 +343,6 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
     # bundle, and the loops find the makespan at a place that they know.
     level[-1] = level.max() + 1
     return level
-
-
-def level_order(level: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
-    """Order the ops by level, and inside a level by the level of their last reader.
-
-    A bundle's block of slots is free once all of its values were read. With ops in one bundle that are last read at
-    about the same time, the block is free early.
-    """
-    # The extra entry at the end collects what missing predecessors (index -1) write.
-    last_read = np.zeros(len(level) + 1, np.int64)
-    np.maximum.at(last_read, pred[:, 0], level)
-    np.maximum.at(last_read, pred[:, 1], level)
-    return np.argsort(level * (level[-1] + 1) + last_read[:-1], kind="stable")
 
 
 def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:

@@ -176,7 +176,18 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     balanced = cp > 1 and model.attention.causal and shard.cp_balanced and shard.cp_kind != "ulysses"
     chunks = 2 * cp if balanced else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
-    _require_divided_sequence(model, seq_len, cp, chunks, tp if sequence_parallel else 1)
+
+    # Context parallelism divides the sequence, sequence parallelism a context-parallel rank's part once more.
+    parts_of_sequence = [(cp, "cp"), (chunks, "2*cp")]
+    if sequence_parallel:
+        parts_of_sequence.append((tp * cp, "tp*cp of sequence_parallel"))
+    for parts, what in parts_of_sequence:
+        if seq_len % parts:
+            raise LayoutError(
+                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})",
+                Reason.SEQUENCE,
+            )
+
     if cp > 1 and not job.kernels.flash_attention:
         raise LayoutError(
             f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1",
@@ -234,25 +245,6 @@ def _require_divided_heads(model: Transformer, shard: Shard) -> None:
             f"{model.name}: tp={tp} must divide kv_heads={kv_heads} or be a multiple of it",
             Reason.KV_HEADS,
         )
-
-
-def _require_divided_sequence(model: Transformer, seq_len: int, cp: int, chunks: int, sequence_ranks: int) -> None:
-    """Raise `LayoutError` unless a sequence divides over ranks.
-
-    Args:
-        chunks: parts that context parallelism divides it into.
-        sequence_ranks: tensor-parallel ranks that divide a context-parallel rank's part once more (sequence
-            parallelism), 1 for none.
-    """
-    parts_of_sequence = [(cp, "cp"), (chunks, "2*cp")]
-    if sequence_ranks > 1:
-        parts_of_sequence.append((sequence_ranks * cp, "tp*cp of sequence_parallel"))
-    for parts, what in parts_of_sequence:
-        if seq_len % parts:
-            raise LayoutError(
-                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})",
-                Reason.SEQUENCE,
-            )
 
 
 def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]:

@@ -138,7 +138,13 @@ class Regressor:
             return self._attention_of_training(request, direct)
         answers = self._as_timed(request, direct)
         if self.family == "memory":
-            self._bound_by_stream(answers, request, direct)
+            # Kernels that move tensors take as long at least as their bytes stream through the memory, where nothing
+            # was measured: on another die, or away from the shapes that were timed.
+            elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._of_die(plan))
+            at = np.flatnonzero(elsewhere | (answers.provenance > 0))
+            if len(at):
+                answers.at_least(at, log_least(request.take(at)))
+
         if self.family == "gemm":
             self._leave_out_quantising(answers, request, direct)
         return answers
@@ -165,16 +171,6 @@ class Regressor:
         log_time, log_low, log_high, _ = scaled(answers, log_over)
         learned = 1
         return Prediction(log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned))
-
-    def _bound_by_stream(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
-        """Let kernels that move tensors take as long at least as their bytes stream through the memory.
-
-        Only where nothing was measured: on another die, or away from the shapes that were timed.
-        """
-        elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._of_die(plan))
-        at = np.flatnonzero(elsewhere | (answers.provenance > 0))
-        if len(at):
-            answers.at_least(at, log_least(request.take(at)))
 
     def _leave_out_quantising(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
         """Shorten products of 8 bits to the products alone where a source timed the quantising of an operand, too.

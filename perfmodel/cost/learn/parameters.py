@@ -9,7 +9,7 @@ from jaxtyping import Float
 from perfmodel.cost.learn.plans import Term
 from perfmodel.cost.learn.stack import Figures, Stack
 from perfmodel.ops import FAMILIES, KernelKind, Physics
-from perfmodel.ops.physics import Machine, common_features, compute_seconds, memory_seconds
+from perfmodel.ops.physics import Machine, compute_seconds, log2, memory_seconds, vector_rate
 
 JOINT_POWER: Final = 3.0
 """Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""
@@ -93,7 +93,22 @@ def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
 def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, Any]:
     """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
     physics = FAMILIES[family].physics(xp, inputs.shape, inputs.machine)
-    columns = common_features(xp, physics, inputs.machine) + physics.features
+
+    # Inputs that every family has: work, its time at the nominal rates, and their balance. The times are without tiles
+    # and waves: what these add is a feature of its own (the ratio of FLOPs below), so that the regressor may believe in
+    # it more or less.
+    compute_s = physics.flops / inputs.machine.peak + physics.vector_ops / vector_rate(xp, inputs.machine)
+    memory_s = physics.bytes / inputs.machine.bandwidth
+    common_features = [
+        log2(xp, physics.flops),
+        log2(xp, physics.bytes),
+        log2(xp, compute_s * 1e6),
+        log2(xp, memory_s * 1e6),
+        log2(xp, compute_s / memory_s),
+        log2(xp, physics.quantised_flops / physics.flops),
+        log2(xp, physics.bytes / inputs.machine.l2),
+    ]
+    columns = common_features + physics.features
     n = inputs.kind.shape[0]
     stacked = xp.stack([xp.broadcast_to(c, (n,)) for c in columns], axis=1)
     positions = xp.stack([xp.broadcast_to(a, (n,)) for a in physics.axes], axis=1)

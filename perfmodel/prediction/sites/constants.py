@@ -38,15 +38,6 @@ def _fitted(name: str) -> Mapping[str, Any]:
     return parse_json(read_checked(files("perfmodel.prediction.sites"), name))
 
 
-def _median_over_teams(by_source: Mapping[str, float], without: str) -> float:
-    """The median over teams, with 0 among them and without the teams of a source; never below 0."""
-    by_team: dict[str, list[float]] = defaultdict(list)
-    for name, value in by_source.items():
-        if not share_a_team(name, without):
-            by_team[team_key(name)].append(value)
-    return max(0.0, median([0.0, *(median(values) for values in by_team.values())]))
-
-
 # --- clocks under load --------------------------------------------------------------------------------
 
 
@@ -73,7 +64,13 @@ def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = ""
     """Compute `sustained` from medians by architecture and source, without the teams of a source."""
     by_architecture = []
     for architecture, by_source in sorted(medians.items()):
-        by_architecture.append((architecture, _median_over_teams(by_source, without)))
+        # The median over teams, with 0 among them, never below 0.
+        by_team: dict[str, list[float]] = defaultdict(list)
+        for name, value in by_source.items():
+            if not share_a_team(name, without):
+                by_team[team_key(name)].append(value)
+        team_medians = [median(values) for values in by_team.values()]
+        by_architecture.append((architecture, max(0.0, median([0.0, *team_medians]))))
     return tuple(by_architecture)
 
 

@@ -102,11 +102,6 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
     return total
 
 
-def inside_of(placements: Placements) -> dict[float, Curve]:
-    """Curves inside one node by ranks."""
-    return {ranks: curve for (ranks, per_node), curve in placements.items() if ranks <= per_node}
-
-
 def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
     """Curves over several nodes by number of nodes, with their weights: of the ranks per node asked for or, if they
     were not measured, of those measured next to them, weighed by nearness in the logarithm."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from perfmodel.cost.learn.collectives._fabrics import Fabric
 from perfmodel.cost.learn.collectives._physics import LINE_SHARE, PAIRS, LinkConstants
-from perfmodel.cost.learn.collectives.links import LinkClass, link_named
+from perfmodel.cost.learn.collectives.links import LINK_CLASSES, UNNAMED, LinkClass
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
 """Hops of links that no class is known for."""
@@ -88,7 +88,7 @@ PEER_HOPS: Final = 0.5
 def expected(effect: Effect) -> tuple[float, float]:
     """Expected value of an effect and its standard deviation."""
     part, link_name, kind = effect
-    link = link_named(link_name)
+    link = next((link for link in (*LINK_CLASSES, UNNAMED) if link.name == link_name), None)
 
     # Efficiencies: the kind's own has a value to expect, what a link adds to it may go either way. An exchange depends
     # on topology and routing more than neighbours in a ring do.

@@ -24,7 +24,6 @@ from perfmodel.cost.learn.collectives._curves import (
     Placements,
     between_of,
     correction,
-    inside_of,
 )
 from perfmodel.cost.learn.collectives._effects import constants
 from perfmodel.cost.learn.collectives._fabrics import Fabric
@@ -363,7 +362,8 @@ class CollectivePrices:
             if between:
                 parts = between_of(placements, per_node)
             else:
-                inside = inside_of(placements)
+                # Curves inside one node by ranks.
+                inside = {ranks: curve for (ranks, per_node), curve in placements.items() if ranks <= per_node}
                 parts = [(1.0, inside)] if inside else []
             if parts:
                 return parts, key

@@ -215,11 +215,6 @@ def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkCl
     return replace(UNNAMED, bandwidth_bytes_per_s=float(gbit[1]) / 8 * 1e9) if gbit else unknown
 
 
-def link_named(name: str) -> LinkClass | None:
-    """The class of this name, if there is one."""
-    return next((link for link in LINK_CLASSES if link.name == name), UNNAMED if name == UNNAMED.name else None)
-
-
 def is_network(interconnect: str, device: str) -> bool:
     """Whether the catalog knows a name only as a link between nodes, so that each node has a single device."""
     return is_known(interconnect, device, True) and not is_known(interconnect, device, False)
