@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources.abc import Traversable
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,15 +194,13 @@ def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     while level:
         if depth > MOST_DEPTH:
             raise _too_deep()
-        level = list(chain.from_iterable(map(_children, level)))
+        children: list[Any] = []
+        for holder in level:
+            inside = holder.values() if isinstance(holder, dict) else holder
+            children += [child for child in inside if isinstance(child, _NESTED)]
+        level = children
         depth += 1
     return value
-
-
-def _children(value: dict[Any, Any] | list[Any]) -> list[Any]:
-    """Tables and lists directly inside a table or a list."""
-    inside = value.values() if isinstance(value, dict) else value
-    return [child for child in inside if isinstance(child, _NESTED)]
 
 
 def _too_deep() -> ValueError:

@@ -158,7 +158,7 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     result["optimizer"] = float(optimizer_s.mean()) * usual
     result["data_parallel_communication_exposed"] = exposed_s["data_parallel_communication_exposed"] * usual
     result["pipeline_communication_exposed"] = exposed_s["pipeline_communication_exposed"] * usual
-    if spec.offload or offloads_layers(problem, layout):
+    if spec.offload or (layout.offload_layers and offloads_layers(problem, layout)):
         result["host_copies_exposed"] = exposed_s["host_copies_exposed"] * usual
     if any(map(has_whole_step_costs, on_kinds)):
         without_overhead_s = step_without_s["step_overhead"]

@@ -57,6 +57,8 @@ class NodeKindShare:
     @cached_property
     def copy_waits_s(self) -> Float[np.ndarray, "lanes classes"]:
         """Seconds that each layout's passes wait for copies of activations."""
+        if not any(layout.offload_layers for layout in self.batch.layouts):
+            return np.zeros((len(self.batch.layouts), self.batch.program.structure.n_classes))
         return self.only(copy_waits_s(self.problem, self.batch).T).T
 
     @cached_property

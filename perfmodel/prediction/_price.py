@@ -33,7 +33,7 @@ from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._problem import StepProblem, session_cached, session_cached_each
 from perfmodel.prediction.blocks import shard_events
 from perfmodel.prediction.phases import PASSED, Phase
-from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation, training_forward
+from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation
 from perfmodel.spec import Layout
 from perfmodel.workload import fuses_experts, undivided
 
@@ -98,17 +98,18 @@ def kernels_of_framework(problem: StepProblem, ops: Sequence[Op], times: EventTi
 def no_longer_than_backward(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
     """Let a training forward of attention take no longer than its share of the backward's products.
 
-    For devices whose tables hold the attention of inference servers alone (`training_forward`). Of the products of a
-    flash attention 2 are forward and 5 backward.
+    Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A
+    training kernel keeps its keys and values in one piece, and its forward has no atomics and fewer products: of those
+    of a flash attention 2 are forward and 5 backward.
     """
-    device, job = problem.cluster.device, problem.job
+    if problem.cluster.device.vendor != "Google" or problem.job.mode != "train":
+        return times
     forwards: list[int] = []
     backwards: list[Op] = []
     for i, op in enumerate(ops):
-        backward = training_forward(op, device, job)
-        if backward is not None:
+        if isinstance(op, Attention) and op.pass_ == "fwd":
             forwards.append(i)
-            backwards.append(backward)
+            backwards.append(replace(op, pass_="bwd"))
     backward_times = times_alone(problem, backwards)
     return times.at_most(forwards, backward_times.scaled(np.full(len(forwards), FORWARD_SHARE)))
 
@@ -129,6 +130,8 @@ def no_longer_than_single_products(problem: StepProblem, ops: Sequence[Op], time
             grouped.append(i)
             singles.append(_product_of_group(op))
             groups.append(op.groups)
+    if not grouped:
+        return times
     single_times = times_alone(problem, singles)
     return times.at_most(grouped, single_times.scaled(np.array(groups, float)))
 
@@ -199,6 +202,8 @@ def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: Eve
             parts.append(i)
             undivided_ops.append(undivided_attention)
             shares.append(op.flops / undivided_attention.flops)
+    if not parts:
+        return times
     undivided_times = EventTimes.of_rows(event_prices(problem, undivided_ops))
     return times.at_least(parts, undivided_times.scaled(np.array(shares)))
 

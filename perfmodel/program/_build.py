@@ -39,8 +39,11 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     Raises:
         PerfModelError: the schedule lacks or repeats work, or deadlocks.
     """
+    # Schedules of this package do all work and never deadlock, which tests hold them to (`check`).
+    is_of_package = schedule is None and spec.digest == ""
     schedule = spec.build_schedule() if schedule is None else schedule
-    require_valid(schedule)
+    if not is_of_package:
+        require_valid(schedule)
 
     # Parts are added in any order; keys put their ops into program order when the builder sorts them.
     # Before an instruction there is room for the gathers of a whole step (in a stream of steps), or for those

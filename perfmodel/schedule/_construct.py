@@ -266,8 +266,6 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
 
     A device's next step follows its own last instruction, so that steps overlap over the devices.
     """
-    if steps == 1:
-        return schedule
     # The stretches of the new order: all steps of the first device, then all of the second, and so on.
     length = np.diff(schedule.offsets)
     step, device = np.divmod(np.arange(steps * schedule.devices), schedule.devices)

@@ -157,7 +157,8 @@ class Scheduler:
         # An asynchronous schedule is one stream over all steps; others are the same step again and again.
         if self.asynchronous:
             return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.arguments)
-        return repeated(self.build(devices, micro_batches, chunks, *self.arguments), steps)
+        schedule = self.build(devices, micro_batches, chunks, *self.arguments)
+        return schedule if steps == 1 else repeated(schedule, steps)
 
 
 DEFAULT_SLICES = 2

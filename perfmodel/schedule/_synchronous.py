@@ -20,11 +20,6 @@ Grid = Int[np.ndarray, "..."]
 """Whole numbers that broadcast to [devices, chunks, micro_batches]."""
 
 
-def _grid(p: int, m: int, v: int) -> tuple[Grid, ...]:
-    """Device, chunk and micro-batch numbers."""
-    return tuple(np.ogrid[:p, :v, :m])
-
-
 def _rounds(p: int, v: int, chunk: Grid, i: Grid) -> Grid:
     """Place in Megatron's sequence: groups of p micro-batches, each through all chunks in turn.
 
@@ -40,7 +35,7 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     With several chunks this is the breadth-first looped pipeline.
     """
     p, m, v = devices, micro_batches, chunks
-    d, c, i = _grid(p, m, v)
+    d, c, i = np.ogrid[:p, :v, :m]
 
     # A chunk starts when the first device is done with the chunk before, and when its input is back from the
     # last device.
@@ -68,7 +63,7 @@ def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> S
     """p - 1 - d warm-up forwards on device d, then one forward, one backward (DAPPLE, Fan et al. 2021)."""
     # A micro-batch moves on by one device a slot, down to the last and back up. The next follows two slots
     # later, so that forwards fall on slots of one parity on every device and backwards on the other.
-    d, _, i = _grid(devices, micro_batches, 1)
+    d, _, i = np.ogrid[:devices, :1, :micro_batches]
     forward = d + 2 * i
     backward = 2 * devices - 1 - d + 2 * i
     keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
@@ -89,7 +84,7 @@ def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
         return one_forward_one_backward(p, m, 1)
     # Forwards on even slots, backwards on odd ones, which pass the chunks in the opposite order. The first
     # backward waits for the forward of the first micro-batch through all v p stages.
-    d, c, i = _grid(p, m, v)
+    d, c, i = np.ogrid[:p, :v, :m]
     forward = 2 * (d + _rounds(p, v, c, i))
     backward = 2 * (_rounds(p, v, v - 1 - c, i) + (p - 1 - d) + v * p - 1) + 1
     keys = {Phase.FORWARD: forward, Phase.BACKWARD: backward}
@@ -99,7 +94,7 @@ def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
 @register("forward")
 def forward_only(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Forward passes alone (inference), chunks taking turns every p micro-batches."""
-    d, c, i = _grid(devices, micro_batches, chunks)
+    d, c, i = np.ogrid[:devices, :chunks, :micro_batches]
     key = d + _rounds(devices, chunks, c, i)
     return from_keys("forward", looped_stages(devices, chunks), {Phase.FORWARD: key})
 

@@ -147,7 +147,7 @@ def test_backward_of_other_kernels_takes_about_its_work(model: KernelModel, name
             for seq_len in (1024, 2048, 4096, 16384) for kv_heads in (8, 32) for head_dim in (64, 128)
             for causal in (True, False)
         ]  # fmt: skip
-        # of TPUs only the paged forward of inference servers was timed; prediction bounds it (`training_forward`)
+        # of TPUs only the paged forward of inference servers was timed (`no_longer_than_backward` bounds it)
         ops = [experts] if one.vendor == "Google" else [experts, *attention]
         forward, backward = np.split(model.times(one, [*ops, *map(backward_of, ops)]).time_s, 2)
         for op, ratio in zip(ops, backward / forward, strict=True):

@@ -44,7 +44,6 @@ from perfmodel.prediction.sites._site import (
     Site,
     attention_slowdown,
     generation,
-    training_forward,
 )
 
 shorten_reprs(__name__)

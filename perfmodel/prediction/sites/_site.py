@@ -4,17 +4,17 @@ Clocks under load, spread between devices, generations of fused attention kernel
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, sqrt
 from typing import Final
 
-from perfmodel.cost import TENSOR_TYPES
+from perfmodel.cost import TENSOR_TYPES, has_power_law
 from perfmodel.ops import Attention, Gemm, Op, Pass
 from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.prediction.sites._population import GENERIC, SitePopulation, SitePrior, population
 from perfmodel.prediction.sites.constants import MemorySpread, Sustained, memory_spread, sustained
 from perfmodel.prediction.sites.teams import team_key
-from perfmodel.spec import AttentionKernel, Device, Framework, Job, Model
+from perfmodel.spec import AttentionKernel, Device, Framework, Model
 from perfmodel.spec.framework_facts import HostCosts
 
 WITH_CLOCKS_OF_THEIR_OWN: Final = ("NVIDIA", "AMD")
@@ -72,8 +72,10 @@ class Site:
         """Slowdown of an event in a training step, relative to its time under the power limit."""
         if not op.uses_matrix_units or op.dtype not in TENSOR_TYPES:
             return 1.0
-        slower = sustained() if self.sustained is None else self.sustained
-        return exp(dict(slower).get(device.architecture, 0.0))
+        if self.sustained is not None:
+            return exp(dict(self.sustained).get(device.architecture, 0.0))
+        # Where energies were measured, the power limit says all of it, and nothing was fitted.
+        return 1.0 if has_power_law(device) else exp(dict(sustained()).get(device.architecture, 0.0))
 
     def kernel_spread(self, device: Device) -> float:
         """Relative spread of kernel times between devices of one kind; 0 for chips with a fixed clock."""
@@ -141,16 +143,6 @@ FORWARD_SHARE: Final = 2 / 5
 """Products of a flash forward (2) over those of its backward (5)."""
 
 
-def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
-    """The backward kernel whose FLOP rate bounds an attention forward from below; None if tables have training
-    kernels."""
-    if not isinstance(op, Attention) or op.pass_ != "fwd" or device.vendor != "Google" or job.mode != "train":
-        return None
-    # Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A
-    # training kernel keeps its keys and values in one piece, and its forward has no atomics and fewer products.
-    return replace(op, pass_="bwd")
-
-
 def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
     """Time of fused attention of a kernel generation, relative to the cost models' time on a device."""
     if device.architecture.startswith("CDNA"):
@@ -198,15 +190,10 @@ such sizes. In mean 1.28 over the operators of models (32), as geometric mean 1.
 tables). Products in 16 and 8 bits are taken to lose as much."""
 
 
-def stock_slowdown(framework: Framework, device: Device, op: Gemm) -> float:
-    """Time of a product with a framework's choice of kernels relative to the tables' time for it."""
-    # A table of NVIDIA's devices was measured as frameworks run products, by the heuristic of cuBLAS.
-    is_stock = device.architecture in _TUNED_TABLES and not framework.tuned_products
-    return STOCK_PRODUCTS if is_stock else 1.0
-
-
 def generation(framework: Framework, op: Op, device: Device) -> float:
     """Time of an event with a framework's kernels relative to the cost models' time for it."""
     if isinstance(op, Attention):
         return attention_slowdown(framework.attention, device, op)
-    return stock_slowdown(framework, device, op) if isinstance(op, Gemm) else 1.0
+    # A table of NVIDIA's devices was measured as frameworks run products, by the heuristic of cuBLAS.
+    is_stock = isinstance(op, Gemm) and device.architecture in _TUNED_TABLES and not framework.tuned_products
+    return STOCK_PRODUCTS if is_stock else 1.0
