@@ -182,8 +182,10 @@ def compiled(row: Row) -> Row:
     named = re.search(r"[ ,]compile$", _words(row, "framework_as_stated").lower())
     in_recipe = re.search(r"\bcompile\b", _words(row, "dtype_recipe").lower())
     is_compiled = bool(noted and not noted[1]) or bool(named or in_recipe)
-    launch = _words(row, "launch_and_overlap")
-    return {"launch_and_overlap": f"{launch}; compile=1" if launch else "compile=1"} if is_compiled else {}
+    if not is_compiled and not noted:
+        return {}
+    launch, switch = _words(row, "launch_and_overlap"), f"compile={int(is_compiled)}"
+    return {"launch_and_overlap": f"{launch}; {switch}" if launch else switch}
 
 
 def liger_kernels(row: Row) -> Row:

@@ -181,9 +181,11 @@ NORM_AND_CLIP, UNSCALE = 4 + 8, 6 + 8
         ({"optimizer": "lion"}, 4 + 2 * (4 + 4) + 2 + NORM_AND_CLIP),
         ({"optimizer": "sgd"}, 4 + 2 * (4 + 4) + 2),
         ({"optimizer": "adafactor"}, 3 * 4 + 2 * 4 + 2),
-        # no master copy: the weight itself is read and written
-        ({"optimizer": "plain-sgd"}, 4 + 2 * 2),
-        ({"optimizer": "adam16bit"}, 4 + 2 * (2 + 4) + NORM_AND_CLIP),
+        # no master copy: the weight itself is read and written, and the gradient has its type
+        ({"optimizer": "plain-sgd"}, 2 + 2 * 2),
+        ({"optimizer": "adam16bit"}, 2 + 2 * (2 + 4) + NORM_AND_CLIP / 2),
+        ({"optimizer": "adam16bit", "grad_dtype": "bf16"}, 2 + 2 * (2 + 4) + NORM_AND_CLIP / 2),
+        ({"optimizer": "adam16bit", "dtype": "fp32"}, 4 + 2 * (4 + 4)),
     ],
 )
 def test_an_update_moves_gradient_master_states_and_weight(fields: dict[str, Any], n_bytes: float) -> None:

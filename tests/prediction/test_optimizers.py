@@ -14,14 +14,15 @@ from perfmodel.workload import Shard, blocks, optimizer_op, orthogonalisation, p
 LLAMA = catalog.model("llama3.2-1b")
 JOB = Job(global_batch=8, seq_len=2048)
 # moments, with an fp32 master copy beside 16-bit weights; bytes that an update moves, with fp32 gradients:
-# gradient, master and moments both ways, the 16-bit weight, norm and clipping
+# gradient, master and moments both ways, the 16-bit weight, norm and clipping; without a master copy gradients have the
+# weights' 16 bits
 BY_HAND = {
     "adam": (12, 4 + 24 + 2 + 12), "adamw": (12, 4 + 24 + 2 + 12),
-    "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12), "adam16bit": (4, 4 + 2 * (2 + 4) + 12),
+    "adam8bit": (4 + 2 + 8 / 256, 4 + 8 + 4 + 16 / 256 + 2 + 12), "adam16bit": (4, 2 + 2 * (2 + 4) + 6),
     "adafactor": (4, 3 * 4 + 8 + 2),
     # LAMB writes Adam's update, reads it twice, and reads the weights for it and for their norm
     "lamb": (12, 4 + 24 + 2 + 12 + 5 * 4),
-    "lion": (8, 4 + 16 + 2 + 12), "muon": (8, 4 + 16 + 2 + 12), "sgd": (8, 4 + 16 + 2), "plain-sgd": (0, 4 + 4),
+    "lion": (8, 4 + 16 + 2 + 12), "muon": (8, 4 + 16 + 2 + 12), "sgd": (8, 4 + 16 + 2), "plain-sgd": (0, 2 + 4),
 }  # fmt: skip
 
 

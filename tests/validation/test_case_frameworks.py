@@ -192,6 +192,15 @@ def test_a_launch_that_compiles_is_the_compiled_framework():
         assert catalog.framework(compiled).name == compiled.partition("@")[0]
 
 
+def test_a_framework_that_compiles_by_default_has_an_entry_for_the_switch_turned_off():
+    row = {"framework": "kempnerforge@2026", "device": "H200"}
+    assert framework_name(row) == "kempnerforge@2026"
+    assert framework_name(row | {"launch_and_overlap": "compile=1"}) == "kempnerforge@2026"
+    assert framework_name(row | {"launch_and_overlap": "compile=0"}) == "kempnerforge-eager@2026"
+    compiled, eager = catalog.framework("kempnerforge@2026"), catalog.framework("kempnerforge-eager@2026")
+    assert set(compiled.default_job.kernels.eager_kernels) < set(eager.default_job.kernels.eager_kernels)
+
+
 @pytest.mark.parametrize("name", ["megatron-core@2025", "maxtext@2025", "somebody@2024", ""])
 def test_a_framework_without_a_compiled_entry_keeps_its_name(name: str):
     assert framework_name({"framework": name, "device": "H100", "launch_and_overlap": "compile=1"}) == name

@@ -11,7 +11,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
-from perfmodel.validation.unstated import OPEN_CHOICES, case_features, real_tokens
+from perfmodel.validation.unstated import CONVERSATION_TOKENS, OPEN_CHOICES, case_features, real_tokens
 
 ROW = {
     "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
@@ -180,6 +180,21 @@ def test_a_policy_of_its_own_may_copy_activations_to_the_host():
     assert own.fits_probability >= full.fits_probability
     assert any(case.layout.offload_layers for case in own.completions)
     assert not any(case.layout.offload_layers for case in full.completions)
+
+
+@pytest.mark.parametrize("seq_len", [1024, 8192, 32768])
+def test_conversations_that_a_trainer_packs_attend_to_themselves_alone(seq_len):
+    """Attention to documents is no longer than to the whole sequence, and the longer that is the more it saves."""
+    row = ROW | {"seq_len": seq_len, "framework_as_stated": "Megatron-SWIFT"}
+    single, packed = predict_run(ROW | {"seq_len": seq_len}), predict_run(row)
+    assert "packing" in {effect.name for effect in packed.effects}
+    assert packed.step_time_s <= single.step_time_s * (1 + 1e-9)
+    for case in packed.completions:
+        assert case.job.attended_tokens in (seq_len, pytest.approx(min(seq_len, 2 * CONVERSATION_TOKENS)))
+    # Who states the lengths leaves nothing open.
+    stated = predict_run(row | {"job.rms_tokens": seq_len / 2})
+    assert "packing" not in {effect.name for effect in stated.effects}
+    assert {case.job.rms_tokens for case in stated.completions} == {seq_len / 2}
 
 
 def test_a_framework_without_a_year_is_that_of_the_row_s_year():

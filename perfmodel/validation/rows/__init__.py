@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.validation.rows._cases import COPIES_TO_HOST, Case, cluster_of, framework_of, read_case, read_runs
+    from perfmodel.validation.rows._cases import (
+        CONVERSATIONS,
+        COPIES_TO_HOST,
+        Case,
+        cluster_of,
+        framework_of,
+        read_case,
+        read_runs,
+    )
     from perfmodel.validation.rows._cells import (
         Row,
         Unusable,

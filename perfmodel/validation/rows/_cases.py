@@ -46,6 +46,7 @@ from perfmodel.validation.rows._words import (
     dtype_of,
     framework_name,
     leaves_policy_open,
+    may_pack_conversations,
     network_of,
     offloads_activations,
     seq_len_of,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 COPIES_TO_HOST: Final = "copies of activations to the host"
 """Name of what `Case.assumed` holds where a run may copy activations to the host and nothing says whether it does."""
+CONVERSATIONS: Final = "lengths of packed conversations"
+"""Name of what `Case.assumed` holds where a run's trainer packs conversations and nothing says how long they are."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         "seq_len": assumed_length,
         "dtype": assumed_dtype,
         COPIES_TO_HOST: unknown_offload or leaves_policy_open(row),
+        CONVERSATIONS: may_pack_conversations(row) and job.mode == "train" and not job.varied_lengths,
         "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
     }
     assumed = (

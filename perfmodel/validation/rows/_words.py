@@ -50,6 +50,10 @@ _COMPILES: Final = re.compile(r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torc
 """Words for torch.compile in a framework's description: neither `nocompile` nor `without torch.compile`."""
 _LAYERS_OF_TRANSFORMER_ENGINE: Final = re.compile(r"transformer ?engine", re.IGNORECASE)
 """Words for Transformer Engine's layers in a framework's description."""
+_PACKS_CONVERSATIONS: Final = re.compile(r"(?<![a-z])(?:swift|axolotl)(?![a-z])", re.IGNORECASE)
+"""Trainers whose launch files put conversations together in a sequence, each attending to itself alone: ModelScope
+SWIFT (examples/megatron: `--packing true`, attention by position ids) and axolotl (`sample_packing`, its multipack
+patches). Read with the results of runs of SWIFT in view."""
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -371,10 +375,19 @@ def framework_name(row: Row) -> str:
     compiled, te_name = f"{plain}-compile", f"{plain}-te"
     if compiled in frameworks() and _compiles(row):
         return f"{compiled}{at}{year}"
+    # Where it is the default, the switch turned off is the separate entry.
+    eager = f"{plain}-eager"
+    if eager in frameworks() and launch_switches(row).get("compile") is False:
+        return f"{eager}{at}{year}"
 
     # So are layers of Transformer Engine, where a framework has others by default.
     names_te = _LAYERS_OF_TRANSFORMER_ENGINE.search(text(row, "framework_as_stated"))
     return f"{te_name}{at}{year}" if te_name in frameworks() and names_te else name
+
+
+def may_pack_conversations(row: Row) -> bool:
+    """Whether a row's trainer packs conversations into sequences, so that their lengths are open."""
+    return any(_PACKS_CONVERSATIONS.search(text(row, name)) for name in ("framework", "framework_as_stated"))
 
 
 def _compiles(row: Row) -> bool:

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
         parallelism_of,
         stated_degrees,
     )
-    from perfmodel.validation.unstated._open_choices import OPEN_CHOICES, DataParallelOverlap
+    from perfmodel.validation.unstated._open_choices import (
+        CONVERSATION_TOKENS,
+        OPEN_CHOICES,
+        DataParallelOverlap,
+    )
     from perfmodel.validation.unstated._run_mixture import (
         RunPrediction,
         log_likelihoods,

@@ -8,7 +8,7 @@ from perfmodel.catalog import cluster_for
 from perfmodel.catalog.networks import ADAPTERS_NOT_STATED, REFERENCE_NETWORK, devices_of_adapters
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import RecomputeModule, Transformer
-from perfmodel.validation.rows import COPIES_TO_HOST, Case
+from perfmodel.validation.rows import CONVERSATIONS, COPIES_TO_HOST, Case
 from perfmodel.validation.unstated._choice import OpenChoice, Variant, on_or_off
 from perfmodel.validation.unstated._encoder_choices import EncoderHead, EncoderLength, Padding
 from perfmodel.validation.unstated._features import kind_of
@@ -258,6 +258,47 @@ class FlashAttention(OpenChoice):
         return [Variant(value="on", job={"flash_attention": True}), unfused]
 
 
+CONVERSATION_TOKENS: Final = 1000
+"""Assumed mean number of tokens of a conversation in a set for fine-tuning."""
+_PACKED: Final = 0.75
+"""Assumed share of runs that pack, where a trainer's launch files mostly do (ModelScope SWIFT examples/megatron: those
+with sequences of 8,192 tokens do, one with 2,048 does not)."""
+
+
+class PackedConversations(OpenChoice):
+    """Whether sequences are conversations that a trainer packed, each attending to itself alone, or single documents.
+
+    Lengths that are exponentially distributed with mean m have the mean square 2 m^2, so that a token attends as in a
+    sequence of 2 m tokens (`Job.attended_tokens`).
+    """
+
+    name = "packing"
+    tunable = False
+    takes_memory = False
+
+    def matters(self, case: Case) -> bool:
+        return isinstance(case.model, Transformer) and CONVERSATIONS in case.assumed
+
+    def stated(self, case: Case) -> bool:
+        return not {"mean_tokens", "rms_tokens"}.isdisjoint(case.stated)
+
+    def value(self, case: Case) -> str:
+        return "packed" if case.job.varied_lengths else "single"
+
+    def variants(self, case: Case) -> Sequence[Variant]:
+        lengths = "lengths of a trainer's sequences"
+        seq_len = case.job.seq_len
+        attended = min(seq_len, 2 * CONVERSATION_TOKENS)
+        packed = {"rms_tokens": (seq_len * attended) ** 0.5}
+        return [
+            Variant(value="packed", counted_as=lengths, share=_PACKED, job=packed),
+            Variant(value="single", counted_as=lengths, share=1 - _PACKED),
+        ]
+
+    def usual(self, case: Case) -> str | None:
+        return None
+
+
 class UnsaidSwitch(OpenChoice):
     """A switch of the job that no published run states, so both values are equally likely."""
 
@@ -469,6 +510,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     FlashAttention(),
     EncoderHead(),
     Padding(),
+    PackedConversations(),
     ChunkedLoss(),
     Fp8ActivationInputs(),
     OperationFuser(),
