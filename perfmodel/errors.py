@@ -1,12 +1,37 @@
-"""The package's exceptions: each names what is wrong, where, and what to do about it."""
+"""The package's exceptions: each names what is wrong, where, and what to do about it; and texts of others, made safe to
+show in them."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from typing import Final
 
-from perfmodel.plain_text import plain_text
+# --- texts of others -----------------------------------------------------------------------------------
+#
+# Removes escape sequences from untrusted text, such as names in files, before it is shown.
+
+
+# Characters that reorder or hide text, control characters but tab and line feed.
+_MARKS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+
+# Escape sequences as a whole, so that nothing of them is left: strings for the terminal, then commands to it.
+_STRINGS: Final = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
+_COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
+STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"
+"""Pattern of what is left out."""
+_STEERING: Final = re.compile(STEERING)
+
+
+def plain_text(text: str) -> str:
+    """Remove escape sequences, control characters and bidirectional marks from a text."""
+    # Nearly all texts are plain, which is quick to see.
+    return text if text.isascii() and text.isprintable() else _STEERING.sub("", text)
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
 
 MOST_NAMES: Final = 40
 """Known names that a message lists in full."""

@@ -44,8 +44,7 @@ from perfmodel.cli._files import complete_from_job, complete_from_launch
 from perfmodel.cli._idle_flags import refuse_idle_flags
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
 from perfmodel.display import PlainStream, require_picture
-from perfmodel.errors import PerfModelError
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import PerfModelError, plain_text
 from perfmodel.units import plain_number, plain_whole
 
 _COMMANDS: Final = MappingProxyType(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 from perfmodel.display._table import FittedTable
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.display._palette import part_looks
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import plain_text
 from perfmodel.units import GIB, duration, figure, fit_words
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.display._html import escaped
 from perfmodel.display._palette import Look, ramp, text_colour
 from perfmodel.display._repr import json_text
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import plain_text
 
 if TYPE_CHECKING:  # the command line imports this package before it needs an array
     import numpy as np

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final
 
-from perfmodel.plain_text import STEERING, plain_text
+from perfmodel.errors import STEERING, plain_text
 
 # What tables and progress bars use on a terminal stays there: colours, moves of the cursor,
 # carriage returns.

@@ -9,7 +9,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any, Final
 
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import plain_text
 
 MOST: Final = 300
 """Characters of an object."""

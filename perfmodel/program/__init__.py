@@ -3,7 +3,7 @@
 - `_spec` says all that the structure of a step follows from, and `_structure` is the result: ops, their predecessors
   and the classes of their durations, without any times.
 - `_passes` adds the passes of the schedule to a table of ops and edges (`_structure`), `_communication` what runs
-  beside them, `_updates` the optimizer and what comes around it.
+  beside them, the optimizer and what comes around it.
 - `_build` calls these, puts the ops in program order and joins their predecessors two by two.
 """
 

@@ -11,7 +11,7 @@ from perfmodel.spec._cluster import Cluster, NetworkLevel, interleaved_groups
 from perfmodel.spec._device import BACKENDS, USUAL_DTYPES, Device, PeakRates
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
-from perfmodel.spec._framework import AttentionKernel, Framework
+from perfmodel.spec._framework import AttentionKernel, Framework, Problem
 from perfmodel.spec._job import OPTIMIZERS, Job
 from perfmodel.spec._job_sections import (
     BASE_WEIGHT_BYTES,
@@ -25,7 +25,6 @@ from perfmodel.spec._job_sections import (
 )
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
 from perfmodel.spec._model import ConvLayer, ConvNet, Mlp, Model, Transformer
-from perfmodel.spec._problem import Problem
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec._stage_partition import partition_by_cost
 

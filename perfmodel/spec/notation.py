@@ -6,8 +6,7 @@ from functools import lru_cache
 from itertools import groupby, product
 from typing import Any, Final
 
-from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError, plain_text
 from perfmodel.units import plain_whole
 
 PerStage = tuple[int, ...] | None

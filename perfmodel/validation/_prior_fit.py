@@ -14,7 +14,7 @@ from perfmodel.catalog import frameworks
 from perfmodel.display import Report, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
-from perfmodel.prediction.sites.teams import team_key
+from perfmodel.prediction.sites.constants import team_key
 from perfmodel.spec import Transformer
 from perfmodel.validation._cases import unstated_share
 from perfmodel.validation._run_sources import source_of_run

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from perfmodel.prediction.sites.teams import source_of_submitter
+from perfmodel.prediction.sites.constants import source_of_submitter
 
 _SUBMISSION: Final = re.compile(r"training_results_v[^:\s]*:(?P<submitter>[^/\s]+)/")
 """Address of a submission to MLPerf: repository of a round, commit, folder of the submitter."""

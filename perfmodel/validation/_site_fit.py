@@ -16,8 +16,7 @@ from perfmodel.files import CHECKSUMS_FILE, checksum_lines
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.prediction import Site, step_problem, step_times_s
 from perfmodel.prediction.sites import NEUTRAL, POPULATION_CARD, POPULATION_FILE
-from perfmodel.prediction.sites.constants import MEMORY_FILE, SUSTAINED_FILE, sustained_from
-from perfmodel.prediction.sites.teams import team_key
+from perfmodel.prediction.sites.constants import MEMORY_FILE, SUSTAINED_FILE, sustained_from, team_key
 from perfmodel.validation._cases import memory_bytes, predict_cases
 from perfmodel.validation._run_sources import with_submitters
 from perfmodel.validation._site_runs import Undo, nothing_in_view, site_runs

@@ -12,8 +12,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.prediction.composition import layout_coordinates
 from perfmodel.prediction.sites import CLASSES, DEGREES, model_kind
+from perfmodel.prediction.sites.constants import team_key
 from perfmodel.prediction.sites.known_runs import Coordinates
-from perfmodel.prediction.sites.teams import team_key
 from perfmodel.spec import Framework
 from perfmodel.validation._cases import unstated_share
 from perfmodel.validation.population import SiteRuns

@@ -24,9 +24,8 @@ from perfmodel.display import (
     inline_frame,
     paragraph,
 )
-from perfmodel.errors import PerfModelError, Reason, Rejection, UnknownNameError
+from perfmodel.errors import PerfModelError, Reason, Rejection, UnknownNameError, plain_text
 from perfmodel.ingest.launch import Harm, Unread
-from perfmodel.plain_text import plain_text
 
 HOSTILE = (
     "\x1b[31mred", "\x1b]0;title\x07", "\x1b[2J\x1b[H", "\x1b]8;;http://x\x1b\\link", "\x1bPq\x1b\\", "\x9b31m",

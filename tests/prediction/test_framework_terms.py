@@ -17,8 +17,7 @@ from perfmodel.prediction.blocks import GRAPH_OPERATORS
 from perfmodel.prediction.overlap import time_phases
 from perfmodel.prediction.placement import Placement
 from perfmodel.prediction.sites import FORWARD_SHARE, STOCK_PRODUCTS, attention_slowdown, generation
-from perfmodel.prediction.sites.constants import source_medians, sustained
-from perfmodel.prediction.sites.teams import share_a_team, team_key
+from perfmodel.prediction.sites.constants import share_a_team, source_medians, sustained, team_key
 from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Job, Layout, Transformer
 from perfmodel.spec.parts import Experts
 from perfmodel.workload import Kernels, Shard, blocks, is_cast

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction.sites import fit_without
-from perfmodel.prediction.sites.teams import (
+from perfmodel.prediction.sites.constants import (
     reports_a_problem,
     share_a_team,
     source_of_submitter,

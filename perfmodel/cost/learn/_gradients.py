@@ -1,26 +1,263 @@
-"""Converts between a product's whole backward pass (`bwd`) and its two gradient products.
+"""How kinds of kernels are answered that the tables time otherwise: corrections by die, and gradients of products.
 
-Some sources time both gradients of a product together, others one at a time. Whichever a device's measurements
-know is believed: where they know the whole, a gradient product is its share of it, by the times of the two apart;
-elsewhere the whole is the sum of the two. Either way they add up.
+Some sources time both gradient products of a whole backward pass (`bwd`) together, others one at a time. Whichever a
+device's measurements know is believed: where they know the whole, a gradient product is its share of it, by the times
+of the two apart; elsewhere the whole is the sum of the two. Either way they add up.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
-from perfmodel.cost.learn._dies import goes_by_bandwidth, goes_by_forward
-from perfmodel.cost.learn._queries import Prediction, Query
+from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn.plans import Plan, timed_for
-from perfmodel.cost.learn.rows import Rows
+from perfmodel.cost.learn.rows import Rows, kinds_of, physics_of
 from perfmodel.cost.learn.stack import FEW_ROWS, Stack
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, GradientProducts, KernelKind
 
+# --- dies ----------------------------------------------------------------------------------------------
+#
+# Corrections by die for kernels that the tables do not cover: fused attention as training runs it, from kernels that
+# were timed otherwise (servers' with their caches, forward for backward, 16 bits for 8, fewer exponentials in a clock);
+# norms, by the share of the bandwidth that they reach, and the least time of kernels that do little more than move
+# their tensors; and products of 8 bits that were timed together with the quantising of their first operand.
+
+
+_WIDE: Final = 128
+"""Elements per head beyond which backward keeps fewer tiles in registers."""
+_OVER_FORWARD: Final = {
+    ("GH100", "half"): (2.99, 3.85),
+    ("GH100", "fp8"): (4.27, 5.50),
+    ("GB100", "half"): (3.11, 3.70),
+    ("GB100", "fp8"): (3.31, 3.19),
+}
+"""Time of backward over that of forward, of heads of up to `_WIDE` elements and of wider ones: medians over the
+benchmarks of NVIDIA/cudnn-frontend (H200: 1.19.0, GB200: 1.21.1), sequences of 2k to 75k tokens, both masks, backward
+not deterministic where that was timed. GH100 has no wide heads in 8 bits: their ratio is taken to grow as in 16."""
+_OVER_FORWARD_OF_WINDOWS: Final = {"GH100": 3.55, "GB100": 2.33}
+"""Time of backward over that of forward, of sliding windows in 16 bits: medians over NVIDIA/cudnn-frontend 1.31.0,
+benchmark/attention_training, gpt_oss (windows of 128 tokens, heads of 64 elements, 2k to 32k tokens, H200; GB200 and
+GB300)."""
+_EQUAL_HEAD: Final = 128
+"""Elements of a value from which longer queries and keys (192, latent attention) cost what their FLOPs do: kernels made
+for them hold 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, those of equal heads 1,574 and 644 (the same
+benchmarks). Serving tables have no such heads."""
+_QUERY_HEADS: Final = 8
+"""Heads of queries for one of keys, of which servers' kernels copy few into their caches, and were timed most."""
+_NARROW_FORWARD: Final = {"GH100": (0.67, 0.67), "GB100": (0.77, 0.68)}
+"""Time of a forward in 8 bits over that in 16, as `_OVER_FORWARD` by head; GH100 has no wide heads in 8 bits."""
+_OVER_SERVED: Final = {"GB100": 1.07}
+"""Time of a training forward on a part with `USUAL_EXPONENTIALS` over what servers' kernels take, which were timed on
+Blackwell Ultra: the median over NVIDIA/cudnn-frontend 1.31.0, benchmark/attention_training, of GB200 and, by
+`log_over_exponentials`, GB300 (16 bits, llama3.1 and dsv3, 4k to 32k tokens, both masks: from 0.88 to 1.27)."""
+USUAL_EXPONENTIALS: Final = 16
+"""Exponentials in a clock of the multiprocessors on which the ratios above were timed."""
+
+
+def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
+    """Rows, of which those that are `copied` [n] are answered by kernels that fill a cache, as these take where there
+    is little to copy: a kernel that reads keys where they lie takes as long for few heads of them as for many."""
+    heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
+    # one head of keys for eight of queries: little to copy, and of such models there are most rows
+    few = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
+    return rows.changed({"kv_heads": np.where(copied, few, kv_heads)})
+
+
+def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
+    """Attention in 16 bits and with heads of equal length that stands for the rows, and the log of their time over its.
+
+    Where it is known how 8 bits and longer queries compare, and for forward; other rows stand for themselves.
+
+    Args:
+        die: of each row [n].
+        as_asked: rows that stay as they are, bool[n].
+    """
+    forward = rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
+    comparable = forward & ~as_asked & np.isin(die, list(_NARROW_FORWARD))
+    head, value = (np.asarray(rows.shape[name], float) for name in ("head_dim", "head_dim_v"))
+    longer = comparable & (value == _EQUAL_HEAD) & (head > value)
+    narrow = comparable & (rows.dtypes == "fp8")
+
+    # Longer queries and keys cost what their FLOPs do: 2 (d_qk + d_v) for each pair of a query and a key.
+    log_over = np.where(longer, np.log((head + value) / (2 * _EQUAL_HEAD)), 0.0)
+
+    # 8 bits take a measured share of the time of 16, one for heads of usual length and one for wider ones.
+    shares = np.array([_NARROW_FORWARD.get(name, (1.0, 1.0)) for name in die])
+    share = np.where(head > _WIDE, shares[:, 1], shares[:, 0])
+    log_over += np.where(narrow, np.log(share), 0.0)
+
+    element_bytes = np.where(narrow, 2.0, rows.shape["element_bytes"])
+    shape = rows.shape | {"head_dim": np.where(longer, value, head), "element_bytes": element_bytes}
+    columns = rows.columns._replace(dtype=np.where(narrow, "half", rows.dtypes).astype(object))
+    return Rows(rows.family, shape, *kinds_of(columns)), log_over
+
+
+def log_over_served(request: PriceQuery, served: np.ndarray) -> Float64[np.ndarray, "n"]:
+    """Log of the time of training kernels of forward over that of servers' kernels, for rows that are `served` [n]."""
+    forward = request.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
+    usual = request.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
+    return np.where(served & forward & ~_slides(request.rows), usual + log_over_exponentials(request), 0.0)
+
+
+def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+    """Log of the time of attention on a device over that on one of its kind with `USUAL_EXPONENTIALS`.
+
+    The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
+    Dao-AILab/flash-attention), so their times add up. Of a pair of a query and a key: 2 (d_qk + d_v) FLOPs forward, 2.5
+    times as many backward, at the peak of the element type, and an exponential either way. Tiles of a sliding window
+    are mostly edges, which take as long for something else. Asked of the most measured part of a die: beside a peak or
+    a clock of another part the ratio may grow where both times fall.
+    """
+    shape, kinds = request.rows.shape, request.rows.kinds
+
+    # Seconds of the products of one pair of a query and a key on the whole device.
+    head, value = (np.asarray(shape[name], float) for name in ("head_dim", "head_dim_v"))
+    backward = request.rows.by_kind(lambda kind: 2.5 if kind.pass_ == "bwd" else 1.0)
+    peaks_by_kind = request.of_query(lambda query: [query.figures.peak(kind.dtype) for kind in kinds])
+    peak = np.take_along_axis(peaks_by_kind, request.rows.kind[:, None], axis=1)[:, 0]
+    products_s = 2.0 * (head + value) * backward / peak
+
+    # Exponentials per second of the whole device, with its own and with the usual special function units.
+    def exponentials_per_s(query: Query) -> list[float]:
+        figures = query.figures
+        return [
+            per_clock * figures.units * figures.clock
+            for per_clock in (USUAL_EXPONENTIALS, figures.exponentials_per_clock)
+        ]
+
+    usual_hz, device_hz = request.of_query(exponentials_per_s).T
+    log_over = np.log((products_s + 1 / device_hz) / (products_s + 1 / usual_hz))
+    return np.where(_slides(request.rows), 0.0, log_over)
+
+
+def _slides(rows: Rows) -> np.ndarray:
+    """Whether attention sees a window of its keys, bool[n]."""
+    window, keys = (np.asarray(rows.shape[name], float) for name in ("window", "seq_kv"))
+    return (window > 0) & (window < keys)
+
+
+def goes_by_forward(kind: KernelKind, die: str) -> bool:
+    """Whether a kind is the backward of attention on a die where it was timed beside its forward."""
+    return kind.op in ATTENTION_MASKS and kind.pass_ == "bwd" and (die, kind.dtype) in _OVER_FORWARD
+
+
+def forward_rows(rows: Rows) -> Rows:
+    """The forward of rows of backward."""
+    return rows.changed({}, pass_="fwd")
+
+
+def log_over_forward(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+    """Log of the time of rows of backward over that of their forward."""
+    rows = request.rows
+    die = request.of_query(lambda query: query.figures.die)
+    by_width = np.array([_OVER_FORWARD[name, dtype] for name, dtype in zip(die, rows.dtypes, strict=True)])
+    unwindowed = np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, by_width[:, 1], by_width[:, 0])
+    in_window = np.array([_OVER_FORWARD_OF_WINDOWS[name] for name in die])
+    log_over = np.log(np.where(_slides(rows) & (rows.dtypes == "half"), in_window, unwindowed))
+
+    # Backward has one exponential for 2.5 times the products, so fewer exponentials in a clock slow it down less.
+    return log_over + log_over_exponentials(request) - log_over_exponentials(request.instead(forward_rows(rows)))
+
+
+class _Shares(NamedTuple):
+    """Shares of the memory bandwidth that a norm reaches beyond `_NORM_FIXED_S`."""
+
+    forward: float
+    backward: float
+
+
+_NORMS: Final = ("layer_norm", "rms_or_layer_norm")
+_NORM_FIXED_S: Final = 4e-6
+_FUSED: Final = {"GH100": _Shares(0.84, 0.74), "GB100": _Shares(0.87, 0.65)}
+_BY_SOFTWARE: Final = {
+    ("GH100", "pytorch"): _Shares(0.68, 0.33),
+    ("GB100", "pytorch"): _Shares(0.64, 0.27),
+    ("GH100", "torch_compile"): _Shares(0.90, 0.38),
+    ("GB100", "torch_compile"): _Shares(0.75, 0.30),
+}
+"""Medians over RMS norms of 40 MB of traffic and more, in 16 bits (NVIDIA/cudnn-frontend 1.19.0, benchmark/norms, on
+H200 and GB200). `_FUSED`: cuDNN's, for which those of Transformer Engine and Apex stand too."""
+_NORM_HALF_WIDTH: Final = 0.3
+"""Half-width of the 90 % interval, in log time: the shapes scatter by so much around their median."""
+STREAM_SHARE: Final = 0.92
+"""Share of the nominal bandwidth that long streams reach: 7,394 of 8,000 GB/s on B200 (arjunds/efficient-ai,
+GPU_power/microbench), and Liger-Kernel 0.8's SwiGLU on H100."""
+_COUNTED: Final = {"quantize_fp8_static": 3 / 4}
+"""Bytes that a kernel moves over those that its elements count: of two, one is written in 8 bits."""
+
+
+def goes_by_bandwidth(kind: KernelKind, die: str) -> bool:
+    """Whether a kind is a norm in 16 bits on a die where fused norms were timed."""
+    return kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd") and die in _FUSED
+
+
+def norm_times(request: PriceQuery) -> Prediction:
+    """Times of norms, by the software of that name where it was timed."""
+    backward = request.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
+    by_pass = request.of_query(lambda query: [share * query.figures.bandwidth for share in _shares(query)])
+    bytes_per_s = np.take_along_axis(by_pass, backward[:, None], axis=1)[:, 0]
+    log_time = np.log(_NORM_FIXED_S + _bytes(request) / bytes_per_s)
+    return Prediction.around(log_time, _NORM_HALF_WIDTH, "learned")
+
+
+def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+    """Log of the time in which what the last-level cache cannot hold streams through memory; -inf where it holds
+    all."""
+    l2, bandwidth = request.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
+    counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
+
+    # a kernel that is timed again and again finds in the cache what fits there
+    beyond_cache = np.maximum(_bytes(request) * counted - l2, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(beyond_cache / (STREAM_SHARE * bandwidth))
+
+
+def _shares(query: Query) -> _Shares:
+    """Shares that norms of the software asked for reach; of fused ones where it was not timed."""
+    software, die = (query.software or "").partition(";")[0], query.figures.die
+    return _BY_SOFTWARE.get((die, software), _FUSED.get(die, _Shares(1.0, 1.0)))
+
+
+def _bytes(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+    """Compulsory traffic of every row."""
+    physics, _ = physics_of([query.figures for query in request.queries], request.query, request.rows)
+    return physics.bytes
+
+
+_QUANTISING_LAUNCHES_S: Final = 14e-6
+"""Time of the few small kernels that find an operand's scale, whatever its size."""
+_QUANTISING_BYTES: Final = 5.0
+"""Per element: 16 bits read for the maximum; then read again, and 8 bits written."""
+_QUANTISING_SHARE: Final = {"GH100": 0.61, "GB100": 0.55}
+"""Share of the memory bandwidth at which they move, by die; elsewhere all of it. Like `_QUANTISING_LAUNCHES_S` what the
+rows' times tend to as n goes to 0, over m k (aiconfigurator's products of 8 bits on H100, B300 and GB300; those of 16
+bits tend to nothing; on L40S and RTX PRO 6000 it is the whole bandwidth)."""
+_LEAST_PRODUCT_SHARE: Final = 0.25
+"""Share of a row's time that is left to its product at least."""
+
+
+def log_product_share(request: PriceQuery, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Log of the part of `log_time` that products [m, k] x [k, n] take without the quantising of [m, k]."""
+    shape = request.rows.shape
+    elements = np.asarray(shape["m"] * shape["k"] * shape["batch"] * shape["groups"], float)
+    bytes_per_s = request.of_query(
+        lambda query: query.figures.bandwidth * _QUANTISING_SHARE.get(query.figures.die, 1.0)
+    )
+    quantising_s = _QUANTISING_LAUNCHES_S + _QUANTISING_BYTES * elements / bytes_per_s
+
+    # Quantising may seem to take longer than the row did, where the row is short: some of it is always the product.
+    return np.log(np.maximum(1.0 - quantising_s * np.exp(-log_time), _LEAST_PRODUCT_SHARE))
+
+
+# --- gradients of products -----------------------------------------------------------------------------
+
+
 Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
 """How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a
-share of the whole, by its forward, or by the memory bandwidth (`learn._dies`)."""
+share of the whole, by its forward, or by the memory bandwidth."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
@@ -34,7 +271,7 @@ def answer_method(
     plan: Callable[[Query, KernelKind], Plan],
 ) -> Way:
     """The method by which a regressor of these stacks answers a kind on a device."""
-    # Dies on which training kernels were timed beside those of the tables (`learn._dies`), unless a source is named.
+    # Dies on which training kernels were timed beside those of the tables (above), unless a source is named.
     if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
         return "by forward"
     if goes_by_bandwidth(kind, query.figures.die):

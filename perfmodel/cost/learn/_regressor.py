@@ -8,17 +8,22 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from perfmodel.cost.learn._dies import (
+from perfmodel.cost.learn._gradients import (
+    Way,
+    added,
+    answer_method,
     as_equal_heads,
     forward_rows,
+    gradient_products,
     log_least,
     log_over_forward,
     log_over_served,
     log_product_share,
     norm_times,
+    scaled,
+    whole_backward,
     without_copies,
 )
-from perfmodel.cost.learn._gradients import Way, added, answer_method, gradient_products, scaled, whole_backward
 from perfmodel.cost.learn._queries import Prediction, PriceQuery, Query
 from perfmodel.cost.learn.intervals import Intervals
 from perfmodel.cost.learn.parameters import Elsewhere, Inputs, Parameters, log_time_and_positions, term_constants
@@ -150,7 +155,7 @@ class Regressor:
         return answers
 
     def _attention_of_training(self, request: PriceQuery, direct: bool) -> Prediction:
-        """Attention as training runs it, of kernels that were timed otherwise (`learn._dies`)."""
+        """Attention as training runs it, of kernels that were timed otherwise (`learn._gradients`)."""
 
         # Rows of the source that is asked, or of a user on this device, stay as they were timed.
         as_asked = self._rows_where(

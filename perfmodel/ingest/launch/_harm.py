@@ -13,7 +13,7 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import Final
 
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import plain_text
 from perfmodel.units import plural
 
 

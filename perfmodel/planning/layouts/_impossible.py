@@ -7,8 +7,7 @@ from itertools import combinations
 from math import ceil, floor, log10
 from typing import Any, Final
 
-from perfmodel.errors import LayoutError, Rejection
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import LayoutError, Rejection, plain_text
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._enumerate import enumerate_grids
 from perfmodel.planning.layouts._executor import Executor

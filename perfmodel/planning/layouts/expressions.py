@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.display import shorten_reprs
-from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.plain_text import plain_text
+from perfmodel.errors import PerfModelError, UnknownNameError, plain_text
 
 
 @dataclass(frozen=True, eq=False)

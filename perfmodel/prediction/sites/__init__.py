@@ -17,7 +17,6 @@ from perfmodel.prediction.sites._adjustment import (
     factors_of,
     save_adjustments,
 )
-from perfmodel.prediction.sites._coverage import UNKNOWNS, Coverage, Seen, model_kind, saturated
 from perfmodel.prediction.sites._fitted_runs import FittedRuns
 from perfmodel.prediction.sites._population import CARD_NAME as POPULATION_CARD
 from perfmodel.prediction.sites._population import (
@@ -27,13 +26,18 @@ from perfmodel.prediction.sites._population import (
     GENERIC,
     NEUTRAL,
     NOISE,
+    UNKNOWNS,
+    Coverage,
     LogInterval,
+    Seen,
     SitePopulation,
     SitePrior,
     class_of,
     fit_without,
     key,
+    model_kind,
     population,
+    saturated,
 )
 from perfmodel.prediction.sites._population import FILE_NAME as POPULATION_FILE
 from perfmodel.prediction.sites._site import (

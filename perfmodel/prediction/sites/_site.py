@@ -12,8 +12,7 @@ from perfmodel.cost import TENSOR_TYPES, has_power_law
 from perfmodel.ops import Attention, Gemm, Op, Pass
 from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.prediction.sites._population import GENERIC, SitePopulation, SitePrior, population
-from perfmodel.prediction.sites.constants import MemorySpread, Sustained, memory_spread, sustained
-from perfmodel.prediction.sites.teams import team_key
+from perfmodel.prediction.sites.constants import MemorySpread, Sustained, memory_spread, sustained, team_key
 from perfmodel.spec import AttentionKernel, Device, Framework, Model
 from perfmodel.spec.framework_facts import HostCosts
 

@@ -13,8 +13,8 @@ from scipy.optimize import minimize
 
 from perfmodel.display import Report
 from perfmodel.prediction.sites import CLASSES, DEGREES, GENERIC, UNKNOWNS, Seen, key
+from perfmodel.prediction.sites.constants import keys_share_a_team, reports_a_problem
 from perfmodel.prediction.sites.known_runs import half_width, scales
-from perfmodel.prediction.sites.teams import keys_share_a_team, reports_a_problem
 from perfmodel.validation.population._coverage import (
     TEAM,
     LeftOutRuns,

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.prediction.sites.teams import keys_share_a_team
+from perfmodel.prediction.sites.constants import keys_share_a_team
 
 WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
 """Labels whose groups are left out whole, to learn how far runs lie off where a group was never seen."""
@@ -49,7 +49,7 @@ def team_folds(teams: Sequence[str]) -> Folds:
     """One fold per team, which leaves out all runs that share a team with it.
 
     Args:
-        teams: of every run, joined by `+` (`perfmodel.prediction.sites.teams.team_key`).
+        teams: of every run, joined by `+` (`perfmodel.prediction.sites.constants.team_key`).
     """
     names = sorted(set(teams))
     left_out = np.zeros((len(names), len(teams)), bool)

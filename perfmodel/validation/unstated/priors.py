@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from perfmodel.display import shorten_reprs
 from perfmodel.files import parse_json, read_checked
-from perfmodel.prediction.sites.teams import keys_share_a_team, team_key
+from perfmodel.prediction.sites.constants import keys_share_a_team, team_key
 from perfmodel.validation.unstated.mixture import Tuning
 
 PRIORS_FILE: Final = "choice_priors.json"
@@ -45,7 +45,7 @@ class ChoicePriors:
     strength: Mapping[str, float]
     """Number of teams that a context's parent counts as, by choice."""
     without: str = ""
-    """Teams that are left out, joined by `+` (`perfmodel.prediction.sites.teams.team_key`)."""
+    """Teams that are left out, joined by `+` (`perfmodel.prediction.sites.constants.team_key`)."""
     tuning: Mapping[str, Tuning] = field(default_factory=dict)
     """Preference for what is faster (`tuned_weights`), by scale of the run (`scale_of`): the more a run costs,
     the more they tune it. A scale that is not here is not tuned."""

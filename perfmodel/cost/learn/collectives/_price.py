@@ -16,20 +16,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn.collectives._curves import (
-    GRID,
-    PER_OCTAVE,
-    CovarianceTerms,
-    Curve,
-    Placements,
-    between_of,
-    correction,
-)
 from perfmodel.cost.learn.collectives._effects import constants
 from perfmodel.cost.learn.collectives._fabrics import Fabric
 from perfmodel.cost.learn.collectives._physics import collective_time, least_volume, peers_of
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
-from perfmodel.cost.learn.collectives._weights import CollectiveWeights, CurveKey, EntryKey, LinksKey
+from perfmodel.cost.learn.collectives._weights import (
+    GRID,
+    PER_OCTAVE,
+    CollectiveWeights,
+    CovarianceTerms,
+    Curve,
+    CurveKey,
+    EntryKey,
+    LinksKey,
+    Placements,
+    between_of,
+    correction,
+)
 from perfmodel.ingest.tables import groups_of
 from perfmodel.session import Cache
 
