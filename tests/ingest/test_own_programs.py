@@ -436,3 +436,66 @@ def test_files_of_roll_are_refused_by_name(block: str) -> None:
     )
     with pytest.raises(LaunchFileError, match="looks like ROLL"):
         parse_launch(text, "run.yaml")
+
+
+MASON = "uv run python mason.py --cluster a b --image $IMAGE --num_nodes 4 --gpus 8 --env A=1 -- "
+OPEN_INSTRUCT = (
+    "open_instruct/PROGRAM.py --model_name_or_path allenai/OLMo-2-1124-7B --max_seq_length 4096 "
+    "--per_device_train_batch_size 1 --gradient_accumulation_steps 2"
+)
+ACCELERATED = (
+    "accelerate launch --mixed_precision bf16 --num_processes 8 --use_deepspeed --deepspeed_config_file "
+    "configs/ds_configs/stage3_no_offloading_accelerate.conf " + OPEN_INSTRUCT.replace("PROGRAM", "finetune")
+)
+
+
+@pytest.mark.parametrize("submitter", [MASON, MASON.replace("--num_nodes 4", "--num_nodes=4"), ""])
+def test_processes_behind_a_launcher_of_jobs_are_those_of_a_node(submitter: str) -> None:
+    launch = parse_launch(f"{submitter}{ACCELERATED}\n", "run.sh")
+    nodes = 4 if submitter else 1
+    assert (launch.devices, launch.global_batch) == (8 * nodes, 16 * nodes)
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.framework, launch.job_fields["dtype"]) == (3, "deepspeed", "bf16")
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize("program", ["olmo_core_finetune", "dpo"])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_programs_on_olmo_core_shard_within_a_node_in_bf16(program: str, nodes: int) -> None:
+    text = OPEN_INSTRUCT.replace("PROGRAM", program)
+    launch = parse_launch(f"torchrun --nnodes {nodes} --nproc_per_node 8 {text}\n", "run.sh")
+    assert launch.framework == "olmo-core"
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.layout.replicate, launch.layout.dp) == (3, nodes, 8 * nodes)
+    assert launch.job_fields["dtype"] == "bf16"
+    assert any("further models" in doubt for doubt in launch.may_be_wrong) == (program == "dpo")
+
+
+def test_ranks_that_share_a_sequence_are_of_one_node() -> None:
+    text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune") + " --cp_degree 4 --attn_implementation flash_3"
+    launch = parse_launch(f"torchrun --nnodes 2 --nproc_per_node 8 {text}\n", "run.sh")
+    assert launch.layout is not None
+    layout = launch.layout
+    assert (layout.cp, layout.cp_kind, layout.dp, layout.replicate) == (4, "all_gather", 4, 2)
+    assert launch.global_batch == 8
+
+
+def test_a_budget_of_memory_is_a_doubt() -> None:
+    text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune")
+    whole = parse_launch(f"torchrun --nproc_per_node 8 {text} --activation_memory_budget 1.0\n", "run.sh")
+    part = parse_launch(f"torchrun --nproc_per_node 8 {text} --activation_memory_budget 0.5\n", "run.sh")
+    assert whole.may_be_wrong == ()
+    assert any("activation_memory_budget=0.5" in doubt for doubt in part.may_be_wrong)
+
+
+def test_the_configuration_says_the_model_where_weights_lie_in_a_folder() -> None:
+    text = OPEN_INSTRUCT.replace("PROGRAM", "olmo_core_finetune").replace("allenai/OLMo-2-1124-7B", "/weka/ckpt")
+    launch = parse_launch(f"torchrun --nproc_per_node 8 {text} --config_name Qwen/Qwen3-8B\n", "run.sh")
+    assert launch.model == pm.model("qwen3-8b")
+
+
+def test_adapters_on_weights_in_4_bits_compute_in_bf16() -> None:
+    text = OPEN_INSTRUCT.replace("PROGRAM", "finetune") + " --use_lora --use_qlora --lora_rank 64 --use_flash_attn"
+    launch = parse_launch(f"accelerate launch --num_processes 8 {text}\n", "run.sh")
+    assert (launch.job_fields["dtype"], launch.job_fields["base_weights"]) == ("bf16", "nf4")
+    assert launch.may_be_wrong == ()

@@ -44,9 +44,27 @@ def test_count_of_a_published_checkpoint(name):
     assert parameter_count(model(name)) == EXACT[name]
 
 
+def transformer(name: str) -> Transformer:
+    known = model(name)
+    assert isinstance(known, Transformer)
+    return known
+
+
 def test_positions_of_opt_begin_behind_two_rows() -> None:
-    """The published checkpoint of OPT-125M has 125,239,296 (`OPTLearnedPositionalEmbedding`)."""
-    assert parameter_count(replace(model("opt-125m"), position_offset=2)) == 125_239_296
+    """Published checkpoints of OPT have two rows of positions before the first (`OPTLearnedPositionalEmbedding`), and
+    that of 350 M parameters a narrow table of tokens."""
+    assert parameter_count(model("opt-125m")) == 125_239_296
+    assert parameter_count(model("opt-350m")) == 331_196_416
+    sizes = ("125m", "350m", "1.3b", "2.7b", "6.7b", "13b", "30b", "66b", "175b")
+    assert all(transformer(f"opt-{size}").inputs.position_offset == 2 for size in sizes)
+
+
+def test_versions_of_mistral_differ_in_window_and_vocabulary() -> None:
+    """Their `config.json`: the window went with v0.2, and v0.3 has 768 tokens more."""
+    first, second, third = (transformer(f"mistralai/Mistral-7B-{v}") for v in ("v0.1", "Instruct-v0.2", "v0.3"))
+    assert [each.attention.window for each in (first, second, third)] == [4096, 0, 0]
+    assert [each.vocab for each in (first, second, third)] == [32_000, 32_000, 32_768]
+    assert parameter_count(third) == 7_248_023_552
 
 
 @pytest.mark.parametrize("name", ROUNDED)

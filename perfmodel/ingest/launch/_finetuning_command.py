@@ -19,6 +19,7 @@ from perfmodel.ingest.launch._finetuning_files import (
 )
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
+from perfmodel.ingest.launch._open_instruct import OLMO_CORE, behind_submitter, over_nodes, trains_on_olmo_core
 from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer, refuse_several_models
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
@@ -71,6 +72,8 @@ class _Training:
     form: LaunchFormat
     entries: dict[str, Entry]
     """Flags of the command, by names with underscores, and its `key=value` settings."""
+    nodes: int = 1
+    """Nodes on each of which a launcher of whole jobs starts the command."""
 
 
 def may_fine_tune(text: str) -> bool:
@@ -110,8 +113,10 @@ def finetuning_command(
         line = best.command.argv[0].line
         remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
-    # verl names no further files, and says itself what it runs on.
-    return (source, VERL) if best.form is VERL else with_named_files(source, best.form, neighbours)
+    # These name no further files, and say themselves what they run on.
+    if best.form in (VERL, OLMO_CORE):
+        return source, best.form
+    return with_named_files(source, best.form, neighbours)
 
 
 def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours: Neighbours) -> None:
@@ -139,17 +144,18 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
         place: path of the script.
         neighbours: files that it may name.
     """
-    texts = [word.text for word in command.argv]
+    whole_argv, nodes = behind_submitter(command.argv)
+    texts = [word.text for word in whole_argv]
     joined = " ".join(texts)
     # By the program's name; else by the Trainer's own flags, which any script
     # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
-    argv, of_launcher = _of_accelerate(command.argv)
+    argv, of_launcher = _of_accelerate(whole_argv)
     flags = command_entries(argv, _KNOWN, _SWITCHES)
     entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items()}
-    entries |= _settings(command)
+    entries |= _settings(whole_argv)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
-        form = finetuning_format(entries) or TRAINER
+        form = OLMO_CORE if trains_on_olmo_core(texts) else finetuning_format(entries) or TRAINER
     if form is None:
         refuse_several_models(entries, place)
         renamed = in_words_of_trainer(texts, entries)
@@ -160,7 +166,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     if form is None:
         return None
     entries |= accelerate_flags(of_launcher)
-    return _Training(command, form, entries)
+    return _Training(command, form, entries, nodes)
 
 
 def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFormat | None:
@@ -192,7 +198,7 @@ def _of_flag(name: str, entry: Entry) -> Entry:
     return entry
 
 
-def _settings(command: Command) -> dict[str, Entry]:
+def _settings(argv: Sequence[Word]) -> dict[str, Entry]:
     """Settings `key=value` of a command.
 
     torchtune and LLaMA-Factory take them behind the name of a file, programs on Hydra (verl) behind that of a module;
@@ -201,7 +207,7 @@ def _settings(command: Command) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     begun = False
     before = ""
-    for word in command.argv:
+    for word in argv:
         setting = _SETTING.fullmatch(word.text.lstrip("+"))
         if setting and begun:
             entries[setting[1]] = Entry(yaml_value(setting[2]), word.line)
@@ -305,7 +311,7 @@ def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry
         devices = _visible(training)
         if devices:
             settings["nproc-per-node"] = devices
-    fields = world_of(settings)
+    fields = world_of(over_nodes(settings, training.nodes))
     remarks = [str(fields["note.devices"])] if "note.devices" in fields else []
     if "devices" not in fields:
         return {}, remarks

@@ -430,7 +430,7 @@ def _copies(known: Fields, dp: int, place: str) -> int:
     if ranks == "node":
         nodes_are_stated = "devices" in known and "nodes" in known
         per_node = known["devices"] // known["nodes"] if nodes_are_stated else networks.DEVICES_PER_NODE
-        ranks = max(1, per_node // known.get("tp", 1))
+        ranks = max(1, per_node // (known.get("tp", 1) * known.get("cp", 1)))
     if ranks < dp and dp % ranks:
         raise LaunchFileError(
             f"{place}: {dp} replicas cannot be divided into groups of {ranks} that shard weights; change the degrees"

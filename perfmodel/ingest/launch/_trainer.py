@@ -65,7 +65,9 @@ def _batches(settings: Mapping[str, Any]) -> Fields:
     return accumulation_fields(settings, MICRO, ACCUMULATION, default_micro=8)
 
 
-_HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16")
+_QLORA: Final = "use_qlora"
+"""The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in bf16."""
+_HALF_KEYS: Final = ("bf16", "fp16", "fp8", "torch_dtype", "dtype", "pure_bf16", _QLORA)
 _TORCH_TYPES: Final = words(
     {
         "bfloat16": "bf16",
@@ -87,6 +89,8 @@ def half_of(settings: Mapping[str, Any]) -> str:
 def _precision(settings: Mapping[str, Any]) -> Fields:
     """The Trainer's switches, and the type that weights are loaded in."""
     fields: Fields = {"dtype": half_of(settings)}
+    if is_on(settings.get(_QLORA)) and fields["dtype"] == "fp32":
+        return {"dtype": "bf16"}
     if is_on(settings.get("pure_bf16")):
         # LLaMA-Factory's pure_bf16 casts the model itself and turns autocast off.
         # without fp32 copies of the weights, which are what the optimizer's states are kept like
@@ -104,22 +108,29 @@ def _packed(settings: Mapping[str, Any]) -> Fields:
 
 _PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
 _MODEL_KEYS: Final = ("model_name_or_path", "model_id_or_path", "model", "model_name", "base_model")
+_CONFIGURATION: Final = "config_name"
 _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
-    """The model by its identifier on a hub, or by the folder that it lies in."""
-    name = next(settings[key] for key in _MODEL_KEYS if key in settings)
+    """The model by its identifier on a hub, or by the folder that it lies in.
+
+    Where the configuration is taken from another place than the weights, it says what the model is.
+    """
+    configuration = settings.get(_CONFIGURATION)
+    if isinstance(configuration, str) and "/" in configuration:
+        return {"model": configuration}
+    name = next((settings[key] for key in _MODEL_KEYS if key in settings), configuration)
     return {"model": TEXT.read(name)}
 
 
-_QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits")
+_QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", _QLORA)
 
 
 def _bits(settings: Mapping[str, Any]) -> int:
     """Bits of frozen weights, by a switch or by their number; 0 where nothing is said."""
     # bitsandbytes' switches, or a number of bits that LLaMA-Factory and Swift take for either.
-    if is_on(settings.get("load_in_4bit")):
+    if is_on(settings.get("load_in_4bit")) or is_on(settings.get(_QLORA)):
         return 4
     if is_on(settings.get("load_in_8bit")):
         return 8
@@ -182,6 +193,7 @@ _SHARED: Final = (
     Rule(keys=("auto_find_batch_size",), read=_searched),
     # States no field, but chooses the framework (`torch_framework`).
     Rule(keys=("torch_compile",), read=lambda settings: {}),
+    read_only("use_flash_attn", "flash_attention", ATTENTION),
     read_only("attn_implementation", "flash_attention", ATTENTION),
     # Files that are read before the table is (`with_named_files`).
     Rule(keys=("deepspeed", "config_file"), read=lambda settings: {}),
@@ -305,7 +317,7 @@ TRAINER: Final = LaunchFormat(
         *_SHARED,
         precision_rule("fp32"),
         Rule(keys=(MICRO, ACCUMULATION), read=_batches),
-        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
+        Rule(keys=(*_MODEL_KEYS, _CONFIGURATION), read=_model, fields=("model",)),
         read_only(_LENGTHS[0], "seq_len"),
         *(read_only(name, "seq_len") for name in _LENGTHS[1:]),
         Rule(
