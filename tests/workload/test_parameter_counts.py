@@ -134,7 +134,9 @@ def test_blocks_hold_all_parameters(name):
     pad = 0
     if isinstance(net, Transformer) and not net.inputs.patches:
         tables = 1 if net.head.tied_embeddings else 2
-        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (tables * net.hidden + net.head.pooler_and_mlm_head)
+        narrow = net.inputs.narrow_embedding
+        width = narrow.width if narrow else net.hidden
+        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (tables * width + net.head.pooler_and_mlm_head)
     assert held == parameter_count(net) + pad
 
 
