@@ -266,6 +266,76 @@ def test_primus_over_torchtitan() -> None:
     assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
 
 
+PRIMUS_FILE = """
+    modules:
+      pre_trainer:
+        framework: megatron
+        model: llama3.1_70B.yaml
+        overrides: {micro_batch_size: 2, global_batch_size: 256, tensor_model_parallel_size: "${TP:2}"}
+"""
+PRIMUS_STARTS = (
+    "export NNODES=2\nexport EXP=examples/megatron/configs/MI300X/llama3.1_70B-BF16-pretrain.yaml\n"
+    "bash ./examples/run_slurm_pretrain.sh FLAGS 2>&1 | tee log\n",
+    "EXP=examples/megatron/configs/MI300X/llama3.1_70B-BF16-pretrain.yaml NNODES=2 "
+    "bash examples/run_pretrain.sh FLAGS\n",
+    "./runner/primus-cli slurm srun -N 2 -- container -- train pretrain --config "
+    "examples/megatron/configs/MI300X/llama3.1_70B-BF16-pretrain.yaml FLAGS\n",
+)
+
+
+@pytest.mark.parametrize("start", PRIMUS_STARTS)
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_commands_of_primus_change_its_file(tmp_path: Path, start: str, is_beside: bool) -> None:
+    """Its own defaults are bf16, the distributed optimizer and sequence parallelism (`pre_trainer.yaml`,
+    `language_model.yaml`)."""
+    script = tmp_path / "run.sh"
+    flags = '--micro_batch_size 4 --tensor_model_parallel_size "4" --num_layers 80 --mock_data True'
+    script.write_text(start.replace("FLAGS", flags))
+    if is_beside:
+        (tmp_path / "llama3.1_70B-BF16-pretrain.yaml").write_text(PRIMUS_FILE)
+    launch = read_launch(script, global_batch=256)
+    assert launch.layout is not None
+    assert (launch.layout.tp, launch.layout.dp, launch.layout.micro_batch, launch.layout.zero) == (4, 4, 4, 1)
+    assert (launch.layout.sequence_parallel, launch.devices, launch.global_batch) == (True, 16, 256)
+    assert launch.job_fields["dtype"] == "bf16"
+    assert launch.model == catalog.model("llama3-70b")
+    assert [("not found" in doubt) for doubt in launch.may_be_wrong] == ([] if is_beside else [True])
+
+
+def test_flags_of_primus_that_change_the_named_model_are_a_doubt() -> None:
+    launch = read("run.sh", PRIMUS_STARTS[1].replace("FLAGS", "--num_layers 4 --fp8 hybrid"))
+    assert any("num-layers-of-the-named-model" in doubt for doubt in launch.may_be_wrong)
+    assert launch.job_fields["dtype"] == "fp8"
+    by_name = read("run.sh", PRIMUS_STARTS[1].replace("FLAGS", "").replace("BF16", "FP8"))
+    assert by_name.job_fields["dtype"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "recipe"),
+    [
+        ("bf16_mixed", "bf16", None),
+        ("bf16_with_fp8_hybrid", "fp8", "delayed"),
+        ("bf16_with_mxfp8_mixed", "fp8", "mxfp8"),
+    ],
+)
+def test_precision_and_adapters_of_primus_on_megatron_bridge(precision: str, dtype: str, recipe: str | None) -> None:
+    text = f"""
+        modules:
+          post_trainer:
+            framework: megatron_bridge
+            model: llama2_70b_lora.yaml
+            overrides: {{micro_batch_size: 1, global_batch_size: 8, peft: PEFT, precision_config: {precision},
+                        sequence_parallel: false}}
+    """
+    adapted = read("run.yaml", text.replace("PEFT", "lora"), devices=8)
+    whole = read("run.yaml", text.replace("PEFT", '"none"'), devices=8)
+    assert (adapted.job_fields["dtype"], adapted.job_fields.get("fp8_recipe")) == (dtype, recipe)
+    assert (adapted.job_fields["adapter_rank"], "adapter_rank" in whole.job_fields) == (32, False)
+    assert adapted.model == whole.model == catalog.model("llama2-70b")
+    assert any("peft" in doubt for doubt in adapted.may_be_wrong)
+    assert whole.may_be_wrong == ()
+
+
 NEMO_1 = """
     trainer: {devices: 8, num_nodes: 1, precision: bf16}
     model:

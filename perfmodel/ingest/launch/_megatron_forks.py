@@ -246,7 +246,21 @@ def _slime(arguments: Mapping[str, Any]) -> Fields:
     return fields
 
 
+ABSENT_FILE: Final = "<absent file>"
+"""The entry that keeps the name of a file of Primus which is not there to be read."""
+
+
+def _absent_file(arguments: Mapping[str, Any]) -> Fields:
+    return {
+        "doubt.file": (
+            f"the layout, the precision and memory may be wrong: {arguments[ABSENT_FILE]} was not found beside the "
+            "script; the model is taken from its name, and the rest from flags and Primus's own defaults"
+        )
+    }
+
+
 FORKS: Final = (
+    Rule(keys=(ABSENT_FILE,), read=_absent_file),
     Rule(keys=_SLIME, read=_slime, fields=("devices",)),
     Rule(keys=("ds-sequence-parallel-size",), read=_ulysses, fields=("cp",)),
     Rule(

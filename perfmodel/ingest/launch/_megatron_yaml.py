@@ -19,6 +19,7 @@ from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, OFFLOADED_WEIGHTS, PLAIN_NORMS
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
+from perfmodel.spec import Model, Transformer
 
 _ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)
 _MARKS: Final = tuple(name for name in MEGATRON.marks if name != "num-attention-heads")
@@ -58,7 +59,7 @@ def megatron_arguments(source: Source) -> Source | None:
     if not is_primus and (len(known) < FEWEST or not known & set(_MARKS)):
         return None
     if table.endswith("overrides."):
-        stated = _of_primus(source.entries, table) | stated
+        stated = _of_primus(source.entries, table) | _in_words_of_megatron(stated)
     return replace(source, entries=_as_switches(stated), notes=(*source.notes, *notes))
 
 
@@ -114,6 +115,8 @@ _PRIMUS_NAMES: Final = {
     "deepseek_v2_lite": "deepseek-v2-lite",
     "deepseek_v3_16b": "deepseek-v2-lite",
     "llama3.3_70b": "llama3-70b",
+    "llama4_17b128e": "llama-4-maverick",
+    "llama4_17b16e": "llama-4-scout",
 }
 """Models that Primus and the catalog call otherwise."""
 
@@ -202,21 +205,111 @@ def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
-    """What a file of Primus says beside its overrides, and what its own trainer sets without being asked
-    (`primus/configs/modules/megatron/trainer_base.yaml`): 16 bits, and sequences of 4,096 tokens."""
-    stated = {"bf16": Entry(True, 0), "seq-length": Entry(4096, 0)}
+    """What a file of Primus says beside its overrides, and what its own trainer and models set without being asked."""
+    stated = dict(_PRIMUS_DEFAULTS)
     model = entries.get(f"{table.removesuffix('overrides.')}model")
     overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
     if model is None or "hidden_size" in overridden:
         return stated
-    name = str(_value_of(model.value)).removesuffix(".yaml")
-    stated[NAMED_MODEL] = replace(model, value=_PRIMUS_NAMES.get(name.lower(), name))
+    stated |= primus_arguments(str(_value_of(model.value)).removesuffix(".yaml"), model)
     # What is overridden of the model that is named would be lost beside its name.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
         # Under a name that no rule knows it is reported as unread, and its words make it one about the model.
-        stated[f"{name.replace('_', '-')}-of-the-named-model"] = replace(entry, value=str(entry.value))
+        stated[_of_named_model(name)] = replace(entry, value=str(entry.value))
     return stated
+
+
+_PRIMUS_DEFAULTS: Final[Mapping[str, Entry]] = {
+    "bf16": Entry(True, 0),
+    "seq-length": Entry(4096, 0),
+    "use-distributed-optimizer": Entry(True, 0),
+    "sequence-parallel": Entry(True, 0),
+}
+"""What Primus sets without being asked.
+
+`primus/configs/modules/megatron/trainer_base.yaml` has 16 bits and sequences of 4,096 tokens, `pre_trainer.yaml` the
+distributed optimizer, and `primus/configs/models/megatron/language_model.yaml` sequence parallelism.
+"""
+
+
+def primus_arguments(model: str, entry: Entry | None = None) -> dict[str, Entry]:
+    """Arguments of a run of Primus of which only the model's name is known.
+
+    Args:
+        model: its name in Primus.
+        entry: that names it.
+    """
+    name = _PRIMUS_NAMES.get(model.lower(), model)
+    # Files of models that are tuned by adapters are called after both.
+    name = name.removesuffix("_lora") if catalog_model(name) is None else name
+    return {**_PRIMUS_DEFAULTS, NAMED_MODEL: replace(entry or Entry(name, 0), value=name)}
+
+
+def as_arguments(stated: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Arguments of Primus' command line as Megatron's: those that change a named model are reported as unread."""
+    arguments: dict[str, Entry] = {}
+    model = catalog_model(str(stated[NAMED_MODEL].value)) if NAMED_MODEL in stated else None
+    for name, entry in stated.items():
+        key = name.replace("-", "_")
+        changes_model = key in _OF_MODELS and model is not None
+        if changes_model and _says_the_same(key, entry.value, model):
+            continue
+        argument = _argument_name(name)
+        arguments[_of_named_model(key) if changes_model else argument] = replace(
+            entry, value=str(entry.value) if changes_model else _argument_value(argument, entry.value)
+        )
+    return _as_switches(arguments)
+
+
+_PRECISION: Final = "precision-config"
+_ADAPTERS: Final = "peft"
+_SCALINGS: Final = {"mxfp8": "mxfp8", "current": "tensorwise", "subchannel": "blockwise", "delayed": "delayed"}
+"""Parts of the names of Megatron-Bridge's precisions, and Megatron's words for how 8 bits are scaled."""
+
+
+def _in_words_of_megatron(stated: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Overrides of Primus on Megatron-Bridge, whose precision and adapters have names of their own
+    (`megatron/bridge/training/mixed_precision.py`, `peft/lora.py`)."""
+    arguments = dict(stated)
+    precision = arguments.pop(_PRECISION, None)
+    if precision is not None and isinstance(precision.value, str):
+        name = precision.value.lower()
+        arguments["fp16" if name.startswith("fp16") else "bf16"] = replace(precision, value=True)
+        if "fp8" in name:
+            arguments["fp8-format"] = replace(precision, value="hybrid")
+            scaling = next((word for part, word in _SCALINGS.items() if part in name), "delayed")
+            arguments["fp8-recipe"] = replace(precision, value=scaling)
+    adapters = arguments.get(_ADAPTERS)
+    if adapters is None:
+        return arguments
+    if str(adapters.value).lower() in ("none", "null", "false"):
+        del arguments[_ADAPTERS]
+        return arguments
+    # The recipe knows rank and targets; the library's own defaults stand for them, and the word stays in doubt.
+    arguments["use-lora"] = replace(adapters, value=True)
+    if not {"lora-rank", "lora-r"} & set(arguments):
+        arguments["lora-rank"] = replace(adapters, value="32")
+    arguments.setdefault("lora-target-modules", replace(adapters, value=list(_BRIDGE_TARGETS)))
+    return arguments
+
+
+_BRIDGE_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+def _of_named_model(name: str) -> str:
+    return f"{name.replace('_', '-')}-of-the-named-model"
+
+
+def _says_the_same(name: str, value: Any, model: Model | None) -> bool:
+    """Whether an override states what the model has anyway."""
+    if not isinstance(model, Transformer):
+        return False
+    if name == "num_layers":
+        return value == model.layers
+    return (
+        name == "moe_layer_freq" and value == 1 and model.experts is not None and not model.experts.first_dense_layers
+    )
 
 
 _OF_MODELS: Final = {

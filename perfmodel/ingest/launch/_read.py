@@ -36,6 +36,7 @@ from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._nemo_rl import NEMO_RL
 from perfmodel.ingest.launch._other_tools import refuse_other_tools
+from perfmodel.ingest.launch._primus import primus_command
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
@@ -307,6 +308,9 @@ def _of_script(
     by_recipe = recipe_command(text, place, arguments, variables)
     if by_recipe is not None:
         return by_recipe
+    of_primus = primus_command(text, place, arguments, variables)
+    if of_primus is not None:
+        return of_primus, MEGATRON
     megatron_keys: set[str] = set()
     for rule in MEGATRON.table:
         megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}

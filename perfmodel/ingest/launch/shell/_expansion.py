@@ -39,6 +39,8 @@ LAUNCH_VARIABLES: Final = (
     "CONFIG_FILE",
     "MODULE",
     "CONFIG",
+    "EXP",
+    "GPUS_PER_NODE",
 )
 """Variables by which programs are told how many processes they start, and by which recipe."""
 

@@ -1,0 +1,127 @@
+"""Command lines of Primus: a file of YAML, and flags that change its overrides.
+
+`EXP=examples/megatron/configs/MI300X/llama3.1_8B-pretrain.yaml bash examples/run_pretrain.sh --micro_batch_size 4`, or
+`primus-cli direct -- train pretrain --config FILE ...` (`runner/` and `examples/` of AMD-AGI/Primus).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, followed_script, processes_in_variables
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
+from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
+from perfmodel.ingest.launch._megatron_forks import ABSENT_FILE
+from perfmodel.ingest.launch._megatron_yaml import as_arguments, megatron_arguments, primus_arguments, primus_overrides
+from perfmodel.ingest.launch._read_entries import read_yaml
+from perfmodel.ingest.launch.shell import Command
+
+_LOOKS_LIKE_ONE: Final = re.compile(r"primus|\bEXP=\S*\.ya?ml", re.IGNORECASE)
+_STARTERS: Final = re.compile(r"primus-cli(\.sh)?|run_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh|run_posttrain\.sh")
+"""Programs that train what a file of Primus says, by their names."""
+_FILE: Final = (".yaml", ".yml")
+_KIND: Final = re.compile(r"([-_](BF16|FP8|FP16|FP4|MXFP8|MXFP4))?[-_](pretrain|sft|posttrain|lora_posttrain)$", re.I)
+"""End of the name of a file of Primus behind that of its model."""
+_USUAL_DEVICES: Final = 8
+"""Devices of a node where nothing says them (`GPUS_PER_NODE` of `examples/run_pretrain.sh`)."""
+
+
+def primus_command(
+    text: str, place: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> Source | None:
+    """Megatron's arguments of the command that trains with Primus in a shell script; None for scripts without one.
+
+    Args:
+        text: the script.
+        place: its path.
+        arguments: of the script itself.
+        variables: set in its environment.
+
+    Raises:
+        LaunchFileError: the command trains on another framework than Megatron.
+    """
+    # Following a script costs time, and scripts of every kind come by here.
+    if not _LOOKS_LIKE_ONE.search(text):
+        return None
+    script, job = followed_script(text, place, arguments, variables)
+    for command in script.commands:
+        file = _file_of(command)
+        if not file:
+            continue
+        stated, notes = _of_file(file, place, Neighbours(Path(place).parent, script.files))
+        stated |= _overrides(command)
+        entries = as_arguments(stated) | _world(command, job)
+        return Source(place=place, entries=entries, notes=(*script.notes, *notes))
+    return None
+
+
+def _file_of(command: Command) -> str:
+    """The file that a command of Primus trains with; empty for other commands."""
+    texts = [word.text for word in command.argv]
+    if not any(_STARTERS.fullmatch(PurePosixPath(text).name) for text in texts):
+        return ""
+    for i, text in enumerate(texts):
+        name, sign, value = text.partition("=")
+        if name == "--config" and (sign or i + 1 < len(texts)):
+            return value if sign else texts[i + 1]
+    file = command.variables.get("EXP", "")
+    return file if file.endswith(_FILE) else ""
+
+
+def _of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
+    """Arguments that a file of Primus states, or those that its name tells where it is not beside the script."""
+    file = neighbours.find(name)
+    if file is not None:
+        source = read_yaml(file.text, str(file.path), file.path.parent)
+        if primus_overrides(source) is not None:
+            raise LaunchFileError(
+                f"{place}: it changes {name}, which trains on another framework than Megatron, by flags; give the file "
+                "itself, with these changes in it"
+            )
+        arguments = megatron_arguments(source)
+        if arguments is None:
+            raise LaunchFileError(f"{place}: it trains with {name}, which has no settings of Megatron's; give the file")
+        return included_entries(arguments.entries, file.path, 0), list(arguments.notes)
+    # Examples lie in folders of their framework, and are called after their model.
+    if "/megatron/" not in f"/{name}":
+        raise LaunchFileError(
+            f"{place}: it trains with {name}, which is not beside it; put it there, or give that file"
+        )
+    stem = PurePosixPath(name).stem
+    stated = primus_arguments(_KIND.sub("", stem)) | {ABSENT_FILE: Entry(name, 0)}
+    if "fp8" in stem.lower():
+        stated["fp8-format"] = Entry("hybrid", 0)
+    return stated, []
+
+
+def _overrides(command: Command) -> dict[str, Entry]:
+    """Flags of a command that change overrides of its file, by the names of Megatron's arguments."""
+    texts = [word.text for word in command.argv]
+    # Launchers of containers and schedulers have options of their own in front.
+    start = max((i for i, text in enumerate(texts) if _STARTERS.fullmatch(PurePosixPath(text).name) or text == "--"))
+    flags = command_entries(command.argv[start + 1 :], frozenset(), frozenset())
+    stated: dict[str, Entry] = {}
+    for name, entry in flags.items():
+        if name in ("config", *LAUNCHING):
+            continue
+        value: Any = yaml_value(entry.value) if isinstance(entry.value, str) else entry.value
+        # Layouts of pipelines are quoted twice.
+        value = value.strip("'\"") if isinstance(value, str) else value
+        stated[name] = replace(entry, value=value)
+    return stated
+
+
+def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
+    """Devices of the job: nodes by variables or the scheduler, and eight devices on each unless variables say else."""
+    settings: dict[str, Any] = {**processes_in_variables(command), **scheduled_settings(job)}
+    each = command.variables.get("GPUS_PER_NODE", "")
+    settings.setdefault("nproc-per-node", each if each.isdecimal() else str(_USUAL_DEVICES))
+    texts = [word.text for word in command.argv]
+    for i, text in enumerate(texts[:-1]):
+        if text in ("-N", "--nodes") and texts[i + 1].isdecimal():
+            settings["nnodes"] = texts[i + 1]
+    devices = world_of(settings)["devices"]
+    return {"num-processes": Entry(str(devices), command.argv[0].line)}
