@@ -1,7 +1,7 @@
 """Logs as training frameworks write them, of steps whose times a test knows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 FORMATS = (
@@ -42,7 +42,16 @@ class WrittenRun:
     settings: dict[str, object] = field(default_factory=dict)
     """By the names of Megatron-LM's arguments; what `megatron` writes at its head."""
     timers_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of every step, fastest and slowest rank; what `megatron` writes below a step."""
+    """Of every step, fastest and slowest rank; what `megatron` writes below a step, and `deepspeed` of the slowest."""
+    loader_s: float = 0.0
+    """Seconds of each step that pass before its first kernel: DeepSpeed's rate leaves them out, and XTuner writes them
+    as `data_time`."""
+    batches: Sequence[int] = ()
+    """Sequences of each step where the batch grows over the run; empty where it is `global_batch` throughout."""
+
+    def at(self, step: int) -> "WrittenRun":
+        """Return the run with the batch of one step."""
+        return replace(self, global_batch=self.batches[step - 1]) if self.batches else self
 
     def tokens_per_s_per_device(self, seconds: float) -> float:
         return self.global_batch * self.seq_len / self.devices / seconds
@@ -57,12 +66,14 @@ def write_log(form: str, run: WrittenRun) -> str:
     now = _START
     for step, seconds in enumerate(run.step_s, start=1):
         now += timedelta(seconds=seconds)
-        lines += _WRITERS[form](run, step, seconds, now)
+        lines += _WRITERS[form](run.at(step), step, seconds, now)
         if form.startswith("megatron") and run.timers_ms:
             lines.append("(min, max) time across ranks (ms):")
             lines += [
                 f"    {name} {'.' * (47 - len(name))}: ({a:.2f}, {b:.2f})" for name, (a, b) in run.timers_ms.items()
             ]
+        if form == "deepspeed" and run.timers_ms:
+            lines.append(_deepspeed_timers(run))
         if step in run.checkpoints:
             lines.append(_checkpoint(form, step, run.pause_after_s.get(step, 0.0)))
         if step in run.evaluations:
@@ -160,7 +171,7 @@ def _nanotron(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
 
 def _deepspeed(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
     stamp = f"[{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03d}]"
-    rate = run.global_batch / seconds
+    rate = run.global_batch / (seconds - run.loader_s)
     lines = [f"{stamp} [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]"]
     if step in run.skipped:
         lines.append(
@@ -173,6 +184,11 @@ def _deepspeed(run: WrittenRun, step: int, seconds: float, now: datetime) -> lis
         f"MaxMemAllocated={run.reserved_gib * 0.9:.2f}GB"
     )
     return lines
+
+
+def _deepspeed_timers(run: WrittenRun) -> str:
+    timers = " | ".join(f"{name}: {most:.2f}" for name, (_, most) in run.timers_ms.items())
+    return f"[2025-03-04 10:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | {timers}"
 
 
 def _clock(seconds: float) -> str:
@@ -244,7 +260,8 @@ def _torchtune(run: WrittenRun, step: int, seconds: float, now: datetime) -> lis
 def _xtuner(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
     return [
         f"{now:%m/%d %H:%M:%S} - mmengine - INFO - Iter(train) [ {step:3d}/1000]  lr: 2.0000e-05  eta: 1:42:10  "
-        f"time: {seconds:.4f}  data_time: 0.0123  memory: {run.reserved_gib * 1024 * 0.9:.0f}  loss: 1.2345"
+        f"time: {seconds:.4f}  data_time: {run.loader_s + 0.0123:.4f}  memory: {run.reserved_gib * 1024 * 0.9:.0f}  "
+        "loss: 1.2345"
     ]
 
 

@@ -87,18 +87,25 @@ _PHASE_OF_TIMER: Final = {
     "grads-reduce-scatter": "gradient_sync",
     "params-all-gather": "weight_gather",
     "optimizer": "optimizer",
-    # DeepSpeed
+    # DeepSpeed, and its names until 2023
     "fwd": "compute",
+    "forward": "compute",
     "bwd_inner": "compute",
+    "backward_inner": "compute",
     "bwd_allreduce": "gradient_sync",
+    "backward_allreduce": "gradient_sync",
     "step": "optimizer",
+    # XTuner
+    "data_time": "data",
 }
 _MINMAX: Final = re.compile(r"(?<![\w/-])([a-z][\w/-]*) \.{2,}: (?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$")
-_DEEPSPEED_TIMERS: Final = re.compile(r"time \(ms\) \| (fwd: .*)$")
+_DEEPSPEED_TIMERS: Final = re.compile(r"time \(ms\) \| ((?:fwd|forward): .*)$")
+_XTUNER_TIMER: Final = re.compile(r"Iter\(train\).*\bdata_time: ([\d.]+)")
 
 
 def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
-    """Medians of the timers of Megatron-LM (`--timing-log-level`) and DeepSpeed (`wall_clock_breakdown`), by phase."""
+    """Medians of the timers of Megatron-LM (`--timing-log-level`), DeepSpeed (`wall_clock_breakdown`) and XTuner, by
+    phase."""
     least_s: dict[str, list[float]] = defaultdict(list)
     most_s: dict[str, list[float]] = defaultdict(list)
     for line in lines:
@@ -116,6 +123,10 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
                 if seconds is not None:
                     least_s[name.strip()].append(seconds / 1000)
                     most_s[name.strip()].append(seconds / 1000)
+        loader = _XTUNER_TIMER.search(line)
+        if loader is not None:
+            least_s["data_time"].append(float(loader[1]))
+            most_s["data_time"].append(float(loader[1]))
 
     timers: dict[str, PhaseTimer] = {}
     for name, phase in _PHASE_OF_TIMER.items():

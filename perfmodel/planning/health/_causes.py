@@ -31,6 +31,8 @@ class Severity:
     step_s: float
     gradient_sync_s: float | None = None
     """Time of reductions and gathers of weights that the step waits for; None where it was not predicted."""
+    small_batch_s: float | None = None
+    """The step with the smallest batch in the log; None where the batch is always the same."""
     peak_bytes: Mapping[str, float] | None = None
     """Peak of memory by counter; None where the fault leaves it as it is."""
 
@@ -47,6 +49,11 @@ class Fault:
     remedy: str
     setting: str = ""
     """The field of the layout or job that differs from the script, where the fault is a setting."""
+
+    @property
+    def may_begin_later(self) -> bool:
+        """Whether the fault can begin during a run: settings hold from its start."""
+        return not self.setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +110,8 @@ def _low_clocks(problem: StepProblem, layout: Layout, value: float) -> Sequence[
 
 
 # Priors and severities are an engineer's judgement, not fitted: a slow device or link is common, a whole machine at low
-# clocks is rare, and small deviations are more frequent than large ones.
+# clocks is rare, and small deviations of devices and hosts are more frequent than large ones. Links fail in large steps
+# just as often: rails that are down leave a half to an eighth, a fall back from RDMA to sockets a twentieth.
 _MACHINE_FAULTS: Final = (
     _MachineFault(
         name="slow_inter_node_link",
@@ -149,7 +157,7 @@ _MACHINE_FAULTS: Final = (
         title="hosts too slow to launch kernels in time",
         prior=0.8,
         settings=_times("host_op_s"),
-        values={1.5: 2, 2.0: 2, 3.0: 2, 5.0: 1},
+        values={1.5: 7, 2.0: 4, 3.0: 2, 5.0: 1},
         description="each operator takes {:.2g} times as long to launch",
         remedy="unset CUDA_LAUNCH_BLOCKING and debug switches, pin processes to cores, use CUDA graphs or compile",
     ),
@@ -205,27 +213,54 @@ def sync_seconds(prediction: Prediction) -> float:
     return sum(prediction.breakdown_s.get(part, 0.0) for part in _SYNC_PARTS)
 
 
-def faults(problem: StepProblem, layout: Layout, expected_s: float) -> list[Fault]:
-    """The faults that could lengthen this layout's step, with the step time at each severity."""
+def faults(
+    problem: StepProblem,
+    layout: Layout,
+    expected_s: float,
+    *,
+    has_sync_timers: bool = False,
+    small_batch: int | None = None,
+) -> list[Fault]:
+    """The faults that could lengthen this layout's step, with the step time at each severity.
+
+    Args:
+        problem: the job as it ran.
+        layout: of the launch script.
+        expected_s: the step without a fault.
+        has_sync_timers: whether the log times reductions of gradients, which are then predicted too.
+        small_batch: the smallest batch of a log whose batch grows, at which the step is predicted too.
+    """
     # Options and job settings can only be a cause if the script asks for something else.
     applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
-    candidates = [_machine_fault(problem, layout, fault) for fault in applicable]
+    candidates = [_machine_fault(problem, layout, fault, has_sync_timers, small_batch) for fault in applicable]
     for setting in _LAYOUT_SETTINGS:
         if setting.differs(vars(layout)):
-            candidates.append(_setting_fault(problem, replace(layout, **setting.fields), setting))
+            candidates.append(_setting_fault(problem, replace(layout, **setting.fields), setting, small_batch))
     for setting in _JOB_SETTINGS:
         if setting.differs(problem.job.values()):
             changed = replace(problem, job=replace(problem.job, **setting.fields))
-            candidates.append(_setting_fault(changed, layout, setting))
-    candidates.append(_data_loading(expected_s))
+            candidates.append(_setting_fault(changed, layout, setting, small_batch))
+    small_batch_s = None if small_batch is None else step_s(with_batch(problem, small_batch), layout, Scenario())
+    candidates.append(_data_loading(expected_s, small_batch_s))
     return [fault for fault in candidates if fault is not None and _has_effect(fault, expected_s)]
+
+
+def with_batch(problem: StepProblem, global_batch: int) -> StepProblem:
+    """The same job with another global batch."""
+    return replace(problem, job=replace(problem.job, global_batch=global_batch))
 
 
 def _has_effect(fault: Fault, expected_s: float) -> bool:
     return any(severity.step_s > expected_s * (1 + _LEAST_EFFECT) for severity in fault.severities)
 
 
-def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -> Fault | None:
+def _machine_fault(
+    problem: StepProblem,
+    layout: Layout,
+    fault: _MachineFault,
+    has_sync_timers: bool,
+    small_batch: int | None,
+) -> Fault | None:
     """Predict the step under a fault of the machine at each severity; None where the layout cannot have it."""
     severities = []
     for value, weight in fault.values.items():
@@ -236,18 +271,21 @@ def _machine_fault(problem: StepProblem, layout: Layout, fault: _MachineFault) -
             # A schedule whose stages have replicas has no single slow rank.
             return None
 
-        # Timers of gradient synchronisation tell slow links from other faults, so that it is
-        # predicted for links alone.
+        # Timers of gradient synchronisation tell links from other faults. A slow rank leaves
+        # reductions as they are: how it shows in timers depends on where the others wait.
         sync_s = None
-        if fault.name.endswith("_link"):
+        if has_sync_timers and fault.name != SLOW_RANK:
             sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout))
-        description = fault.description.format(value)
+        small_batch_s = None
+        if small_batch is not None:
+            small_batch_s = step_s(with_batch(problem, small_batch), layout, scenario)
         severities.append(
             Severity(
-                description=description,
+                description=fault.description.format(value),
                 weight=weight,
                 step_s=seconds,
                 gradient_sync_s=sync_s,
+                small_batch_s=small_batch_s,
             )
         )
     return Fault(
@@ -275,12 +313,16 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
             sync_s = None
             if low.gradient_sync_s is not None and high.gradient_sync_s is not None:
                 sync_s = (1 - at) * low.gradient_sync_s + at * high.gradient_sync_s
+            small_batch_s = None
+            if low.small_batch_s is not None and high.small_batch_s is not None:
+                small_batch_s = _between(low.small_batch_s, high.small_batch_s, at)
             refined.append(
                 Severity(
                     description=fault.description.format(value),
                     weight=(1 - at) * low.weight + at * high.weight,
                     step_s=_between(low.step_s, high.step_s, at),
                     gradient_sync_s=sync_s,
+                    small_batch_s=small_batch_s,
                 )
             )
     refined.append(severities[-1])
@@ -292,11 +334,14 @@ def _between(low: float, high: float, at: float) -> float:
     return low ** (1 - at) * high**at
 
 
-def _setting_fault(problem: StepProblem, layout: Layout, setting: _SettingFault) -> Fault | None:
+def _setting_fault(
+    problem: StepProblem, layout: Layout, setting: _SettingFault, small_batch: int | None
+) -> Fault | None:
     """Predict the step of a problem and layout that have the setting already; None where they cannot have it."""
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout)
         changed = explain(problem, layout)
+        small_batch_s = None if small_batch is None else step_s(with_batch(problem, small_batch), layout, Scenario())
     except PerfModelError:
         # A setting that this layout cannot have is not the cause.
         return None
@@ -305,6 +350,7 @@ def _setting_fault(problem: StepProblem, layout: Layout, setting: _SettingFault)
         weight=1.0,
         step_s=changed.step_time_s,
         gradient_sync_s=sync_seconds(changed),
+        small_batch_s=small_batch_s,
         peak_bytes=changed.memory_counted_bytes,
     )
     return Fault(
@@ -317,14 +363,30 @@ def _setting_fault(problem: StepProblem, layout: Layout, setting: _SettingFault)
     )
 
 
-def _data_loading(expected_s: float) -> Fault:
-    """A loader that every step waits for; how long, nothing in the script tells."""
+def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
+    """A loader that every step waits for; how long, nothing in the script tells.
+
+    Args:
+        expected_s: the step that does not wait.
+        small_batch_s: that of the smallest batch in the log, if the batch grows.
+    """
     # Small delays are more frequent than large ones, by judgement as for faults of the machine.
     weights = {0.1: 3, 0.25: 2, 0.5: 1, 1.0: 1}
     severities = []
     for share, weight in weights.items():
-        waiting_s = expected_s * (1 + share)
-        severities.append(Severity(description="", weight=weight / 7, step_s=waiting_s))
+        # A smaller batch may be loaded in less time, or after the same wait.
+        waits_s: tuple[float | None, ...] = (None,)
+        if small_batch_s is not None:
+            waits_s = (small_batch_s * share, expected_s * share)
+        for wait_s in waits_s:
+            severities.append(
+                Severity(
+                    description="",
+                    weight=weight / 7 / len(waits_s),
+                    step_s=expected_s * (1 + share),
+                    small_batch_s=None if small_batch_s is None or wait_s is None else small_batch_s + wait_s,
+                )
+            )
     return Fault(
         name=DATA_LOADING,
         title="every step waits for its data",

@@ -14,6 +14,21 @@ _LEAST_DEVIATION: Final = 0.03
 """Least standard deviation of a log step time: no two runs of one site are nearer."""
 _SHARE_DEVIATION: Final = 0.3
 """Standard deviation of the share of the excess that a timer shows."""
+_SYNC_DEVIATION: Final = 0.5
+"""Standard deviation of log(measured / predicted) seconds of gradient synchronisation. How much of it hides is known
+less well than a whole step, so that only a factor of several speaks."""
+_LEAST_SYNC: Final = 0.02
+"""Share of the step below which synchronisation is noise; added to both sides of that ratio."""
+_WAITS_ON_ONE_RANK: Final = 0.95
+"""Probability that a rank is not the slow one itself."""
+_BATCH_DEVIATION: Final = 0.05
+"""Standard deviation of the log of how much longer a step takes with the final batch than with the smallest. What a
+site has of its own cancels out, so that this is narrower than a step's interval."""
+_TAIL_SHARE: Final = 0.1
+_TAIL_WIDTH: Final = 6.0
+"""Share of logs whose timers or batches are off for other reasons, and how much wider they scatter."""
+_JUMP_DEVIATION: Final = 0.05
+"""Standard deviation of the log of how much longer steps become at a jump: what a site has of its own cancels out."""
 _SPREAD_DEVIATION: Final = 0.06
 _SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
 """Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ by themselves."""
@@ -32,8 +47,18 @@ class Observed:
     """Standard deviation of the log step time over known sites."""
     expected_sync_s: float
     """Predicted seconds of reductions and gathers of weights that the step waits for."""
+    times_sync: bool
+    """Whether the log times reductions and gathers of weights apart from the passes."""
+    one_rank: bool
+    """Whether timers are those of one rank, which meets the others only in communication."""
     timers: Mapping[str, PhaseTimer]
     """Phases of a step on the fastest and slowest rank, by name."""
+    jump: float | None
+    """Step after a jump over the step before it; None where the steps do not become slower at once."""
+    batch_ratio: float | None
+    """Measured step with the final batch over that with the smallest; None where the batch does not grow."""
+    expected_small_batch_s: float | None
+    """Predicted step with the smallest batch."""
     pipeline: bool
     """Whether there are pipeline stages, of which each has its own compute time."""
     peak_bytes: float | None
@@ -47,6 +72,21 @@ class Observed:
     def excess_s(self) -> float:
         """Seconds by which the typical step is longer than expected."""
         return max(0.0, self.steady_s - self.expected_s)
+
+    @property
+    def sync_s(self) -> float | None:
+        """Seconds of reductions and gathers of weights on the rank that waits least for others; None without timers."""
+        sync = self.timers.get("gradient_sync")
+        if sync is None or not self.times_sync:
+            return None
+        gather = self.timers.get("weight_gather")
+        return sync.least_s + (gather.least_s if gather else 0.0)
+
+    @property
+    def most_explained_s(self) -> float:
+        """Most seconds that a fault can explain: a fast site with a fault may be no slower than expected."""
+        sync_s = self.sync_s
+        return self.excess_s if sync_s is None else max(self.excess_s, sync_s - self.expected_sync_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +105,12 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
     """Compute the probability of each fault, likeliest first, and of no fault.
 
     One fault at most is assumed. Given a fault of some severity, the log of measured over predicted is normal around
-    the ratio that the fault explains, with the deviation of known sites. Timers and memory count too, where the log has
-    them.
+    the ratio that the fault explains, with the deviation of known sites. Timers, memory, and how the step depends on a
+    growing batch count too, where the log has them. If steps become slower at once, the step before is measured on the
+    same site, and what begins there is weighed by the jump alone.
     """
+    if observed.jump is not None:
+        candidates = [fault for fault in candidates if fault.may_begin_later]
     # Bayes' rule over faults and severities: prior times likelihood, normalised together with the
     # hypothesis of no fault.
     weights: list[tuple[Fault, list[float]]] = []
@@ -95,7 +138,7 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
                 fault=fault,
                 probability=fault_weight / total,
                 severity=fault.severities[best],
-                explains_s=min(gain_s / fault_weight, observed.excess_s),
+                explains_s=min(gain_s / fault_weight, observed.most_explained_s),
             )
         )
     return sorted(likely, key=lambda cause: -cause.probability), none / total
@@ -103,15 +146,59 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
 
 def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     step_s = observed.expected_s if severity is None else severity.step_s
+
+    # Timers are medians over the run, which mix the steps before a jump with those after it.
+    if observed.jump is not None:
+        return _normal(log(observed.jump) - log(step_s / observed.expected_s), _JUMP_DEVIATION)
     deviation = max(observed.deviation, _LEAST_DEVIATION)
     likelihood = _normal(log(observed.steady_s / step_s), deviation)
+    likelihood *= _of_batches(observed, severity)
     likelihood *= _of_compute_spread(observed, fault, severity)
+    likelihood *= _of_sync(observed, fault, severity)
     likelihood *= _of_timer_shares(observed, fault, severity)
     return likelihood * _of_memory(observed, severity)
 
 
+def _of_batches(observed: Observed, severity: Severity | None) -> float:
+    """How the step grows with the batch: slow links cost once a step, slow hosts and devices in every micro-batch."""
+    if observed.batch_ratio is None or observed.expected_small_batch_s is None:
+        return 1.0
+    expected = observed.expected_s / observed.expected_small_batch_s
+    if severity is not None and severity.small_batch_s is not None:
+        expected = severity.step_s / severity.small_batch_s
+    return _heavy_tailed(log(observed.batch_ratio / expected), _BATCH_DEVIATION)
+
+
+def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    """Seconds of reductions and gathers of weights, measured beside those that a fault leads to."""
+    measured_s = observed.sync_s
+    if measured_s is None:
+        return 1.0
+    floor_s = _LEAST_SYNC * observed.expected_s
+    expected_s = observed.expected_sync_s
+    if severity is not None and severity.gradient_sync_s is not None:
+        expected_s = severity.gradient_sync_s
+    likelihood = _heavy_tailed(log((measured_s + floor_s) / (expected_s + floor_s)), _SYNC_DEVIATION)
+
+    # A rank counts its wait for a slow one as communication, unless it is the slow one itself or
+    # has met the others at a barrier before, as in Megatron-LM's timers.
+    timer = observed.timers["gradient_sync"]
+    if fault is not None and severity is not None and fault.name == SLOW_RANK and timer.least_s == timer.most_s:
+        waiting_s = expected_s + max(0.0, severity.step_s - observed.expected_s)
+        waits = _heavy_tailed(log((measured_s + floor_s) / (waiting_s + floor_s)), _SYNC_DEVIATION)
+        share = _WAITS_ON_ONE_RANK if observed.one_rank else 0.5
+        likelihood = (1 - share) * likelihood + share * waits
+    return likelihood
+
+
 def _normal(distance: float, deviation: float) -> float:
     return exp(-0.5 * (distance / deviation) ** 2) / (deviation * sqrt(2 * pi))
+
+
+def _heavy_tailed(distance: float, deviation: float) -> float:
+    """A normal density with a wide tail: what no fault of the list explains should not make any of them certain."""
+    wide = _normal(distance, _TAIL_WIDTH * deviation)
+    return (1 - _TAIL_SHARE) * _normal(distance, deviation) + _TAIL_SHARE * wide
 
 
 def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
@@ -127,7 +214,7 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
 
 
 def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Timers show which share of the excess is in gradients and weights, in waits for other ranks, and in data."""
+    """Timers show which share of the excess is in waits for other ranks, and in data."""
     excess_s = observed.excess_s
 
     # Shares of a tiny excess are noise.
@@ -136,27 +223,14 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
     name = fault.name if fault else ""
     likelihood = 1.0
     sync = observed.timers.get("gradient_sync")
-    if sync is not None:
-        gather = observed.timers.get("weight_gather")
-        own_s = sync.least_s + (gather.least_s if gather else 0.0)
-        gain_s = severity.step_s - observed.expected_s if severity else 0.0
-
-        # Share of the excess that this fault would add to the synchronisation of gradients and
-        # weights.
-        in_sync = 0.0
-        if severity is not None and severity.gradient_sync_s is not None and gain_s > 0:
-            in_sync = (severity.gradient_sync_s - observed.expected_sync_s) / gain_s
-        # A log of one rank shows its wait for a slow rank as communication.
-        one_rank = sync.least_s == sync.most_s
-        if one_rank and name == SLOW_RANK:
-            in_sync = 1.0
-        likelihood *= _of_share((own_s - observed.expected_sync_s) / excess_s, in_sync)
-
-        # With several ranks in the log, the slow rank itself waits least: the spread of the
-        # waiting times is the excess.
-        if not one_rank:
-            spread_s = sync.most_s - sync.least_s
-            likelihood *= _of_share(spread_s / excess_s, 1.0 if name == SLOW_RANK else 0.0)
+    if sync is not None and sync.least_s != sync.most_s:
+        # The slow rank itself waits least: the spread of the waiting times is the excess. With a
+        # barrier before each timer (Megatron-LM's default at level 1) all ranks have waited there.
+        spread = (sync.most_s - sync.least_s) / excess_s
+        of_spread = _of_share(spread, 0.0)
+        if name == SLOW_RANK:
+            of_spread = 0.5 * (of_spread + _of_share(spread, 1.0))
+        likelihood *= of_spread
     data = observed.timers.get("data")
     if data is not None:
         likelihood *= _of_share(data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0)

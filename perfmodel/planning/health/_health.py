@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import erf, exp, log, sqrt
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from perfmodel.catalog import StatedLayout
@@ -20,6 +21,7 @@ from perfmodel.planning.health._causes import (
     SLOWS_DOWN,
     faults,
     sync_seconds,
+    with_batch,
 )
 from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
 from perfmodel.planning.health._evidence import Observed, weigh
@@ -30,11 +32,12 @@ from perfmodel.prediction import (
     GAUSS_90,
     Prediction,
     StepProblem,
+    check_layout,
     explain,
     layout_of,
     step_problem_of,
 )
-from perfmodel.spec import Problem
+from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration
 
 NAMED_CAUSES: Final = 3
@@ -222,15 +225,28 @@ def check_run(
     # What the log itself shows (checkpoints, slow steps, options that differ) is named first; hidden faults are left
     # the rest.
     excess = log_ratio(series.usual_s, expected.step_time_s)
-    observed = _observed(log, series, expected, deviation, job)
-    shown = _shown_causes(series, log, expected, _option_causes(step_problem, job, expected))
+    timers = _timers(log, job.problem.job.global_batch, expected)
+    small_batch = _small_batch(series, step_problem, intended)
+    observed = _observed(log, series, expected, deviation, job, timers, small_batch)
+    shown = _shown_causes(series, log.format, timers, expected, _option_causes(step_problem, job, expected))
     beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
     explained_s = sum(cause.explains_s for cause in shown if cause.name not in beside_usual_step)
 
     # Hidden faults share what the shown causes leave of the excess.
-    hidden, no_fault = weigh(observed, faults(step_problem, intended, expected.step_time_s))
+    candidates = faults(
+        step_problem,
+        intended,
+        expected.step_time_s,
+        has_sync_timers=observed.sync_s is not None,
+        small_batch=None if small_batch is None else small_batch.global_batch,
+    )
+    hidden, no_fault = weigh(observed, candidates)
     named = {cause.name for cause in shown}
-    left_s = max(0.0, observed.excess_s - explained_s)
+    left_s = max(0.0, observed.most_explained_s - explained_s)
+    begins = ""
+    if observed.jump is not None and series.drift is not None:
+        left_s = series.drift_s
+        begins = f"if it begins at step {series.drift.at_step:,}; "
     guessed = []
     for likely in hidden:
         if likely.fault.name in named or likely.probability <= _LEAST_PROBABILITY:
@@ -240,9 +256,9 @@ def check_run(
             Cause(
                 name=likely.fault.name,
                 title=likely.fault.title,
-                explains_s=min(likely.explains_s, left_s),
+                explains_s=left_s if begins else min(likely.explains_s, left_s),
                 probability=likely.probability,
-                evidence=f"fits best: {description}" if description else "",
+                evidence=f"{begins}fits best: {description}" if description else "",
                 remedy=likely.fault.remedy,
             )
         )
@@ -276,7 +292,7 @@ def check_run(
         peak_bytes=observed.peak_bytes,
         peak_counter=counter,
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
-        timers=log.timers,
+        timers=timers,
     )
 
 
@@ -296,22 +312,81 @@ def _observed(
     expected: Prediction,
     deviation: float,
     job: WhatRan,
+    timers: Mapping[str, PhaseTimer],
+    small_batch: "_ExpectedSmallBatch | None",
 ) -> Observed:
     """Put the log's figures beside the expected ones."""
     # Where the log has both counters, the one of the allocator's reserve: it is what fills a device.
     counter = "reserved" if log.reserved_bytes is not None else "allocated"
+    drift = series.drift
+    jump = None
+    if drift is not None and drift.kind == "jump" and drift.change > 0:
+        jump = 1 + drift.change
+    batch_ratio = None
+    if series.small_batch is not None:
+        batch_ratio = series.before_drift_s / series.small_batch.step_s
     return Observed(
         # What slows down later on is a cause of its own.
         steady_s=series.before_drift_s,
         expected_s=expected.step_time_s,
         deviation=deviation,
         expected_sync_s=sync_seconds(expected),
-        timers=log.timers,
+        # Under ZeRO 3 DeepSpeed gathers and reduces within the passes that it times.
+        times_sync=log.format != "deepspeed" or job.intended.zero < 3,
+        one_rank=log.format == "deepspeed",
+        timers=timers,
+        jump=jump,
+        batch_ratio=batch_ratio,
+        expected_small_batch_s=None if small_batch is None else small_batch.step_s,
         pipeline=job.intended.pp > 1,
         peak_bytes=log.reserved_bytes if log.reserved_bytes is not None else log.allocated_bytes,
         peak_counter=counter,
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
     )
+
+
+class _ExpectedSmallBatch(NamedTuple):
+    """A step with the smallest batch of a log, as predicted."""
+
+    global_batch: int
+    step_s: float
+
+
+def _small_batch(series: StepSeries, problem: StepProblem, layout: Layout) -> _ExpectedSmallBatch | None:
+    """Predict the step with the smallest batch of the log; None where the batch is always the same."""
+    if series.small_batch is None:
+        return None
+    global_batch = series.small_batch.global_batch
+    try:
+        check_layout(problem.model, problem.cluster, with_batch(problem, global_batch).job, layout)
+        return _ExpectedSmallBatch(global_batch, step_s(with_batch(problem, global_batch), layout, Scenario()))
+    except PerfModelError:
+        # A batch that these replicas cannot share: the log's lines mean something else.
+        return None
+
+
+def _timers(log: TrainingLog, global_batch: int, expected: Prediction) -> dict[str, PhaseTimer]:
+    """Timers of the log, in the phases of other frameworks where DeepSpeed divides a step differently."""
+    timers = dict(log.timers)
+    if log.format != "deepspeed":
+        return timers
+
+    # DeepSpeed's rate counts from the forward pass to the end of the update. What passes between
+    # two lines beyond it is spent outside: mostly on waiting for data.
+    outside_s = []
+    for step in log.steps[1:]:
+        if step.seconds and step.samples_per_s:
+            outside_s.append(step.seconds - global_batch / step.samples_per_s)
+    if outside_s and "data" not in timers:
+        waiting_s = max(0.0, median(outside_s))
+        timers["data"] = PhaseTimer(least_s=waiting_s, most_s=waiting_s)
+
+    # Its timer of the update holds the gathering of updated weights.
+    optimizer = timers.get("optimizer")
+    if optimizer is not None:
+        gather_s = max(0.0, optimizer.most_s - expected.breakdown_s.get("optimizer", 0.0))
+        timers["weight_gather"] = PhaseTimer(least_s=gather_s, most_s=gather_s)
+    return timers
 
 
 # ---- causes that the log shows by itself ----
@@ -350,7 +425,13 @@ _STALL_CAUSES: Final[Mapping[str, _StallCause]] = {
 """Causes by kind of stall (`Stalls.kind`)."""
 
 
-def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, options: Sequence[Cause]) -> list[Cause]:
+def _shown_causes(
+    series: StepSeries,
+    log_format: str,
+    timers: Mapping[str, PhaseTimer],
+    expected: Prediction,
+    options: Sequence[Cause],
+) -> list[Cause]:
     """Return the causes that the log itself shows: stalls, options that differ, drift, skipped steps, slow loaders."""
     causes = [_stall_cause(stalls) for stalls in series.stalls]
     causes += options
@@ -361,7 +442,7 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
             Cause(
                 name=SLOWS_DOWN,
                 title=f"steps become {drift.change:.1%} slower over the run, {how}",
-                explains_s=max(0.0, series.usual_s - series.before_drift_s),
+                explains_s=series.drift_s,
                 probability=1.0,
                 evidence="seen in the step times",
                 remedy="monitor clocks, temperatures, host and device memory, and other jobs on the network",
@@ -383,15 +464,20 @@ def _shown_causes(series: StepSeries, log: TrainingLog, expected: Prediction, op
         )
 
     # The loader's own timer is proof enough, whatever made it slow.
-    data = log.timers.get("data")
+    data = timers.get("data")
     if data is not None and data.most_s > _DATA_TIMER_SHARE * expected.step_time_s:
+        title = "steps wait for their data"
+        evidence = f"the slowest rank's loader takes {duration(data.most_s)} of each step"
+        if log_format == "deepspeed":
+            title = "each step waits before its forward pass, as for data"
+            evidence = f"{duration(data.most_s)} of each step pass outside of forward pass, backward pass and update"
         causes.append(
             Cause(
                 name=DATA_LOADING,
-                title="steps wait for their data",
+                title=title,
                 explains_s=data.most_s,
                 probability=1.0,
-                evidence=f"the slowest rank's loader takes {duration(data.most_s)} of each step",
+                evidence=evidence,
                 remedy="use more loader workers, prefetch, and data on local disks",
             )
         )

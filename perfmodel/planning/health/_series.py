@@ -30,6 +30,8 @@ _REGULAR: Final = 0.15
 _LEAST_DRIFT: Final = 0.02
 _LEAST_DRIFT_LINES: Final = 12
 _CERTAIN_Z: Final = 3.0
+_SMALL_BATCH: Final = 0.75
+"""A batch up to this share of the final one tells what of a step does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,16 @@ class Drift:
     """Step at which the time jumps; the first step of a trend."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SmallBatch:
+    """Steps before a growing batch reached its final size."""
+
+    global_batch: int
+    """Sequences per step of the smallest batch in the log."""
+    step_s: float
+    """Median step with it."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepSeries:
     """Steps of a run after its warm-up."""
@@ -80,6 +92,8 @@ class StepSeries:
     """All time after the warm-up per step, stalls and pauses included."""
     stalls: tuple[Stalls, ...]
     drift: Drift | None
+    small_batch: SmallBatch | None
+    """Steps with the smallest batch, where the batch grows over the run."""
     restarts: int
     skipped_steps: int
 
@@ -92,6 +106,18 @@ class StepSeries:
             return self.usual_s / (1 + self.drift.change / 2)
         before = np.array(self.steps) < self.drift.at_step
         return float(np.median(self.seconds[before])) if before.any() else self.usual_s
+
+    @property
+    def drift_s(self) -> float:
+        """Seconds by which the drift lengthens the mean step; 0 without drift, or where steps become faster."""
+        if self.drift is None or self.drift.change <= 0:
+            return 0.0
+        # A trend has reached half of its change in the mean; a jump counts for the steps after it.
+        share = 0.5
+        if self.drift.kind == "jump":
+            after = np.array(self.steps) >= self.drift.at_step
+            share = float(self.covered[after].sum() / self.covered.sum())
+        return self.before_drift_s * self.drift.change * share
 
 
 def step_series(
@@ -169,9 +195,29 @@ def step_series(
         mean_s=float((seconds_after * covered_after + pauses_after_s).sum()) / total,
         stalls=_stalls(log, steps_after, covered_after, lost_s, total, save_every),
         drift=_drift(steps_after[usual], seconds_after[usual]),
+        small_batch=_small_batch(log, tokens_per_step, devices, global_batch),
         restarts=log.count("restart"),
         skipped_steps=sum(step.skipped_steps for step in log.steps) + log.count("overflow"),
     )
+
+
+def _small_batch(log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int) -> SmallBatch | None:
+    """The usual step with the smallest batch of a log whose batch grows; None where there are too few such steps."""
+    batches = [step.global_batch for step in log.steps if step.global_batch]
+    if not batches or min(batches) > _SMALL_BATCH * batches[-1]:
+        return None
+    smallest = min(batches)
+    tokens = tokens_per_step * smallest / global_batch
+    seconds = []
+    # The first line holds compilation.
+    for step in log.steps[1:]:
+        if step.global_batch == smallest:
+            step_s = step.seconds_of(tokens, devices, smallest)
+            if step_s is not None:
+                seconds.append(step_s)
+    if len(seconds) < LEAST_STEPS:
+        return None
+    return SmallBatch(global_batch=smallest, step_s=float(np.median(seconds)))
 
 
 def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:

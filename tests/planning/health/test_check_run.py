@@ -1,173 +1,18 @@
 """Runs that are simulated with a fault and written as logs of eight frameworks: the check names the fault."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
+from simulated_runs import LAUNCH_FILES, STEPS, SimulatedRun, checked, coloured, job, of_two_ranks, resumed
 from written_logs import WrittenRun, write_log
 
 import perfmodel as pm
 from perfmodel.cli import samples
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import parse_log
-from perfmodel.planning.health import RunHealth, check_run
-from perfmodel.planning.what_if import Scenario, model_in_scenario, step_s
-from perfmodel.prediction import explain, step_problem_of
+from perfmodel.planning.health import check_run
+from perfmodel.prediction import step_problem_of
 from perfmodel.spec import Layout, Problem
-
-LAUNCH_FILES = Path(__file__).parents[2] / "ingest" / "launch_files"
-STEPS = 150
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedRun:
-    """A job, what is wrong with it, and the framework whose log it writes."""
-
-    form: str
-    job: str
-    settings: tuple[str, ...] = ()
-    """Of the machine, as `perfmodel whatif --set` takes them."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """Fields of the layout that run otherwise than in the script."""
-    logs_options: bool = False
-    """Whether the log prints the arguments that ran."""
-    timers: bool = False
-    loader_s: float = 0.0
-    stall_s: Mapping[int, float] = field(default_factory=dict)
-    """Longer steps, by number."""
-    saves: Mapping[int, float] = field(default_factory=dict)
-    """Pauses for checkpoints that the log reports, by step."""
-    evaluations: Mapping[int, float] = field(default_factory=dict)
-    slower_later: float = 1.0
-    """How many times as long the last step is as the first."""
-    slower_from: int = 0
-    """The step at which steps become longer at once; 0: little by little."""
-    skipped: Sequence[int] = ()
-    spoil: Callable[[str], str] = str
-    """What happens to the text of the log."""
-    cause: str = ""
-
-
-def coloured(text: str) -> str:
-    return "".join(f"\x1b[32m{line}\x1b[0m\r\n" for line in text.replace("\r", "").splitlines())
-
-
-def of_two_ranks(text: str) -> str:
-    """Lines of a rank, and those of another that is two lines behind."""
-    lines = text.replace("\r", "").splitlines()
-    mixed = []
-    for at, line in enumerate(lines):
-        mixed.append(f"[default0]:{line}")
-        if at >= 2:
-            mixed.append(f"[default7]:{lines[at - 2]}")
-    return "\n".join(mixed)
-
-
-def resumed(text: str) -> str:
-    """A run that broke off after two thirds, and went on from a third on another node."""
-    lines = text.splitlines()
-    third = len(lines) // 3
-    return "\n".join([*(f"0: {line}" for line in lines[: 2 * third]), *(f"1: {line}" for line in lines[third:])])
-
-
-JOBS = {
-    "megatron 8b": (
-        "llama3-8b",
-        "dgx-a100",
-        "megatron-core",
-        "tp=2,dp=32,zero=1,overlap_grad_reduce=true,overlap_param_gather=true",
-        128,
-    ),
-    "megatron 70b": ("llama3-70b", "dgx-h100", "megatron-core", "tp=8,pp=8,dp=2,zero=1,recompute=full", 256),
-    "deepspeed 8b": ("llama3-8b", "dgx-h100", "deepspeed", "dp=32,zero=3,recompute=full", 256),
-    "hf 8b": ("llama3-8b", "dgx-h100", "generic", "dp=16,zero=3,recompute=full", 64),
-    "levanter 8b": "levanter_8b.yaml",
-    "nemo": "nemo_llama.yaml",
-    "torchtitan": "torchtitan_8b.toml",
-    "nanotron": "nanotron_3d.yaml",
-    "maxtext": "maxtext_tpu.yml",
-    "composer": "llm_foundry_7b.yaml",
-}
-
-
-@cache
-def job(name: str) -> tuple[Problem, Layout]:
-    described = JOBS[name]
-    if isinstance(described, str):
-        launch = pm.read_launch(LAUNCH_FILES / described, devices=64)
-        assert launch.layout is not None
-        return launch.problem("dgx-h100"), launch.layout
-    model, cluster, framework, layout, global_batch = described
-    problem = pm.problem(model, cluster, global_batch=global_batch, framework=framework)
-    return problem, problem.framework.layout(layout, problem.model)[0]
-
-
-def checked(run: SimulatedRun, seed: int = 7) -> RunHealth:
-    """Simulate the run on a site that is a few percent off the typical one, write its log, and check it."""
-    problem, layout = job(run.job)
-    step_problem = step_problem_of(problem)
-    expected = explain(step_problem, layout)
-    scenario = Scenario.parse(run.settings)
-    sick_s = step_s(step_problem, replace(layout, **run.options), scenario)
-
-    rng = np.random.default_rng(seed)
-    site = np.exp(rng.normal(0.0, 0.05))
-    seconds = (sick_s + run.loader_s) * site * rng.normal(1.0, 0.01, STEPS)
-    seconds[0] *= 5
-    for step, more_s in run.stall_s.items():
-        seconds[step - 1] += more_s
-    growth = np.linspace(1.0, run.slower_later, STEPS)
-    if run.slower_from:
-        growth = np.where(np.arange(STEPS) < run.slower_from - 1, 1.0, run.slower_later)
-    seconds *= growth
-    settings = {}
-    if run.logs_options:
-        settings = {name: getattr(layout, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
-        settings |= {ARGUMENTS.get(name, name): value for name, value in run.options.items()}
-    text = write_log(
-        run.form,
-        WrittenRun(
-            step_s=seconds.tolist(),
-            devices=layout.devices,
-            global_batch=problem.job.global_batch,
-            seq_len=problem.job.seq_len,
-            flops_per_token=step_problem.flops / problem.job.global_batch / problem.job.seq_len,
-            reserved_gib=expected.memory_counted_bytes["reserved"] / 2**30,
-            checkpoints=list(run.saves),
-            evaluations=list(run.evaluations),
-            skipped=run.skipped,
-            pause_after_s=dict(run.saves) | dict(run.evaluations),
-            settings=settings,
-            timers_ms=timers_ms(run, sick_s) if run.timers else {},
-        ),
-    )
-    return check_run(problem, layout, parse_log(run.spoil(text)))
-
-
-ARGUMENTS = {"recompute": "recompute_granularity"}
-
-
-def timers_ms(run: SimulatedRun, sick_s: float) -> dict[str, tuple[float, float]]:
-    """What the timers of Megatron-LM show of a simulated step."""
-    problem, layout = job(run.job)
-    scenario = Scenario.parse(run.settings)
-    slowed = scenario.slowed(layout.pp)
-    healthy = explain(step_problem_of(problem), layout)
-    sick = healthy if slowed else explain(model_in_scenario(step_problem_of(problem), scenario), layout)
-    sync_ms = sick.breakdown_s["data_parallel_communication_exposed"] * 1000
-    compute_ms = sick.step_time_s * 1000 - sync_ms
-    factor = slowed[1] if slowed else 1.0
-    waited_ms = max(0.0, sick_s * 1000 - sick.step_time_s * 1000)
-    return {
-        "forward-compute": (compute_ms / 3, compute_ms / 3 * 1.01 * factor),
-        "backward-compute": (compute_ms * 2 / 3, compute_ms * 2 / 3 * 1.02 * factor),
-        "batch-generator": (run.loader_s * 900 + 1.0, run.loader_s * 1000 + 5.0),
-        "all-grads-sync": (sync_ms, sync_ms * 1.02 + waited_ms),
-    }
-
 
 SICK = {
     "slow link, with timers": SimulatedRun(
