@@ -317,7 +317,7 @@ def counted(value: float) -> str:
 
 
 MIN_FIT: Final = 0.9
-"""Probability of fitting into memory from which a layout is said to fit, and is recommended unless told otherwise."""
+"""Least probability of fitting into memory at which a layout is called fitting, and is recommended by default."""
 
 
 def fit_words(probability: float) -> str:

@@ -28,7 +28,7 @@ class StepShares:
     ops: tuple[Op, ...]
     """Distinct events whose times a measurement can determine."""
     shares: Float[np.ndarray, "layouts ops"]
-    """d log(step time) / d log(event time)."""
+    """Elasticities: d log(step time) / d log(event time)."""
     rest_half_width: Float[np.ndarray, " layouts"]
     """Half-width of the 90 % interval due to all other events, as a share of the step time."""
 

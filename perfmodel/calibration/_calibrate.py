@@ -138,7 +138,7 @@ def calibrate_model(
     run: Run = run_apart,
     progress: Progress = lambda state: None,
 ) -> Selection:
-    """Measure only as many events of a model plan as its layouts' step times need.
+    """Measure the events of a model plan that its layouts' step times depend on, and no more.
 
     Tables and cards are written to `folder` after every batch, with `plan.toml`, what was chosen so far. Started
     again, it goes on from the rows there; `perfmodel fit` makes a calibration of the tables.

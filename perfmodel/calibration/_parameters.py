@@ -100,8 +100,8 @@ def _profiled(prior: Prior, correction: Correction) -> Prior:
 def covariance_of(
     parameter_priors: Sequence[Prior], site_prior: SitePrior
 ) -> Float[np.ndarray, "parameters parameters"]:
-    """Prior covariance: of every parameter its own variance, and that of the factors of its class at a site; of what
-    a profile told, its own alone."""
+    """Prior covariance of the parameters: each has a variance of its own, and the factors of a class share one at a
+    site. A parameter that a profile determined keeps only its own variance."""
     # Parameters of one class share the class's factor at the site. Those that a profile measured
     # do not: `own_sd` is all of their `sd`.
     classes = [CLASSES.index(class_of(prior.name)) for prior in parameter_priors]

@@ -21,7 +21,7 @@ GAPS, WAITS = "gaps between kernels", "collectives wait for other ranks"
 _KERNEL_GAP_S: Final = 20e-6
 """Idle time of a device from which it is no gap between kernels in order, but a wait."""
 Key = tuple[Any, ...]
-"""Key that events of both sides share if they are the same event."""
+"""Key of an event; two events with equal keys are the same event on both sides."""
 
 
 @dataclass

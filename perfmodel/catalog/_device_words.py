@@ -38,7 +38,7 @@ MAKERS: Final[Mapping[str, str]] = {
     "amazon": "Amazon",
     "aws": "Amazon",
 }
-"""Makers, and their names for lines of products, by what of a device's name they are."""
+"""Makers of devices, by the words that name them or their product lines."""
 _FILLER: Final = frozenset(
     {
         # What a device is, and where it stands.

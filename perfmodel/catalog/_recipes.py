@@ -39,7 +39,7 @@ class Recipe:
     wide_modules: tuple[WideModule, ...] | None = None
     wide_last_layers: int | None = None
     shards: int | None = None
-    """Devices over which weights are sharded; other replicas are beside them."""
+    """Devices over which weights are sharded; the other devices hold replicas."""
     expert_dispatcher: Dispatcher | None = None
     ep_overlap: bool | None = None
     tp_overlap: bool | None = None

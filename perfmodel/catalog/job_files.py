@@ -28,7 +28,7 @@ from perfmodel.spec.notation import written, written_values
 
 _JOB_KEYS: Final = {key: entry for key, entry in key_fields(Job).items() if key != "assumed"}
 JOB_WORDS: Final = tuple(sorted(_JOB_KEYS, key=lambda key: len(_JOB_KEYS[key].path)))
-"""Keys of `[job]`, and words of a problem: what can be said of a job, its own fields before those of its sections."""
+"""Keys of `[job]` and keywords of a job: its plain fields first, then those of its sections."""
 FRAMEWORK_FACTS: Final = tuple(key for key in key_fields(Framework) if key not in ("name", "since", "sources"))
 """Keys of a table [framework] beside `name`."""
 NAMED: Final = ("model", "cluster", "framework")

@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the command; return the report and the files written. Its ranks always end with it.
+    """Run the command; return the report and the files written. The ranks that it starts always end with it.
 
     Raises:
         PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and number.

@@ -177,7 +177,7 @@ def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Price
 
 
 def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | None":
-    """Return the latency and bandwidth that `--wire` adds: those of the network level that spans all ranks.
+    """Return the latency and bandwidth that `--wire` adds: those of the network level that joins all ranks.
 
     Nothing is on top where the emulated cluster is this machine.
     """

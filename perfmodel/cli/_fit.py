@@ -17,7 +17,7 @@ from perfmodel.units import duration, figure
 _SHOWN = 8
 """Runs that are named where many stand apart."""
 _OVERALL_SHOWN = 0.02
-"""Log of the overall factor from which it is told."""
+"""Smallest logarithm of the overall factor that is shown."""
 
 
 def add_command(commands: Any) -> None:

@@ -293,7 +293,7 @@ def predict_command(arguments: argparse.Namespace, prediction: "Prediction", clu
 
 
 def search_command(arguments: argparse.Namespace, prediction: "Prediction") -> str:
-    """The command line that ranks other layouts of the same job on as many devices."""
+    """The command line that ranks other layouts of the same job on the same number of devices."""
     batch = str(prediction.global_batch)
     flags = [*job_flags(arguments), "--devices", str(prediction.devices), "--global-batch", batch]
     return f"perfmodel search {shlex.join(flags)}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.layouts import SearchResult
 
 TOP: Final = 24
-"""Layouts that are chosen from, unless said: as many as a robust order chooses among."""
+"""Default number of layouts to choose from, which is also how many the robust order considers."""
 SHOWN: Final = 3
 """Measurements of a kind that are listed."""
 _OWN: Final = ("devices", "top", "calibration", "fix", "schedules", "vary", "fewer_devices")

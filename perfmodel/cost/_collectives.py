@@ -143,7 +143,7 @@ def _event_times(priced: Priced) -> EventTimes:
 
 
 def interconnect_of(cluster: Cluster) -> str:
-    """The cluster's links in the notation of tables, with rates that differ from those of the names.
+    """The cluster's links in the notation of tables. Rates are written where they differ from what the name implies.
 
     Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is stated.
     """

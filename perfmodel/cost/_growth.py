@@ -51,7 +51,7 @@ class _Lattice:
     """Kernels in the order of a grid of `shape`."""
     shape: tuple[int, ...]
     few: int
-    """The first so many numbers of samples do not fill a tile."""
+    """How many of the smallest sample counts do not fill a tile."""
     nearest: int
     """Place of the kernel asked for; of the largest that differs in nothing else, where it is larger than all."""
     over: float

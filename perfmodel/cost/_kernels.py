@@ -407,8 +407,8 @@ class _ProductRows(NamedTuple):
     narrow: Bool[np.ndarray, "n"]
     """Unnamed rows in 8 bits."""
     backward: Bool[np.ndarray, "n"]
-    """Rows of both gradients at once that some correction is for: they take as long as the two products, of which each
-    is corrected by itself."""
+    """Rows that time both gradients together and that some correction applies to. They take as long as the two
+    products, and each product is corrected separately."""
 
     @classmethod
     def of(cls, request: PriceQuery, unnamed: Bool[np.ndarray, "n"]) -> "_ProductRows":

@@ -59,7 +59,7 @@ which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
 _STEPS: Final = 4
 """To the last digits: the first guess is short by less than a half, most where both take the same."""
 _HALVINGS: Final = 40
-"""Of the range in which the share of sustained times is looked for (`sustained_share`)."""
+"""Bisection steps of the search for the sustained share of the peak rate (`sustained_share`)."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 

@@ -70,7 +70,7 @@ class _Gradients:
         return name in self._sums or name in self._sums_of_rank
 
     def seed(self, loss: str) -> None:
-        """Begin with the derivative of the loss by itself."""
+        """Start with the derivative of the loss with respect to itself, which is 1."""
         loss_type = self._builder.types[loss]
         self._sums[loss] = self._builder.op(
             "constant", name=f"d_{loss}", dtype=loss_type.dtype, value=1.0, device=loss_type.device

@@ -55,7 +55,7 @@ class Reliability:
     storage_bytes_per_s: float | None = None
     """Rate at which all devices together write and read checkpoints; None: `STORAGE_BYTES_PER_S_PER_DEVICE` each."""
     asynchronous: bool = False
-    """Whether training waits only until states are copied to host memory, not until they are written."""
+    """Whether training resumes once states are copied to host memory, and does not wait for them to be written."""
     interval_s: float | None = None
     """Training time between checkpoints; None: the best."""
     by_stage: bool = False

@@ -99,8 +99,8 @@ class Account:
       are faster than their parameters say make every part shorter instead of the last of these negative.
     """
     kernels_s: float
-    """Kernels alone on the pipeline rank that runs them longest, each at the lower end of its own interval and at the
-    clock at which it was timed by itself: what no step is shorter than."""
+    """Time of the kernels alone on the pipeline rank that runs them longest, each at the lower end of its interval and
+    at the clock at which it was timed. No step can be shorter."""
 
 
 def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: float) -> Account:

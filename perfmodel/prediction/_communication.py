@@ -45,7 +45,7 @@ _KINDS: dict[Exchange, tuple[Kind, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class StageEvents:
-    """Events of one kind: a class of the kind holds those of its stage and segment."""
+    """Events of one kind. A class of the kind holds the events of its stage and segment."""
 
     kind: Kind
     """Kind of the classes."""
@@ -227,7 +227,7 @@ class EventClasses:
         return summed(self.class_index, self.times.time_s[self.op_index], self.n_classes)
 
     def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
-        """Number of occurrences of each event, from those of each class."""
+        """Occurrences of each event, summed from those of its classes."""
         return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops)).astype(float)
 
 
@@ -280,7 +280,7 @@ class Transfers:
     """
 
     ops: tuple[Op, ...]
-    """All of the events."""
+    """All events of the transfers."""
     send: Int[np.ndarray, "blocks tiers"]
     """Place in `ops` of the send."""
     completions: Int[np.ndarray, "most blocks"]

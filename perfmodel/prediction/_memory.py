@@ -175,8 +175,8 @@ class RankParams(NamedTuple):
     """Parameters that ranks hold."""
 
     stored: ShardedParams
-    """All of them. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) count as so many weights of the
-    products' type as take the same bytes."""
+    """All parameters of the rank. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) are counted as the
+    number of weights of the products' type that take the same bytes."""
     updated: ShardedParams
     """Those that have gradients and optimizer states."""
     unsharded: Float[Any, "*layouts ranks"]
@@ -318,7 +318,7 @@ def gathered_params(
 def copied_bytes(
     on_ranks: Float[Any, "*layouts ranks blocks"], blocks: BlockBytes, offloaded: Int[np.ndarray, "*layouts 1"]
 ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-    """Activation bytes in host memory, and those of one layer in transfer (`layer_copies`).
+    """Activation bytes in host memory, and the bytes of one layer that are in transfer (`layer_copies`).
 
     Args:
         on_ranks: how many of each block every rank holds.

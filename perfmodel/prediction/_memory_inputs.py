@@ -72,7 +72,7 @@ class BlockBytes:
     shared: Float[np.ndarray, "*layouts blocks"]
     """Parameters that a block shares with the one before it, and holds where a rank has none of that."""
     largest_weight: Float[np.ndarray, "*layouts blocks"]
-    """Parameters of the largest weight of a block; those of all experts are one."""
+    """Parameters of the largest weight of a block; the weights of all experts count as one."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer."""
     saves_operands: Bool[np.ndarray, "*layouts blocks"]

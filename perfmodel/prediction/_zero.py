@@ -73,7 +73,7 @@ class StatePlace:
     """Placement of the ranks that hold the same parameters."""
 
     replicas: Placement
-    """All of them."""
+    """Placement of all replicas."""
     shards: Placement
     """The nearest ones, over which states are sharded."""
     copies: Placement
@@ -247,7 +247,7 @@ def exchanges(zero: int, job: Job) -> tuple[Exchange, ...]:
 
 
 def exchange(kind: Exchange, params: float, place: StatePlace, job: Job, cluster: Cluster) -> Collective | None:
-    """The collective that exchanges so many parameters' weights or gradients; None on one rank."""
+    """The collective that exchanges the weights or gradients of this many parameters; None on one rank."""
     group = {"all_reduce": place.replicas, "all_reduce_copies": place.copies}.get(kind, place.shards)
     if group.size == 1:
         return None
@@ -283,7 +283,7 @@ def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.n
 
 
 def stored_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
-    """Parameters of `state_params`, counted as so many weights of the products' type as take the same bytes."""
+    """Parameters of `state_params`, counted as the number of weights of the products' type that take the same bytes."""
     share = np.where(blocks.layers, layer_weight_share(job), 1.0)
     return {group: params * share for group, params in state_params(blocks, pipelined).items()}
 

@@ -72,7 +72,7 @@ class PairedPhases(NamedTuple):
     phase_s: Float[Any, "blocks phases"]
     """Seconds of every phase."""
     collective_s: Float[Any, "blocks phases"]
-    """Seconds by which collectives outlast the kernels of both passes."""
+    """Seconds by which collectives outlast the kernels of both passes together."""
     slowed_s: Float[Any, "blocks phases"]
     """See `PhaseTimes.slowed_s`."""
     gap_s: Float[Any, "blocks phases"]

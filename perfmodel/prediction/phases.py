@@ -41,7 +41,7 @@ PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 
 
 class Variant(NamedTuple):
-    """What passes compute that take the same time in each block (a row of `Structure.variants`)."""
+    """What a block computes in its passes; passes of one variant take the same time (a row of `Structure.variants`)."""
 
     span: int = 1
     """Micro-batches in one go."""

@@ -148,7 +148,7 @@ class _Queue(IntEnum):
     INPUT_UP = 3
     """Input gradients of the first chunk, on the way back."""
     WEIGHT = 4
-    """Weight gradients of both chunks."""
+    """Weight-gradient passes of both chunks."""
 
 
 _ADDS_ALIVE = {

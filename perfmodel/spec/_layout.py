@@ -383,4 +383,4 @@ _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
     ("cp_balanced", lambda layout: layout.cp > 1, "has no effect with cp=1"),
     ("ep_overlap", lambda layout: layout.ep > 1, "has no effect with ep=1"),
 )
-"""Fields that act under a condition alone, and what is said of them where they do not."""
+"""Fields that only act under a condition, and the sentence about them where they do not."""

@@ -31,7 +31,7 @@ SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
 
 
 def cache_limit_bytes(kind: str | None = None) -> float:
-    """Size limit of all disk caches, or of one of `SHARES`: `$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache).
+    """Size limit of all disk caches, or of one of `SHARES`, from `$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache).
 
     Raises:
         PerfModelError: if the variable is no number of gigabytes.

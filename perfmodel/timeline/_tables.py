@@ -228,7 +228,7 @@ def lay_out(compiled: CompiledStructure) -> BundleTables:
 
 
 def n_cpu_devices() -> int:
-    """CPU devices that JAX has (1 unless its host platform is told otherwise)."""
+    """Number of CPU devices that JAX has: 1 unless its host platform is configured otherwise."""
     return max(1, len(_cpu_devices()))
 
 

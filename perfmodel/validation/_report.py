@@ -103,7 +103,7 @@ class ValidationReport(dict[str, Any]):
 
 
 LIKELY: Final = 0.5
-"""Probability from which a run is told to fit."""
+"""Least probability at which a run is predicted to fit."""
 EDGES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """Ends of the ranges of probabilities that are held against what happened."""
 

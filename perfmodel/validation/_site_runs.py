@@ -49,7 +49,7 @@ class SiteRun:
     open_deviation: float
     """Standard deviation of the log step time between all that the run may have been."""
     contradicts: float
-    """How much what is said of the run contradicts itself."""
+    """How strongly the statements about the run contradict each other."""
     repeated: str
     """Name that repeats of one run share."""
     labels: dict[str, str]

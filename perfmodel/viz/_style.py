@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Width = Literal["column", "page"]
 WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
-"""Inches of one column and of both in the usual two-column proceedings."""
+"""Width in inches of one column, and of the page, in the usual two-column proceedings."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 """Markers of curves, or of clouds of points, in one picture."""
 _SMALL, _BODY = 6.5, 7.5
@@ -135,7 +135,7 @@ def wrapped(text: str, most: int) -> str:
 
 
 def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
-    """A legend under the picture, in as many columns as its width takes."""
+    """Draw a legend under the picture, in as many columns as fit its width."""
     if not handles:
         return
     # In heights of a character.

@@ -46,7 +46,7 @@ def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
 
 
 def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
-    """Bytes in use on every rank, the capacity, and a legend beside them."""
+    """Draw the bytes in use on every rank, the capacity, and a legend."""
     steps = prediction.memory_over_time().steps
     per_s, unit = time_unit(end_s)
     ranks_in_legend = {0, len(steps) // 2, len(steps) - 1}

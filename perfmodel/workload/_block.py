@@ -105,7 +105,8 @@ class Comm:
     group: Literal["tp", "cp", "ep", "etp", "dp"]
     count: int = 1
     overlappable: bool = False
-    """Independent of the kernel beside it (weight gradient, attention), so it can hide behind it."""
+    """Whether the op is independent of the kernel beside it (weight gradient, attention), so that it can hide behind
+    it."""
     beside_attention: bool = False
     """It hides behind the attention kernels of its phase, and behind no other."""
     follows: bool = False

@@ -63,7 +63,8 @@ class ShardSizes:
     shard: Shard
     """Degrees that the sizes are divided by."""
     sequences: int
-    """Sequences of a micro-batch; of varied lengths, as many equal ones as take the same time in attention."""
+    """Sequences of a micro-batch. Sequences of varied lengths count as the number of equal ones that take the same time
+    in attention."""
     seq_len: int
     """Tokens of a whole sequence."""
     seq_local: int

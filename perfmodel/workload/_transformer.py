@@ -120,7 +120,7 @@ _NAMES: Final = {
     "*": "attention",
     "W": "attention",
 }
-"""What a layer is called after: the first of these that it has."""
+"""Names of layers. A layer is named after the first of these that it has."""
 
 
 def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Piece]:

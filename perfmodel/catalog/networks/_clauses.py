@@ -93,7 +93,7 @@ class AdapterSet:
 
 
 def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
-    """The set of adapters that a clause describes, and its words that are not understood."""
+    """Return the set of adapters that a clause describes, and the words of it that are not understood."""
     label = _LABEL.match(clause)
     body, purpose = clause, clause
     if label is not None:

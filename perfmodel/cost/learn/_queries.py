@@ -168,7 +168,8 @@ class TableQueries:
     """Whether the row's time contains the host's launch, bool[n]."""
 
     def parts(self) -> Iterator[tuple[np.ndarray, PriceQuery]]:
-        """The answerable rows with their positions: those timed without the host's launch, and those with it."""
+        """The rows that can be answered, with their positions, in two parts: timed without the host's launch, and with
+        it."""
         for host_launch in (False, True):
             at = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
             if len(at):

@@ -100,7 +100,7 @@ class Rank:
         return 0.0 if self._trial else self.orders.copies_per_s
 
     def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
-        """Seconds of a call and of its core, and what of both emulating it takes by itself."""
+        """Return the seconds of a call, those of its core, and the seconds that emulating both takes."""
         if self._trial:
             return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
         return *self.environment.price(group, call), *self._overhead[at_once]

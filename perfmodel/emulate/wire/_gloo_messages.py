@@ -23,8 +23,8 @@ KINDS: Final = (
 _ADDRESS: Final = struct.Struct("<H2s4s120xq")
 """A `sockaddr_storage` of IPv4 and a sequence number."""
 ABOVE_LOOPBACK: Final = "127.255.255.254"
-"""Of two addresses the library connects to the lower one. A rank whose device has this address, which Linux lets
-anybody take, connects to whoever listens on this host."""
+"""A loopback address that Linux lets any process take. Of two addresses the library connects to the lower one, so that
+a rank whose device has this address connects to whoever listens on this host."""
 _SEQUENCE: Final = struct.Struct("<q")
 _MOST_AT_ONCE: Final = 1 << 22
 _MOST_PARTS: Final = 64
@@ -49,7 +49,7 @@ def kind_of(slot: int) -> str:
 
 
 def number_of(slot: int) -> int:
-    """Number of the collective in its group; of what a script sends by itself, its tag."""
+    """Number of the collective in its group; for messages that a script sends directly, their tag."""
     # Layout of a slot: 8 bits of kind, 32 of number, 24 of what the algorithm counts within the collective.
     return slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
 

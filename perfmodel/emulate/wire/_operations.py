@@ -32,7 +32,7 @@ class Predecessors(NamedTuple):
     """Messages that must pass among emulated ranks before one is sent to the real rank."""
 
     steps: int
-    """Messages one after another: as many as for the last of the ranks that are reached in the same step."""
+    """Messages one after another, up to those to the last of the ranks that are reached in the same step."""
     queued: int
     """Messages that leave the same sender first."""
 
@@ -118,7 +118,7 @@ class Calls:
 
 
 Zeros = Callable[[int], memoryview]
-"""A view of as many zero bytes as asked for."""
+"""Returns a view of the requested number of zero bytes."""
 
 
 class Operation:

@@ -220,7 +220,7 @@ class PeerProcess:
 
     @property
     def failed(self) -> bool:
-        """Whether it ends, or has ended, by itself."""
+        """Whether the process ends, or has ended, before it is told to."""
         # It prints its reason before its connections close, and ranks fail only then, some of them before this process
         # is over: whoever looks here after a rank has failed sees which of them was first.
         if self.process.poll() is not None or self.process.stdout is None:

@@ -24,8 +24,8 @@ class Entry:
     included: tuple[str, int] | None = None
     """Path of the included file that says it, and the line there."""
     is_default: bool = False
-    """Whether it says nothing by itself: the framework has this value anyway, as far as the file tells, or the table
-    that it stands in is there for others to take over."""
+    """Whether the entry changes nothing: the framework has this value anyway, or the table exists only for other tables
+    to inherit from."""
 
 
 Entries = Mapping[str, Entry]

@@ -59,7 +59,8 @@ class Rule:
     defaults: Fields = field(default_factory=dict)
     """Fields that the framework fills in where the file says nothing."""
     optional: tuple[str, ...] = ()
-    """Keys that hold names: what of them the file does not define does not matter, and they are read as they stand."""
+    """Keys that hold names. A variable in them that the file does not define does not matter, and they are kept as
+    written."""
     fields: tuple[str, ...] = ()
     """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
     rule's keys need no value. Empty: it is always needed."""

@@ -90,7 +90,8 @@ EXTRA: Final = "extra-vocab-size"
 
 
 def padded_vocabulary(name: Any, extra: int) -> int | None:
-    """Rows of a model's embedding: the tokens of a tokenizer and those beyond; None unless a known model has as many.
+    """Rows of a model's embedding: the tokens of the tokenizer, padded to the size of a known model; None if no known
+    model has this vocabulary.
 
     Args:
         name: of the tokenizer's type.

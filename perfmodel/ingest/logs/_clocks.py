@@ -7,7 +7,7 @@ from typing import Final
 from perfmodel.ingest.logs._log import LoggedStep
 
 _SPAN_S: Final = 20.0
-"""A progress bar shows whole seconds: over so many of them its step times are right to 5 %."""
+"""A progress bar shows whole seconds, so that step times over spans of this length are right to 5 %."""
 _LEAST_SPANS: Final = 6
 """With fewer spans the rates of the bar say more."""
 

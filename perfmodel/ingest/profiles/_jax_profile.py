@@ -114,7 +114,7 @@ def _count_devices(files: Sequence[XplaneFile]) -> int:
 
 
 _CONTAINERS: Final = re.compile(r"(while|call|conditional|async-(start|update|done))(\.\d+)*")
-"""Instructions whose events lie around those of others."""
+"""Instructions whose events enclose the events of others."""
 
 
 def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:

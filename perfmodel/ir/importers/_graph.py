@@ -121,8 +121,8 @@ class Region:
 def unknown(
     name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], flops: float | None = None, acts: bool = False
 ) -> Node:
-    """An operation that no kernel family stands for, with its FLOPs where they are known; `acts`: whether it happens
-    also where nothing uses what it gives."""
+    """Add an operation that no kernel family covers, with its FLOPs where they are known; `acts` says whether it runs
+    even if nothing uses its result."""
     reason = "it has no kernel family" + ("" if flops else "; at least one FLOP per output element is assumed")
     least = sum(value.array.n_elements for value in outputs)
     work = Unmapped(name, reason, float(flops or least))

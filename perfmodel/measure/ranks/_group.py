@@ -225,7 +225,7 @@ class RankGroup:
 
 
 def check_group(num_ranks: int) -> None:
-    """Raise `PerfModelError` unless this host can run a group of so many processes."""
+    """Raise `PerfModelError` unless this host can run a group of this many processes."""
     if not 2 <= num_ranks <= MAX_RANKS:
         raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
 

@@ -207,7 +207,7 @@ def listening_address(host: str) -> str:
 
 
 def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, str]:
-    """Connect to process 0; gives the address, too, by which it reaches this process.
+    """Connect to process 0; also return the address by which it reaches this process.
 
     Raises:
         CalibrationError: if it cannot be found or reached in time, or has another secret.

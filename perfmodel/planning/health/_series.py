@@ -14,14 +14,15 @@ from perfmodel.ingest.logs import TrainingLog
 StallKind = Literal["checkpoint", "evaluation", "periodic", "irregular"]
 _REPORTED: Final[tuple[StallKind, ...]] = ("checkpoint", "evaluation")
 LEAST_STEPS: Final = 3
-"""Lines about steps after the warm-up, with fewer of which nothing can be said."""
+"""Fewest lines about steps after the warm-up from which anything can be concluded."""
 _WARM: Final = 1.15
 """Times the usual step from which the first steps still warm up."""
 _WINDOW: Final = 15
 """Lines over which the usual step is taken."""
 _STALL_DEVIATIONS: Final = 6.0
 _STALL_SHARE: Final = 0.08
-"""A line is a stall from so many robust standard deviations, and so large a share of the step, above its neighbours."""
+"""A line is a stall if it exceeds its neighbours by this many robust standard deviations and by this share of the
+step."""
 _MAD_TO_SD: Final = 1.4826
 _LEAST_PAUSE_S: Final = 3.0
 """Clocks in logs are often whole seconds; pauses between steps are told from here."""
@@ -31,7 +32,7 @@ _LEAST_DRIFT: Final = 0.02
 _LEAST_DRIFT_LINES: Final = 12
 _CERTAIN_Z: Final = 3.0
 _SMALL_BATCH: Final = 0.75
-"""A batch up to this share of the final one tells what of a step does not depend on it."""
+"""Largest share of the final batch at which an earlier batch shows which part of a step does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class SmallBatch:
     global_batch: int
     """Sequences per step of the smallest batch in the log."""
     step_s: float
-    """Median step with it."""
+    """Median step time with this batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +84,7 @@ class StepSeries:
     """Number of steps that each line covers."""
     warm_up_steps: int
     warm_up_s: float
-    """Seconds that the steps of the warm-up took longer together than as many usual ones."""
+    """Additional seconds that the warm-up took, compared with the same number of usual steps."""
     usual_s: float
     """The median step without stalls."""
     scatter: float

@@ -86,7 +86,7 @@ class Ranking:
 
 
 def ranking(goal: Goal, predictions: Sequence[Prediction], bounds_s: Sequence[float]) -> Ranking:
-    """Rank those of some layouts that satisfy the goal's constraints."""
+    """Rank the layouts that satisfy the goal's constraints."""
     value = goal.value(goal.of(predictions)) if predictions else np.zeros(0)
     ranked = Ranking(tuple(predictions), value, np.array(bounds_s, np.float64))
     return ranked.at(np.flatnonzero(np.isfinite(value))).in_order()

@@ -20,7 +20,7 @@ from perfmodel.prediction import Prediction, explain
 from perfmodel.prediction.memory import fit_probabilities
 
 FIRST_SOUGHT: Final = 16
-"""Layouts below the memory limit that are looked for at first; four times as many whenever none of them will do."""
+"""Number of layouts below the memory limit that are examined first. It is quadrupled until one of them will do."""
 SMALLEST: Final = 512
 """Layouts of the least memory, among which the likeliest to fit is looked for."""
 

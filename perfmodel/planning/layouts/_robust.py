@@ -39,7 +39,8 @@ class Robustness:
     best: Float[np.ndarray, " layouts"]
     """Probability to be the best of these."""
     regret: Float[np.ndarray, " layouts"]
-    """Expected loss against the best of these, as a share of the worse of both: no unlikely site decides."""
+    """Expected loss against the best of these layouts, as a share of the slower of both, so that no unlikely site
+    dominates."""
     upper: Float[np.ndarray, " layouts"]
     """The objective at the upper end of the layout's 90 % interval."""
 

@@ -76,10 +76,10 @@ class Evaluations:
 
 
 FIRST_BATCH = 64
-"""Layouts evaluated before a bound can rule any out (or as many as are wanted, if more)."""
+"""Layouts evaluated before a bound can rule any out; more if more results are wanted."""
 BATCH = 256
 NEAR = 8
-"""Times a batch: of so many layouts with the lowest bounds those that a variant rules out are left out at once."""
+"""A variant may rule out this many times `BATCH` of the layouts with the lowest bounds at once."""
 PART = 1024
 """Layouts among which the least bound is taken together."""
 _NEVER = (np.inf, np.inf)

@@ -180,7 +180,7 @@ def _search_words() -> dict[str, type]:
 
 
 SEARCH_WORDS: Final = MappingProxyType(_search_words())
-"""Everything that can be said of a search, and the record that has it as a field."""
+"""Every option of a search, with the record that has it as a field."""
 
 
 def file_words(file: job_files.JobFile) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from perfmodel.spec import Layout
 from perfmodel.timeline import makespan
 
 _FASTER: Final = 4.0
-"""Bandwidths by which the part of a transfer that they shorten is told from its latency."""
+"""Factor on bandwidths that separates the part of a transfer that they shorten from its latency."""
 _SAME_SHARE: Final = 1e-6
 _LEAST: Final = 0.05
 """Share that every link keeps."""

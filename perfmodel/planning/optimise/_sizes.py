@@ -46,7 +46,7 @@ class MicroBatchResult:
     """Sequences of each micro-batch, in the order in which they enter the pipeline."""
     step_time_s: float
     uniform_s: float
-    """Step time with equal sizes and as many micro-batches."""
+    """Step time with micro-batches of equal size, in the same number."""
     best_uniform_s: float
     """Step time with equal sizes of any number that fits."""
     best_uniform: int

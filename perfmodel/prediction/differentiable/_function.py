@@ -77,7 +77,7 @@ class Memory:
     def of(
         cls, problems: Sequence[StepProblem], steps: Sequence[Sequence[LayoutBatch]], cuts: Cuts, sizes: Sequence[int]
     ) -> "Memory":
-        """Collect the terms of a layout; `problems` and `steps` are those of `composed`."""
+        """Collect the terms of a layout; `problems` and `steps` are the fields of `composed`."""
         of_types = []
         for i, problem in enumerate(problems):
             setting = problem.setting

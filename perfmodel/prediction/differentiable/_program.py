@@ -40,13 +40,13 @@ class Cuts(NamedTuple):
     ends: Float[Any, "2 blocks"]
     """Blocks before the first layer, and after the last."""
     bounds: Float[Any, "layers+1 segments+1"]
-    """First layer of each segment of a stage with so many layers, and the end of the last segment."""
+    """First layer of each segment, for stages of each number of layers, and the end of the last segment."""
     layers: Float[Any, " blocks"]
     """1 for blocks that are layers."""
 
     @classmethod
     def of(cls, blocks: ShardBlocks, segments: int) -> "Cuts":
-        """Cut a shard's blocks into stages of so many segments."""
+        """Divide a shard's blocks into stages with this many segments."""
         before, upto, after = by_layer(blocks.pairs)
         bounds = np.cumsum([np.append(0, segment_sizes(n, segments)) for n in range(len(upto))], axis=1)
         return cls(upto, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
@@ -69,7 +69,8 @@ class Cuts(NamedTuple):
         return counts, leading_layers(counts, self.layers > 0, recompute * of_stage)
 
     def alike(self, layers: int, starts: Int[np.ndarray, " stages"]) -> Float[np.ndarray, "stages segments blocks"]:
-        """Blocks of stages that all hold so many layers, near where they start, whether or not the model has them."""
+        """Blocks of stages that all have this many layers, near where they start, whether or not the model has those
+        layers."""
         begin = np.clip(starts, 0, len(self.upto) - 1 - layers)[:, None]
         counts = np.diff(self.upto[begin + self.bounds[layers].astype(int)], axis=1)
         counts[0, 0] += self.ends[0]

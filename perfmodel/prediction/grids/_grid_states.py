@@ -84,7 +84,7 @@ class StageShape:
 
 
 class StateEvents:
-    """The events of one placement of some degrees, for all pipeline shapes; timed later with those of others.
+    """Events of one placement, for all pipeline shapes; they are timed later, together with those of other placements.
 
     Shapes share most events: amounts of parameters that are alike make one event, whatever stage they lie on.
     """
@@ -269,7 +269,7 @@ class _ShapeEvents:
     def of(
         cls, layout: Layout, shape: StageShape, blocks: ShardBlocks, setting: Setting, events: DistinctEvents
     ) -> "_ShapeEvents":
-        """The events of one shape, numbered among those of others."""
+        """Events of one shape, numbered within the events of all shapes."""
         spec, counts = shape.spec, shape.by_segments
         pipelined = layout.pp > 1
         stored = stored_params(blocks, pipelined, setting.job)
@@ -301,7 +301,7 @@ class _ShapeEvents:
     def collectives(
         self, by_layer: bool, kinds: Sequence[Exchange], time_s: Float[np.ndarray, " ops"]
     ) -> "Collectives":
-        """Seconds of the exchanges of some kinds, one after another, from those of all events."""
+        """Seconds of the exchanges of several kinds, one after another, taken from the times of all events."""
         # For each group of ranks (dense and expert parameters) the kinds of exchange follow one another.
         seconds = np.zeros(self.units[by_layer].shape)
         numbers_of_kinds = [self.exchanges[by_layer, kind] for kind in kinds]

@@ -143,7 +143,8 @@ class OwnParts(NamedTuple):
     """
 
     fixed: Any
-    """Part from factors of the source and the site, and from what each run leaves open: multiplied by no scale."""
+    """Part of the covariance that no scale multiplies: from factors of the source and the site, and from what each run
+    leaves open."""
     within: Any
     """Part from settings, events and layouts near one another: multiplied by the scale within the source."""
     repeats: Any

@@ -11,7 +11,7 @@ from perfmodel.validation.rows._model import known_model, model_of
 from perfmodel.validation.rows._words import fp8_recipe_of, recompute_of
 
 NO_RELEASE: Final = "default"
-"""Release of recipes that have none: a launcher has its configurations beside it, a container its examples."""
+"""Release of recipes that have no releases: configurations that a launcher ships, examples of a container."""
 _LAYOUT: Final = ("ep_overlap", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
 _JOB: Final = (
     "blocking_launches",

@@ -45,7 +45,7 @@ _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "fp8 tensorwise": "tensorwise",
 }
 _OF_TRANSFORMER_ENGINE: Final = ("delayed", "current", "mxfp8")
-"""Recipes by which frameworks that run Transformer Engine take 8 bits where nothing is said."""
+"""Recipes that frameworks with Transformer Engine use for 8-bit training where the row does not name one."""
 _COMPILES: Final = re.compile(r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torch\.)?compiled?(?![\w-])")
 """Words for torch.compile in a framework's description: neither `nocompile` nor `without torch.compile`."""
 _LAYERS_OF_TRANSFORMER_ENGINE: Final = re.compile(r"transformer ?engine", re.IGNORECASE)

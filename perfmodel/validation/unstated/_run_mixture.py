@@ -54,7 +54,7 @@ draw."""
 MOST_TIMED: Final = 128
 """Completions that are timed."""
 UNLIKELY_TO_FIT: Final = 0.1
-"""Probability to fit below which a run that fitted contradicts its description, which is said."""
+"""Probability of fitting below which a run that did fit contradicts its description; the result then says so."""
 TRIES: Final = 4
 """Choices that somebody tries, among those that are open, until one fits, assumed: the published runs that failed are
 nearly all of one sweep, which states its choices."""
@@ -292,7 +292,7 @@ class _MemoryOfRun:
     posterior: Float[np.ndarray, " completions"]
     """Probabilities of the completions given that the run fitted, or before anything is known where it did not."""
     fits_probability: float
-    """Of the description, before it is known whether the run fitted."""
+    """Probability that the description fits, before it is known whether the run did."""
     surprise: float
     """How much it contradicts the description that the run fitted: 0 down to a probability of `UNLIKELY_TO_FIT`, 1 at
     `IMPOSSIBLE`, by its logarithm."""

@@ -126,8 +126,8 @@ def device_name(name: str) -> str:
 
 @lru_cache(maxsize=512)
 def names_of_parts(device: str) -> tuple[str, ...]:
-    """Names that parts drive their links alike under, nearest first: those of the device's die with memory as fast
-    (which collectives read and write), then all of its die; its own name where it is a part of none."""
+    """Names of fabrics that this part's links may resemble, nearest first: the same die with equally fast memory
+    (collectives read and write it), the same die, and the part itself if its die is unknown."""
     try:
         part = catalog_device(device)
     except UnknownNameError:

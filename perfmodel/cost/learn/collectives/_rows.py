@@ -46,7 +46,7 @@ class SeriesKey(NamedTuple):
         return "|".join(self)
 
     def starts(self, leading: Iterable[Sequence[str]]) -> bool:
-        """Whether the first parts are those of one of `leading`, where `""` stands for any."""
+        """Whether the key begins with the parts of one of `leading`, where `""` matches anything."""
         for parts in leading:
             pairs = zip(self, parts, strict=False)
             if all(part in ("", series_part) for series_part, part in pairs):
@@ -111,7 +111,7 @@ class CollectiveRows:
         return np.array([getattr(key, part) for key in self.keys] or [""], object)[self.series]
 
     def starting(self, leading: Sequence[Sequence[str]]) -> np.ndarray:
-        """Whether every row's series begins with the parts of one of `leading`, bool[n]."""
+        """Whether the series of each row begins with the parts of one of `leading`, bool[n]."""
         return np.array([key.starts(leading) for key in self.keys] or [False], bool)[self.series]
 
     def anonymous(self) -> "CollectiveRows":

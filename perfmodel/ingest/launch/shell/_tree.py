@@ -16,7 +16,7 @@ READING: Final = ("read", "mapfile", "readarray")
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word that is expanded by itself."""
+    """A piece of a word that is expanded independently of the rest."""
 
     kind: Literal["text", "parameter", "arithmetic", "output"]
     """`text` stands for itself; `parameter` is the inside of `${...}`, `arithmetic` of `$((...))`, `output` of
