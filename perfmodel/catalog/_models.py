@@ -154,7 +154,12 @@ def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxy
             stated = defaults | {"name": name} | entry
             table[name] = cache(partial(model_from_toml, stated, f"{file} [{name}]"))
             aliases[name] = stated.get("aliases", ())
-    for name, network in convnets().items():
+
+    # Convolutional networks are written out below.
+    networks = {"vgg-16": UnmadeConvNet(vgg16, _VGG16_ALIASES)}
+    for depth in (50, 101, 152):
+        networks[f"resnet-{depth}"] = UnmadeConvNet(partial(resnet, depth), _resnet_aliases(depth))
+    for name, network in networks.items():
         table[name] = cache(network.make)
         aliases[name] = network.aliases
     return MappingProxyType(table), MappingProxyType(index(aliases.items()))
@@ -256,14 +261,6 @@ class UnmadeConvNet(NamedTuple):
 
     make: Callable[[], ConvNet]
     aliases: tuple[str, ...]
-
-
-def convnets() -> dict[str, UnmadeConvNet]:
-    """All convolutional networks of the catalog, by name."""
-    networks = {"vgg-16": UnmadeConvNet(vgg16, _VGG16_ALIASES)}
-    for depth in (50, 101, 152):
-        networks[f"resnet-{depth}"] = UnmadeConvNet(partial(resnet, depth), _resnet_aliases(depth))
-    return networks
 
 
 def vgg16(image_size: int = IMAGE_SIZE, classes: int = CLASSES) -> ConvNet:

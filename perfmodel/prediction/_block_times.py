@@ -63,39 +63,29 @@ def _times_of(
     def events_of(blocks: ShardBlocks) -> BlockEvents:
         return block_events(blocks, framework, device, ring_steps, kernel_spread, checked)
 
-    blocks, times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), events_of)
+    # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's `auto_filter_small_kn`,
+    # which is torchao's `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module
+    # (`fp8_autocast(enabled)`). Where no recipe says which operands these are, casts are no kernels that the host would
+    # issue.
+    times = priced_events(problem, blocks.ops)
+    cast = np.array([is_cast(op) for op in blocks.ops], bool)
+    if cast.any():
+        # The same products in the type that their operands are stored in.
+        narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
+        in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
+        wide = times.replaced(narrow, priced_events(problem, in_16_bits))
+
+        # No phase of a block may take longer than in 16 bits. An event has one time in all blocks, so the block that
+        # gains least decides.
+        pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
+        share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
+        if (share != 1.0).any():
+            blocks, times = blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
+
+    # With the times of all events known, the phases follow.
     phases = time_phases(events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
     counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
     return BlockTimes(**vars(phases), **counted, times=times, load=under_training_load(problem, blocks.ops))
-
-
-def _casts_that_pay(
-    problem: StepProblem, blocks: ShardBlocks, times: EventTimes, events_of: Callable[[ShardBlocks], BlockEvents]
-) -> tuple[ShardBlocks, EventTimes]:
-    """Leave operands in 16 bits where casting them to 8 or 4 bits does not pay: no phase of a block may take longer
-    than in 16 bits.
-
-    Returns:
-        The blocks with the casts that are launched, and the times of their events.
-    """
-    # Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
-    # `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
-    # Where no recipe says which operands these are, casts are no kernels that the host would issue.
-    cast = np.array([is_cast(op) for op in blocks.ops], bool)
-    if not cast.any():
-        return blocks, times
-
-    # The same products in the type that their operands are stored in.
-    narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
-    in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
-    wide = times.replaced(narrow, priced_events(problem, in_16_bits))
-
-    # An event has one time in all blocks, so the block that gains least decides.
-    pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
-    share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
-    if (share == 1.0).all():
-        return blocks, times
-    return blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
 
 
 def _shares_that_pay(

@@ -360,7 +360,12 @@ def hops(
     """The hops of a pipeline; the first replica stands for all, because their hops cross equivalent links."""
     # On several kinds of nodes ranks are numbered on their own kind.
     pipeline_rank = rank_of_stage(spec)
-    kind_of_rank, number_on_kind = _on_kinds(layout)
+    if layout.kinds is None:
+        kind_of_rank, number_on_kind = np.zeros(layout.pp, int), np.arange(layout.pp)
+    else:
+        kinds = np.unique(layout.kinds, return_inverse=True)[1]
+        numbers = [(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())]
+        kind_of_rank, number_on_kind = kinds, np.array(numbers)
     kind = kind_of_rank[pipeline_rank]
     rank = number_on_kind[pipeline_rank] * rank_strides(layout)["pp"]
 
@@ -396,12 +401,3 @@ def outermost_tier(cluster: Cluster) -> int:
 def across(op: Collective, cluster: Cluster) -> Collective:
     """An exchange between two clusters, as seen from the end on `cluster`."""
     return _send(op.bytes, outermost_tier(cluster), op.dtype, cluster, stride=1, kind=op.collective)
-
-
-def _on_kinds(layout: Layout) -> tuple[Int[np.ndarray, " ranks"], Int[np.ndarray, " ranks"]]:
-    """Kind of nodes of every pipeline rank, and its number among the pipeline ranks on that kind."""
-    if layout.kinds is None:
-        return np.zeros(layout.pp, int), np.arange(layout.pp)
-    kinds = np.unique(layout.kinds, return_inverse=True)[1]
-    numbers = [(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())]
-    return kinds, np.array(numbers)

@@ -77,10 +77,24 @@ class CriticalPath:
         """Add the events of one kind of nodes."""
         events_before = len(self.ops)
 
-        # Between the blocks: collectives of states and transfers, with the passes that they slow.
+        # Reductions and gathers add to the gradient by slowing the passes beside them (`slowed_s`).
         between = share.events[0]
         inside = share.only(gradient)
-        with_slowing = gradient + self._slowing(share, durations, inside)
+        problem, batch = share.problem, share.batch
+        beside, loss = batch.program.beside, beside_loss(problem)
+        between_s = between.durations_s + share.host_state_s[0]
+        unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
+        passes = beside.slowed[beside.place]
+        slowing_s = np.zeros_like(unslowed_s)
+        np.add.at(slowing_s, passes, loss * beside.share * between_s[beside.comm])
+
+        # A pass is slowed no longer than it runs. Beyond that it is the pass whose time counts, not the collective.
+        follows_collective = slowing_s <= loss * unslowed_s
+        by_collective = np.zeros_like(unslowed_s)
+        np.add.at(by_collective, beside.comm, (inside * follows_collective)[passes] * loss * beside.share)
+        self.slowed_s += float((inside * unslowed_s)[~follows_collective].sum() * loss)
+        # Between the blocks: collectives of states and transfers, with the passes that they slow.
+        with_slowing = gradient + by_collective
         occurrences = between.occurrences(with_slowing)
         self.ops += between.ops
         self.provenance += between.times.provenance
@@ -105,28 +119,6 @@ class CriticalPath:
             self._rows.append(_EventRow(count, seconds, _half_widths(times.times)))
         node_kind = f" on {share.problem.cluster.name}" if share.on is not None else ""
         self._node_kinds += [node_kind] * (len(self.ops) - events_before)
-
-    def _slowing(
-        self,
-        share: NodeKindShare,
-        durations: Float[np.ndarray, " classes"],
-        gradient: Float[np.ndarray, " classes"],
-    ) -> Float[np.ndarray, " classes"]:
-        """Gradient that reductions and gathers add by slowing the passes beside them (`slowed_s`)."""
-        problem, batch = share.problem, share.batch
-        beside, loss = batch.program.beside, beside_loss(problem)
-        between_s = share.events[0].durations_s + share.host_state_s[0]
-        unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
-        passes = beside.slowed[beside.place]
-        slowing_s = np.zeros_like(unslowed_s)
-        np.add.at(slowing_s, passes, loss * beside.share * between_s[beside.comm])
-
-        # A pass is slowed no longer than it runs. Beyond that it is the pass whose time counts, not the collective.
-        follows_collective = slowing_s <= loss * unslowed_s
-        by_collective = np.zeros_like(unslowed_s)
-        np.add.at(by_collective, beside.comm, (gradient * follows_collective)[passes] * loss * beside.share)
-        self.slowed_s += float((gradient * unslowed_s)[~follows_collective].sum() * loss)
-        return by_collective
 
     @property
     def other_s(self) -> float:

@@ -21,15 +21,17 @@ from perfmodel.prediction._memory_inputs import (
 )
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
+    fp8_weight_bytes,
     gradient_dtype_bytes,
     has_master_alone,
     held_dtype_bytes,
-    held_weight_share,
     is_trained,
     kept_gradient_bytes,
+    layer_weight_share,
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
     shards_gradients,
+    stored_dtype_bytes,
 )
 from perfmodel.spec import Framework
 from perfmodel.units import dtype_bytes
@@ -197,8 +199,12 @@ def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, set
     if blocks.frozen.any():
         updated = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
 
+    # Bytes of a layer's weight in device memory over those of one that is stored in the products' type.
     layer_share = 1.0
-    held_share = held_weight_share(setting.job, setting.cluster.device)
+    if setting.job.narrow.fp8_params and setting.job.dtype == "fp8" and is_trained(setting.job):
+        held_share = fp8_weight_bytes(setting.job, setting.cluster.device) / stored_dtype_bytes(setting.job)
+    else:
+        held_share = layer_weight_share(setting.job)
     if held_share != 1.0:
         layer_share = xp.where(blocks.layers, held_share, 1.0)
         stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * held_share

@@ -141,13 +141,6 @@ def fp8_weight_bytes(job: Job, device: Device) -> float:
     return 2 * (1 + 1 / 32) if job.narrow.fp8_recipe == "mxfp8" else 2.0
 
 
-def held_weight_share(job: Job, device: Device) -> float:
-    """Bytes of a layer's weight in device memory over those of one that is stored in the products' type."""
-    if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
-        return fp8_weight_bytes(job, device) / stored_dtype_bytes(job)
-    return layer_weight_share(job)
-
-
 def gradient_dtype_bytes(job: Job) -> int:
     """Bytes per gradient while it is added up and reduced, including the 16-bit copy if both it and the main gradient
     are stored."""

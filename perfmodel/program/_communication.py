@@ -386,8 +386,34 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
     """Add everything after the passes; the builder must be sorted."""
     if spec.is_forward_only or schedule.forward_only or schedule.updates.any():
         return
-    _add_final_reductions(builder, spec, schedule)
-    _add_embedding_reduce(builder, spec, schedule)
+
+    # Reductions after each device's last backward, of chunks that were not reduced before.
+    if spec.ends_with_reductions:
+        reduced_early = np.zeros(schedule.n_stages, bool)
+        if not spec.reduce_every_micro_batch:
+            reduced_early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
+
+        # Later chunks first, whose backwards end first where pipelines are looped.
+        last_pass = builder.last_on_streams()[:, Stream.COMPUTE]
+        for chunk in reversed(range(schedule.chunks)):
+            devices = np.flatnonzero(~reduced_early[schedule.stage[:, chunk]])
+            stage = schedule.stage[devices, chunk]
+            reductions = builder.add(Kind.GRAD_REDUCE, devices, Stream.DATA_COMM, stage)
+
+            # All devices that hold the stage have to be ready: this one, and those of its replicas.
+            reduction, holder = np.nonzero((schedule.stage[None] == stage[:, None, None]).any(axis=2))
+            builder.connect(last_pass[holder], reductions[reduction])
+
+    # All-reduce of tied embeddings between the devices of the first and the last stage, when both are ready.
+    if spec.tied_embedding:
+        ends = np.array([0, schedule.n_stages - 1])
+        devices = np.array([np.argwhere(schedule.stage == stage)[0][0] for stage in ends])
+        # A device that holds both ends has both gradients itself.
+        if devices[0] != devices[1]:
+            last = builder.last_on_streams()[devices][:, _AWAITED].ravel()
+            reductions = builder.add(Kind.EMBEDDING_REDUCE, devices, Stream.DATA_COMM, ends)
+            builder.connect(np.repeat(last, 2), np.tile(reductions, len(last)))
+
     if spec.optimizer:
         # One optimizer op per device; its class belongs to the stage of the device's chunk 0. The order of the compute
         # stream makes it wait for the passes, an edge for the reductions.
@@ -403,41 +429,6 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
 
     if spec.param_gather == "step":
         _add_final_gathers(builder, schedule)
-
-
-def _add_final_reductions(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
-    """Reductions after each device's last backward, of chunks that were not reduced before."""
-    if not spec.ends_with_reductions:
-        return
-    reduced_early = np.zeros(schedule.n_stages, bool)
-    if not spec.reduce_every_micro_batch:
-        reduced_early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
-
-    # Later chunks first, whose backwards end first where pipelines are looped.
-    last_pass = builder.last_on_streams()[:, Stream.COMPUTE]
-    for chunk in reversed(range(schedule.chunks)):
-        devices = np.flatnonzero(~reduced_early[schedule.stage[:, chunk]])
-        stage = schedule.stage[devices, chunk]
-        reductions = builder.add(Kind.GRAD_REDUCE, devices, Stream.DATA_COMM, stage)
-
-        # All devices that hold the stage have to be ready: this one, and those of its replicas.
-        reduction, holder = np.nonzero((schedule.stage[None] == stage[:, None, None]).any(axis=2))
-        builder.connect(last_pass[holder], reductions[reduction])
-
-
-def _add_embedding_reduce(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
-    """All-reduce of tied embeddings between the devices of the first and the last stage, when both are ready."""
-    if not spec.tied_embedding:
-        return
-    ends = np.array([0, schedule.n_stages - 1])
-    devices = np.array([np.argwhere(schedule.stage == stage)[0][0] for stage in ends])
-
-    # A device that holds both ends has both gradients itself.
-    if devices[0] == devices[1]:
-        return
-    ready = builder.last_on_streams()[devices][:, _AWAITED].ravel()
-    reductions = builder.add(Kind.EMBEDDING_REDUCE, devices, Stream.DATA_COMM, ends)
-    builder.connect(np.repeat(ready, 2), np.tile(reductions, len(ready)))
 
 
 def _add_final_gathers(builder: StructureBuilder, schedule: Schedule) -> None:

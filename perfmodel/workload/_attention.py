@@ -278,30 +278,21 @@ def _attention_core(
     chunk = window if model.attention.chunked_window and window < seq_kv else 0
     if local.job.kernels.flash_attention:
         core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
+        # For its gradient fused attention keeps its result beyond what the output projection keeps: in 8 bits a copy of
+        # its own (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`), otherwise
+        # the tensor that the projection keeps, or keeps no more where its weight is frozen.
+        kept_bytes = float(local.tokens) * local.heads * d_v
+        if not local.job.narrow.fp8_attention:
+            kept_bytes = kept_bytes * local.act_bytes * local.precision.frozen
+        core = replace(core, saved_bytes=core.saved_bytes + kept_bytes)
     else:
         core = _materialised(model, local, d_qk, d_v, seq_kv)
-    core = replace(core, saved_bytes=core.saved_bytes + _kept_result_bytes(local, d_v))
 
     # A server fills its cache with the prompt's keys and values.
     prompt = local.job.mode == "inference" and local.seq_local > 1
     if prompt and local.job.kernels.flash_attention and not model.latent_attention:
         core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
     return recomputed("core_attn", [core])[0]
-
-
-def _kept_result_bytes(local: ShardSizes, d_v: int) -> float:
-    """Bytes of its result that fused attention keeps for its gradient, beyond what the output projection keeps."""
-    elements = float(local.tokens) * local.heads * d_v
-    if not local.job.kernels.flash_attention:
-        return 0.0
-
-    # In 8 bits a copy of its own (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
-    # `FusedAttnFunc`).
-    if local.job.narrow.fp8_attention:
-        return elements
-
-    # Otherwise the tensor that the output projection keeps, or keeps no more where its weight is frozen.
-    return elements * local.act_bytes * local.precision.frozen
 
 
 def _cached(local: ShardSizes, kv_heads: int, dims: int) -> KernelOp:

@@ -189,11 +189,6 @@ _COUNTED: Final = {"quantize_fp8_static": 3 / 4}
 """Bytes that a kernel moves over those that its elements count: of two, one is written in 8 bits."""
 
 
-def goes_by_bandwidth(kind: KernelKind, die: str) -> bool:
-    """Whether a kind is a norm in 16 bits on a die where fused norms were timed."""
-    return kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd") and die in _FUSED
-
-
 def norm_times(request: PriceQuery) -> Prediction:
     """Times of norms, by the software of that name where it was timed."""
     backward = request.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
@@ -274,7 +269,10 @@ def answer_method(
     # Dies on which training kernels were timed beside those of the tables (above), unless a source is named.
     if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
         return "by forward"
-    if goes_by_bandwidth(kind, query.figures.die):
+
+    # Norms in 16 bits on a die where fused norms were timed.
+    is_norm = kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd")
+    if is_norm and query.figures.die in _FUSED:
         return "itself" if timed_for(plan(query, kind), stacks, query.figures, query.source) else "by bandwidth"
 
     # Backward of attention that was timed on the device's own die in few rows.

@@ -300,7 +300,13 @@ class Regressor:
         # cell of the family's axes was timed, on the stack and in the kind.
         inside = np.all(positions >= self.params.table_low[stack] - _ROUNDING, axis=1)
         inside &= np.all(positions <= self.params.table_high[stack] + _ROUNDING, axis=1)
-        near_measured = _among(self.cells, cell_hash(self.stacks, groups, group, positions))
+
+        cells = cell_hash(self.stacks, groups, group, positions)
+        near_measured = np.zeros(len(cells), bool)
+        if len(self.cells):
+            at = np.minimum(np.searchsorted(self.cells, cells), len(self.cells) - 1)
+            near_measured = self.cells[at] == cells
+
         direct = modes == "direct"
         moved = np.isin(modes, ("ratio", "sibling"))
         measured, learned, extrapolated = 0, 1, 2
@@ -336,14 +342,6 @@ def _as_measured(rows: Rows, measured: KindColumns, work: Sequence[KernelKind], 
     work_columns = KindColumns.of(work, index)
     shape = FAMILIES[rows.family].as_measured(rows.shape, rows.columns, measured, work_columns)
     return Rows(rows.family, shape, *distinct(work, index))
-
-
-def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value is in an ascending array."""
-    if not len(ascending):
-        return np.zeros(len(values), bool)
-    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    return ascending[at] == values
 
 
 def cell_hash(

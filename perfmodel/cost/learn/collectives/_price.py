@@ -214,9 +214,21 @@ class CollectivePrices:
             in_range = (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
             measured |= (count == known_count) & in_range
 
-        # curves of links alone are those of other devices
+        # What was not itself measured is learned on a fabric, or links, with measurements; else it is physics, which
+        # holds up to twice the ranks that it was fitted to.
+        if table.source:
+            unmeasured = np.full(len(at), "learned", dtype=object)
+        else:
+            fabric, levels = request.fabric, groups.level[at]
+            links = np.array([x.link for x in fabric.levels])[levels]
+            if table.count is RANKS:
+                links = np.full(len(at), fabric.inside.link)
+            most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
+            unmeasured = np.where(groups.ranks[at] <= 2 * most, "analytical", "extrapolated").astype(object)
+
+        # Curves of links alone are those of other devices.
         measured &= not isinstance(table.source, LinksKey)
-        provenance = np.where(measured, "measured", self._unmeasured(request, table, groups, at))
+        provenance = np.where(measured, "measured", unmeasured)
         prices.provenance[at] = provenance
 
         # Widths differ by provenance, and between messages that latency and that bandwidth bounds.
@@ -226,19 +238,6 @@ class CollectivePrices:
                 alike = (provenance == name) & ((size >= LARGE) == large)
                 width = self.weights.half_width(name, request.kind, tier, large, table.source)
                 prices.half_width[at[alike]] = width
-
-    def _unmeasured(self, request: CollectiveRequest, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
-        """Provenance of what was not itself measured."""
-        # on a fabric, or links, with measurements; else physics, which holds up to twice the ranks that it was fitted
-        # to
-        if table.source:
-            return np.full(len(index), "learned", dtype=object)
-        fabric, levels = request.fabric, groups.level[index]
-        links = np.array([x.link for x in fabric.levels])[levels]
-        if table.count is RANKS:
-            links = np.full(len(index), fabric.inside.link)
-        most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
-        return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
 
     def _inside(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node, of which so many share a host bridge; remembered."""

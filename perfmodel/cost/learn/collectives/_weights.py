@@ -113,7 +113,17 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
     """Log correction at rank or node counts on `GRID`, float64[c, g]."""
     total = np.zeros((len(count), len(GRID)))
     for share, curves in parts:
-        total += share * _interpolated(curves, count)
+        if not curves:
+            continue
+        known = sorted(curves)
+        values = np.array([curves[known_count].everywhere() for known_count in known])
+
+        # Between the two nearest measured counts, linear in the counts' logarithm; beyond the outermost as at these.
+        place = np.interp(np.log2(count), np.log2(known), np.arange(len(known)))
+        low = np.minimum(place.astype(int), max(len(known) - 2, 0))
+        high = np.minimum(low + 1, len(known) - 1)
+        up = (place - low)[:, None]
+        total += share * (values[low] * (1 - up) + values[high] * up)
     return total
 
 
@@ -137,21 +147,6 @@ def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[floa
         by_nodes = {n / per_node: curve for (n, per_node), curve in between.items() if per_node == known_per_node}
         parts.append((share, by_nodes))
     return parts
-
-
-def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
-    """Correction at rank (or node) counts `at` on the whole grid, float64[a, g]; linear in the counts' logarithm."""
-    if not curves:
-        return np.zeros((len(at), len(GRID)))
-    known = sorted(curves)
-    values = np.array([curves[count].everywhere() for count in known])
-
-    # between the two nearest measured counts; beyond the outermost as at these
-    place = np.interp(np.log2(at), np.log2(known), np.arange(len(known)))
-    low = np.minimum(place.astype(int), max(len(known) - 2, 0))
-    high = np.minimum(low + 1, len(known) - 1)
-    share = (place - low)[:, None]
-    return values[low] * (1 - share) + values[high] * share
 
 
 def stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
