@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.catalog import cluster, framework, model
+from perfmodel.catalog import cluster, model
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective
 from perfmodel.prediction import predict
-from perfmodel.prediction.blocks import block_events, count_events
-from perfmodel.prediction.placement import Network
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import ExpertChoice, Shard, blocks, matmul_flops
 
@@ -124,16 +122,6 @@ def test_sending_tokens_once_is_faster_over_nodes_and_overlap_faster_still():
     assert once < 0.8 * plain
     assert step_s("dp=16,ep=16,ep_overlap=true", expert_dispatcher="hybridep") < once
     assert step_s(expert_imbalance=1.5) > plain
-
-
-@pytest.mark.parametrize(("name", "channels"), [("hybridep", 32), ("deepep", 20), ("alltoall", 24)])
-def test_hidden_exchanges_hold_the_multiprocessors_of_their_library(name, channels):
-    machine, shard = cluster("dgx-h100"), Shard(ep=8, ep_overlap=True)
-    job = Job(global_batch=8, seq_len=4096, expert_dispatcher=name)
-    network = Network(8, 8, 0, 1)
-    found = count_events(blocks(QWEN, job, shard), {"ep": network, "tp": network}, job)
-    held = block_events(found, framework("megatron-core"), machine.device, 1).sm_share
-    assert held == pytest.approx(channels / machine.device.compute_units)
 
 
 def test_layouts_with_overlapped_experts_are_read_and_written():
