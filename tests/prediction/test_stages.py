@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
+from perfmodel.prediction import layout_batches, step_problem
 from perfmodel.prediction.blocks import sliced_job
-from perfmodel.prediction.composition import stage_blocks
+from perfmodel.prediction.composition import by_layer, segment_sizes, stage_blocks
 from perfmodel.prediction.placement import Placement
 from perfmodel.schedule import even_split
 from perfmodel.spec import Job, Layout
@@ -55,6 +56,100 @@ def test_every_block_is_dealt_once(stages, segments):
     assert counts[-1, :, -1].sum() == 1  # the head ends
     assert layer_count(pairs) == model.layers
     assert np.ptp(counts[:, :, 1].sum(axis=1)) <= 1
+
+
+KINDS = st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=6).filter(
+    lambda kinds: any(is_layer for is_layer, _ in kinds)
+)
+"""Whether each block is a layer, and how often it occurs: layers with riders before, between and behind them."""
+
+
+@given(kinds=KINDS, stages=st.integers(1, 4), segments=st.integers(1, 3), data=st.data())
+def test_blocks_join_the_layer_before_them_and_the_ends_of_the_model(kinds, stages, segments, data):
+    """One by one: a layer to its segment, what precedes all layers to the first, what follows them to the last segment
+    that has any, anything else to the layer before it."""
+    order = [(number, is_layer) for number, (is_layer, repeats) in enumerate(kinds) for _ in range(repeats)]
+    layers = sum(is_layer for _, is_layer in order)
+    cuts = sorted(data.draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1)))
+    partition = tuple(int(n) for n in np.diff([0, *cuts, layers]))
+    holds = [n > 0 for n in partition]
+    holds[0] |= not order[0][1]
+    holds[-1] |= not order[-1][1]
+    if not all(holds):
+        with pytest.raises(LayoutError, match="at least one layer each"):
+            stage_blocks(kinds, stages, segments, partition)
+        return
+    slots = []
+    for stage, n in enumerate(partition):
+        for segment, size in enumerate(segment_sizes(n, segments).tolist()):
+            slots += [(stage, segment)] * size
+    filled = [segment for stage, segment in slots if stage == stages - 1]
+    expected = np.zeros((stages, segments, len(kinds)))
+    passed = 0
+    for number, is_layer in order:
+        passed += is_layer
+        if passed == 0:
+            place = (0, 0)
+        elif passed == layers and not is_layer:
+            place = (stages - 1, max(filled, default=0))
+        else:
+            place = slots[passed - 1]
+        expected[*place, number] += 1
+    np.testing.assert_array_equal(stage_blocks(kinds, stages, segments, partition), expected)
+
+
+@given(kinds=KINDS)
+def test_blocks_before_a_cut_are_those_of_its_layers_with_their_riders(kinds):
+    class Named:
+        def __init__(self, is_layer: bool) -> None:
+            self.is_layer = is_layer
+
+    pairs = [(Named(is_layer), repeats) for is_layer, repeats in kinds]
+    found = by_layer(pairs)  # pyright: ignore[reportArgumentType]
+    order = [(number, is_layer) for number, (is_layer, repeats) in enumerate(kinds) for _ in range(repeats)]
+    layers = [place for place, (_, is_layer) in enumerate(order) if is_layer]
+
+    def counted(blocks):
+        counts = np.zeros(len(kinds))
+        for number, _ in blocks:
+            counts[number] += 1
+        return counts
+
+    np.testing.assert_array_equal(found.before, counted(order[: layers[0]]))
+    np.testing.assert_array_equal(found.after, counted(order[layers[-1] + 1 :]))
+    # a cut lies before the next layer, behind the last one before what ends the model
+    ends = [*layers, layers[-1] + 1]
+    for cut, end in enumerate(ends):
+        np.testing.assert_array_equal(found.upto[cut], counted(order[layers[0] : end]))
+
+
+@given(layers=st.integers(0, 40), segments=st.integers(1, 8))
+def test_segments_are_even_and_the_last_are_empty_where_there_are_too_few_layers(layers, segments):
+    sizes = segment_sizes(layers, segments)
+    assert sizes.sum() == layers
+    assert np.count_nonzero(sizes) == min(layers, segments)
+    assert (sizes[: min(layers, segments)] > 0).all()
+    if layers:
+        assert np.ptp(sizes[: min(layers, segments)]) <= 1
+
+
+@pytest.mark.parametrize("text", ["pp=4", "pp=4,dp=2,zero=3", "pp=2,vpp=2", "dp=8,zero=3"])
+@pytest.mark.parametrize("full_layers", [(0,), (1,), (2,), (5,), (99,)])
+def test_the_first_layers_of_a_stage_are_recomputed_in_full(text, full_layers):
+    """One after another through its segments; no embedding and no head."""
+    model = replace(catalog.model("gpt3-1.3b"), layers=12)
+    problem = step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=1024))
+    layout = Layout.parse(text).replace(recompute_full_layers=full_layers)
+    (batch,) = layout_batches(problem, [layout])
+    counts, full = batch.program.counts, batch.program.full
+    expected = np.zeros_like(counts)
+    for stage in range(len(counts)):
+        left = full_layers[0]
+        for segment in range(counts.shape[1]):
+            layers_here = counts[stage, segment, 1]
+            expected[stage, segment, 1] = min(left, layers_here)
+            left -= expected[stage, segment, 1]
+    np.testing.assert_array_equal(full, expected)
 
 
 def test_embedding_and_head_may_have_a_stage_of_their_own():
