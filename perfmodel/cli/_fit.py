@@ -210,6 +210,10 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
         print(f"replaces {len(names)} shipped series: {fabric}")
     for what, longer in collectives.get("groups_at_once", {}).items():
         print(f"{what}: {longer:.2f} times as long as alone")
+    for what, exponent in collectives.get("sharing", {}).items():
+        print(
+            f"{what} between nodes: predicted n^{exponent:.2f} times as long with n groups at once, except for latency"
+        )
     for family, figures in summary.items():
         for state, longer in figures.get("longer", {}).items():
             print(f"{family}, {state}: {longer:.2f} times as long as usually")

@@ -10,8 +10,8 @@
    slower than what training runs. Counts of products; source code of Transformer Engine.
 4. **`MonotoneGrid.times`**: twice the work takes as long at least, and twice as long at most. A property of steps,
    whose kernels a framework may cut in two.
-5. **`slowdown_under_load`**: a device that works without a pause lowers its clock. Measured energies of dies;
-   elsewhere what published runs show.
+5. **`slowdown_under_load`**: a device that works without a pause lowers its clock. The user's own tables; else measured
+   energies of dies; elsewhere what published runs show.
 6. **`no_faster_than_undivided`**: parts of a divided attention run at no higher rate than all of it.
 7. **`moved_by_runs`**: the user's own runs, or those of the published record.
 
@@ -150,15 +150,23 @@ def _product_of_group(grouped: Gemm) -> Gemm:
 def slowdown_under_load(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> Float[np.ndarray, " ops"]:
     """Time of events in a step relative to those at the clock of a kernel timed alone.
 
-    By the power limit, from the energies of a FLOP and of a byte that were measured on a die
+    By what the user's tables show of kernels after the device has worked for a while (`Site.measured_load`), where they
+    do. Else by the power limit, from the energies of a FLOP and of a byte that were measured on a die
     (`perfmodel.cost.under_load`); and by what published runs show of dies whose energies nobody measured
-    (`Site.clock`).
+    (`Site.clock`). A kernel that is timed over and over again draws more power than the same kernel between cooler
+    ones, so that of either slowdown a step shows a share (`sustained_share`).
     """
     device, site = problem.cluster.device, problem.site
     slowdown = np.ones(len(ops))
+    share = _sustained_share(problem) if site.power_limited else 1.0
     if site.power_limited:
-        slowdown = under_load(device, ops, times.time_s, _sustained_share(problem))
-    return slowdown * np.array([site.clock(op, device) for op in ops])
+        slowdown = under_load(device, ops, times.time_s, share)
+    slowdown = slowdown * np.array([site.clock(op, device) for op in ops])
+    for i, op in enumerate(ops):
+        measured = site.measured_load(op, device)
+        if measured is not None:
+            slowdown[i] = max(share * measured, 1.0)
+    return slowdown
 
 
 @session_cached

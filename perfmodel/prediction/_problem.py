@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
-from perfmodel.cost.learn import WeightFiles, weight_files
+from perfmodel.cost.learn import WeightFiles, measured_loads, weight_files
 from perfmodel.prediction.sites import EAGER, Adjustment, Site, SitePrior, adjustments
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
@@ -183,6 +183,7 @@ def step_problem(
         # The user's own runs on the device, or else the median site of the published record.
         of_devices = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
         adjustment = of_devices.get(cluster.device.name) or site.expected(framework, cluster.device)
+        loads = session.cost_models.get_or_compute((measured_loads, weights), lambda: measured_loads(weights))
         return StepProblem(
             model=model,
             job=job,
@@ -190,7 +191,7 @@ def step_problem(
             kernels=kernels,
             collectives=collectives,
             framework=framework,
-            site=site,
+            site=replace(site, loads=loads) if loads else site,
             adjustment=adjustment,
             kinds=tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds),
         )

@@ -1,6 +1,8 @@
 """Rows that say nothing of a device's links are set aside with a word; all others are kept."""
 
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, describe_calibration
 from perfmodel.cost.learn import fit_calibration
 from perfmodel.cost.learn.collectives import Sources, collective_rows, least_volume, set_aside, slowdowns
@@ -16,8 +19,10 @@ from perfmodel.cost.learn.collectives.links import link_class
 from perfmodel.cost.learn.training import fit_collectives, slowdowns_by_state
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import read_table
+from perfmodel.ops import Collective, CollectiveKind
 
 SIZE = 2.0 ** np.arange(10, 31)
+CLUSTER = catalog.cluster("dgx-a100")
 HEALTHY = {"V100-SXM2-32GB": ("NVLink2", 130e9), "A100-SXM4-80GB": ("NVLink3 NVSwitch", 230e9), "L40S": ("PCIe4", 20e9),
            "H100-SXM5-80GB": ("NVLink4 NVSwitch", 360e9), "MI300X": ("Infinity Fabric", 310e9)}  # fmt: skip
 
@@ -217,6 +222,58 @@ def test_rows_of_several_groups_are_no_part_of_a_fit(tmp_path) -> None:
     beside = clean.assign(variant="groups_at_once_2", time_us=2 * clean["time_us"])
     report = collectives_report_of_equal_fits(clean, beside, tmp_path)
     assert [*report["groups_at_once"].values()] == [pytest.approx(2.0)]
+
+
+def beside(alone: pd.DataFrame, exponent: float, groups: int) -> pd.DataFrame:
+    """The rows with those of several groups at once, each of which gets the rate of one alone over n^exponent."""
+    latency_us = 20
+    more_us = (alone["time_us"] - latency_us) * groups**exponent
+    variant = f"groups_at_once_{groups}"
+    return pd.concat([alone, alone.assign(variant=variant, time_us=latency_us + more_us)], ignore_index=True)
+
+
+@settings(max_examples=8, deadline=None)
+@given(exponent=st.floats(0, 1.5), groups=st.sampled_from([2, 4]), kind=st.sampled_from(["all_reduce", "all_gather"]))
+def test_predictions_share_links_as_measured(exponent: float, groups: int, kind: str) -> None:
+    """Two ranks of each of eight nodes with eight adapters: by the nominal rates four groups share nothing."""
+    alone = log("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR", 17e9, kind, 16, 2)
+    with TemporaryDirectory() as folder:
+        report = fit_calibration([beside(alone, exponent, groups)], folder)
+        model = CollectiveModel.load(folder)
+    (fitted,) = report["collectives"]["sharing"].values()
+    assert fitted == pytest.approx(exponent, abs=0.05)
+
+    def slowdown(kind: CollectiveKind, groups: int) -> float:
+        op = Collective(collective=kind, bytes=2.0**30, num_ranks=16, ranks_per_node=2, level=1)
+        alone_s, beside_s = model.times(CLUSTER, [op, replace(op, concurrent=groups)]).time_s
+        return beside_s / alone_s
+
+    assert slowdown(kind, groups) == pytest.approx(groups**exponent, rel=0.03)
+    # Kinds that were not measured share the same links.
+    assert slowdown("reduce_scatter", groups) == pytest.approx(groups**exponent, rel=0.03)
+    # Of what was not measured the law holds: more groups are never faster, nor any faster than the nominal rate.
+    assert slowdown(kind, 2) <= slowdown(kind, 4) * (1 + 1e-9)
+    op = Collective(collective=kind, bytes=2.0**30, num_ranks=16, ranks_per_node=2, level=1, concurrent=groups)
+    beside_s, alone_s = CollectiveModel.load().times(CLUSTER, [op, replace(op, concurrent=1)]).time_s
+    assert beside_s == pytest.approx(alone_s)
+
+
+def test_no_link_carries_more_than_its_rate_however_groups_were_measured() -> None:
+    """Eight ranks of a node fill its adapters alone: two such groups take twice as long whatever a table says."""
+    alone = log("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR", 150e9, "all_gather", 64, 8)
+    with TemporaryDirectory() as folder:
+        fit_calibration([beside(alone, 0.0, 2)], folder)
+        model = CollectiveModel.load(folder)
+    op = Collective(collective="all_gather", bytes=2.0**30, num_ranks=64, ranks_per_node=8, level=1, concurrent=2)
+    sent_bytes = least_volume("all_gather", np.array([64.0]), np.array([8.0]), False)[0] * op.bytes
+    nominal_bytes_per_s = CLUSTER.levels[1].bandwidth_bytes_per_s / 2
+    assert model.times(CLUSTER, [op]).time_s[0] >= sent_bytes / nominal_bytes_per_s
+
+
+def test_messages_that_latency_bounds_fit_no_exponent(tmp_path: Path) -> None:
+    alone = log("A100-SXM4-80GB", "NVLink3 + InfiniBand HDR", 17e9, "all_reduce", 16, 2)[:2]
+    report = fit_calibration([beside(alone, 1.0, 2)], tmp_path)
+    assert "sharing" not in report["collectives"]
 
 
 def test_kernels_set_aside_are_counted(tmp_path) -> None:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from perfmodel.cost.learn._regressor import Regressor
     from perfmodel.cost.learn._weights import (
         END_TO_END_FILE,
+        MeasuredLoad,
         WeightFiles,
         load_family,
         load_regressor,
+        measured_loads,
         read_header,
         save_regressor,
         shipped_folder,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -292,6 +292,33 @@ def weights_folder(calibration: Path | str | None) -> Path:
     if not any(folder.glob("*.safetensors")) and not (folder / END_TO_END_FILE).is_file():
         raise CalibrationError(f"{folder}: the folder has no weights (*.safetensors); make them with `perfmodel fit`")
     return folder.resolve()
+
+
+class MeasuredLoad(NamedTuple):
+    """Measured slowdown of kernels of a device that works without a pause."""
+
+    device: str
+    family: str
+    dtype: str
+    slowdown: float
+    """Time under sustained load over that of a kernel timed alone."""
+
+
+def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
+    """Slowdowns under load that a calibration's tables had, of all families; the shipped weights have none.
+
+    Raises:
+        CalibrationError: for a file that is truncated or of another schema version.
+    """
+    if weights.content is None:
+        return ()
+    loads: dict[MeasuredLoad, None] = {}
+    for name in weights.names:
+        if name.endswith(".safetensors") and any(belongs(Path(name), family) for family in FAMILIES):
+            record = load_regressor(weights.folder / name, weights.read(name)).record
+            for load in record.get("loads", []):
+                loads[MeasuredLoad(*load)] = None
+    return tuple(loads)
 
 
 def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:

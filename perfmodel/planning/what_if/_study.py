@@ -284,6 +284,10 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     device = scenario.device(problem.cluster.device)
     cluster = scenario.cluster(problem.cluster)
     kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)
+
+    # What was measured under one power limit does not hold under another, for which the energies of the die are left.
+    same_power = device.power_w == problem.cluster.device.power_w
+    site = problem.site if same_power else replace(problem.site, loads=())
     delays_s = scenario.delays_s
     return StepProblem(
         model=problem.model,
@@ -292,7 +296,7 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
         kernels=kernels,
         collectives=DelayedCollectives(problem.collectives, delays_s) if delays_s else problem.collectives,
         framework=scenario.framework(problem.framework),
-        site=problem.site,
+        site=site,
         adjustment=problem.adjustment,
     )
 

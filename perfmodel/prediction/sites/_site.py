@@ -9,6 +9,7 @@ from math import exp, sqrt
 from typing import Final
 
 from perfmodel.cost import TENSOR_TYPES, has_power_law
+from perfmodel.cost.learn import MeasuredLoad
 from perfmodel.ops import Attention, Gemm, Op, Pass
 from perfmodel.prediction.sites._adjustment import Adjustment
 from perfmodel.prediction.sites._population import GENERIC, SitePopulation, SitePrior, population
@@ -41,6 +42,8 @@ class Site:
     times."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
+    loads: tuple[MeasuredLoad, ...] = ()
+    """Measured slowdowns of kernels under sustained load, from tables of the user's own devices."""
     population: SitePopulation | None = None
     """Priors of sites before any of their runs. None: fitted to all published sources, and read when first needed."""
     memory: MemorySpread | None = None
@@ -75,6 +78,18 @@ class Site:
             return exp(dict(self.sustained).get(device.architecture, 0.0))
         # Where energies were measured, the power limit says all of it, and nothing was fitted.
         return 1.0 if has_power_law(device) else exp(dict(sustained()).get(device.architecture, 0.0))
+
+    def measured_load(self, op: Op, device: Device) -> float | None:
+        """Measured slowdown of a kernel's family and element type under sustained load; None if nobody measured it.
+
+        Without a power limit nothing slows down, whatever was measured under it.
+        """
+        if not self.power_limited:
+            return None
+        for load in self.loads:
+            if (load.device, load.family, load.dtype) == (device.name, op.family, op.dtype):
+                return load.slowdown
+        return None
 
     def kernel_spread(self, device: Device) -> float:
         """Relative spread of kernel times between devices of one kind; 0 for chips with a fixed clock."""

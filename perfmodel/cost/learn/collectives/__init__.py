@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         predict_collective_rows,
     )
     from perfmodel.cost.learn.collectives._rows import collective_rows, counted, set_aside, slowdowns
+    from perfmodel.cost.learn.collectives._sharing import sharing_exponents
     from perfmodel.cost.learn.collectives._studies import (
         LeftOut,
         Study,

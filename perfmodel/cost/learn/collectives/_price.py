@@ -297,13 +297,17 @@ class CollectivePrices:
         parts, source = self._measured_curves(request, True, level, per_node)
         told_as_measured = isinstance(source, SeriesKey)
         in_network = request.algorithm == "collnet"
+
+        # Groups at once share the nominal rate equally, unless it was measured how they slow one another: a group alone
+        # may leave part of its links idle, which others then use, or all may lose by switching between them.
+        exponent = self.weights.sharing_exponent(fabric, request.kind, level)
         link = constants(
             self.weights.physics,
             request.kind,
             fabric,
             level=level,
             ranks_per_node=per_node,
-            concurrent=concurrent,
+            concurrent=concurrent if exponent is None else 1.0,
             in_network=in_network,
             spans_nodes=True,
         )
@@ -314,6 +318,9 @@ class CollectivePrices:
         # Physics, times what measurements add to it, made monotone in bytes and then in nodes.
         time_s = collective_time(request.kind, size_bytes, ranks, per_node, link, request.algorithm)
         time_s = time_s * np.exp(correction(parts, nodes))
+        if exponent is not None:
+            latency_s = time_s[:, :1]
+            time_s = latency_s + np.maximum(time_s - latency_s, 0.0) * concurrent**exponent
         log_s = _over_bytes(np.log(time_s), source)
         if not told_as_measured:
             log_s = rising(log_s, axis=0)

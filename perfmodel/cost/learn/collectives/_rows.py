@@ -1,7 +1,7 @@
 """Measured collectives as typed columns, and the rows that do not represent a device's links.
 
 Rows of five kinds are set aside, each with the reason in words: rows that others disturbed, rows of several groups at
-once (`slowdowns` tells what they show), links that the table does not name (an efficiency would be relative to a
+once (`_sharing` fits what they show), links that the table does not name (an efficiency would be relative to a
 guess), rates above the link (a wrong unit, size or link), and rates far below it (a host at fault, another job on the
 network).
 """
@@ -26,7 +26,7 @@ from perfmodel.cost.learn.collectives.links import (
     states_rate,
 )
 from perfmodel.ingest import clean_collectives
-from perfmodel.ingest.tables import groups_of, median_ratio, number, text
+from perfmodel.ingest.tables import groups_of, number, text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,7 +228,7 @@ LARGE_S: Final = 1e-3
 HOPS: Final = 10.0
 """...nor are this many hops per rank."""
 DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
-BESIDE: Final = "timed beside other groups, whose share of the links is computed; compared with one group alone"
+BESIDE: Final = "timed beside other groups; compared with one group alone"
 MESH_PEERS: Final = 7
 """A node of eight without a switch has a link per peer: few ranks use a share of the links only."""
 
@@ -284,27 +284,35 @@ def slowdowns(rows: CollectiveRows) -> dict[str, float]:
     Returns:
         By device, kind, place and number of groups, in words.
     """
-    # Times of the same series, placement and size: alone, and by the number of groups beside each other.
-    alone_s: dict[tuple[Hashable, ...], list[float]] = defaultdict(list)
-    beside_s: dict[tuple[str, int], list[tuple[tuple[Hashable, ...], float]]] = defaultdict(list)
     device = rows.of_series("device")
-    for i in np.flatnonzero(~rows.disturbed).tolist():
-        columns = (rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node, rows.buffer_bytes)
-        same = tuple(column[i] for column in columns)
-        time_s, groups = float(rows.time_s[i]), int(rows.groups[i])
-        if groups == 1:
-            alone_s[same].append(time_s)
-        else:
-            place = "between nodes" if rows.between[i] else "inside a node"
-            beside_s[f"{device[i]} {rows.kind[i]} {place}", groups].append((same, time_s))
+    ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for i, ratio in times_over_alone(rows):
+        place = "between nodes" if rows.between[i] else "inside a node"
+        ratios[f"{device[i]} {rows.kind[i]} {place}", int(rows.groups[i])].append(ratio)
 
-    # Rows that were repeated count by their median.
     result = {}
-    for (what, groups), timed in sorted(beside_s.items()):
-        longer = median_ratio(timed, alone_s)
-        if longer is not None:
-            result[f"{what}, {groups} groups at once"] = longer
+    for (what, groups), measured in sorted(ratios.items()):
+        result[f"{what}, {groups} groups at once"] = float(np.median(measured))
     return result
+
+
+def times_over_alone(rows: CollectiveRows) -> list[tuple[int, float]]:
+    """Rows of several groups at once, each with its time over that of one group alone.
+
+    Rows without a group of the same series, placement and size alone, and disturbed ones, are left out. Rows of one
+    group that were repeated count by their median.
+    """
+    alone_s: dict[tuple[Hashable, ...], list[float]] = defaultdict(list)
+    beside: list[tuple[int, tuple[Hashable, ...]]] = []
+    columns = (rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node, rows.buffer_bytes)
+    has_time = np.isfinite(rows.time_s) & (rows.time_s > 0)
+    for i in np.flatnonzero(~rows.disturbed & has_time).tolist():
+        same = tuple(column[i] for column in columns)
+        if rows.groups[i] == 1:
+            alone_s[same].append(float(rows.time_s[i]))
+        else:
+            beside.append((i, same))
+    return [(i, float(rows.time_s[i]) / float(np.median(alone_s[same]))) for i, same in beside if same in alone_s]
 
 
 def _of_tier(

@@ -298,6 +298,9 @@ class CollectiveWeights:
     """Half-widths of 90 % intervals in log time, from rows left out."""
     most_ranks: Mapping[str, int] = field(default_factory=dict)
     """Most ranks measured on each link class."""
+    sharing: Mapping[FabricKey, float] = field(default_factory=dict)
+    """Measured exponents c of groups that share the links between nodes: beyond its latency, each of n groups at once
+    takes n^c times as long as one alone. A key without a kind stands for all kinds that were not measured."""
     moe: MoeWeights = field(default_factory=MoeWeights)
     notes: Mapping[str, Any] = field(default_factory=dict)
     """JSON values: numbers of rows, and rows that were replaced or set aside."""
@@ -323,6 +326,11 @@ class CollectiveWeights:
         device_key, *link_keys = cls.usual_keys(fabric, kind, between, level)
         of_parts = (device_key._replace(device=name) for name in names_of_parts(fabric.device))
         return tuple(dict.fromkeys((device_key, *of_parts, *link_keys)))
+
+    def sharing_exponent(self, fabric: Fabric, kind: str, level: int) -> float | None:
+        """The measured exponent of groups that share a fabric's links between nodes (`sharing`); None if unmeasured."""
+        key = FabricKey(fabric.device, fabric.key(True, level), kind)
+        return self.sharing.get(key, self.sharing.get(key._replace(kind="")))
 
     def by_die(self) -> "CollectiveWeights":
         """Store the usual curves of devices also under the names of similar parts (`names_of_parts`).
@@ -382,6 +390,7 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
         "measured_on": list(_sorted(weights.measured_on).items()),
         "spread": list(_sorted(weights.spread).items()),
         "most_ranks": dict(weights.most_ranks),
+        "sharing": list(_sorted(weights.sharing).items()),
         "moe_series": list(constants),
         "moe_curves": list(exchanges),
         "moe_spread": list(_sorted(moe.spread).items()),
@@ -435,6 +444,8 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
         measured_on=measured_on,
         spread=_widths(meta["spread"]),
         most_ranks=meta["most_ranks"],
+        # Files of earlier releases have none.
+        sharing={FabricKey(*key): exponent for key, exponent in meta.get("sharing", [])},
         moe=MoeWeights(
             series=dict(zip(exchanges, arrays["moe/vector"], strict=True)),
             curves=unstacked(places, arrays, "moe/"),

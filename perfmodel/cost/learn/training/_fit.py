@@ -5,13 +5,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn._regressor import Regressor, cell_hash
-from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
+from perfmodel.cost.learn._weights import MeasuredLoad, read_header, save_regressor, weight_files
 from perfmodel.cost.learn.collectives import (
     FILE_NAME,
     NO_SOURCES,
@@ -20,9 +20,11 @@ from perfmodel.cost.learn.collectives import (
     Sources,
     collective_rows,
     collective_weights,
+    device_name,
     fit_rows,
     save_collective_weights,
     shape_spread,
+    sharing_exponents,
     slowdowns,
     usable,
 )
@@ -35,7 +37,7 @@ from perfmodel.cost.learn.training._tables import Samples, gather, table_hashes
 from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest import clean_kernels, is_marked_suspect
-from perfmodel.ingest.tables import median_ratio, number, read_table, table_kind, text
+from perfmodel.ingest.tables import number, read_table, table_kind, text
 from perfmodel.measure.tables import COLD, LOADED, MEASURED, SOURCE
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.units import require_seed
@@ -123,30 +125,61 @@ def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str,
 
     Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states, by state.
     """
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for kernel in _kernels_by_state(frames, family):
+        ratios[kernel.state].append(kernel.ratio)
+    return {state: float(np.median(measured)) for state, measured in ratios.items()}
+
+
+def measured_loads(frames: Sequence[pd.DataFrame], family: str) -> tuple[MeasuredLoad, ...]:
+    """Slowdown of a family's kernels under sustained load, by device and element type: medians over kernels."""
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for kernel in _kernels_by_state(frames, family):
+        if kernel.state == LOADED:
+            ratios[kernel.device, kernel.dtype].append(kernel.ratio)
+    loads = []
+    for (device, dtype), measured in sorted(ratios.items()):
+        loads.append(MeasuredLoad(device, family, dtype, float(np.median(measured))))
+    return tuple(loads)
+
+
+class _StateRatio(NamedTuple):
+    """Time of a kernel in a state of the machine over that in the usual state."""
+
+    device: str
+    dtype: str
+    state: str
+    """`LOADED` or `COLD`."""
+    ratio: float
+
+
+def _kernels_by_state(frames: Sequence[pd.DataFrame], family: str) -> list[_StateRatio]:
+    """Kernels that `calibrate` measured in a state and as usual; others say nothing, nor do disturbed rows."""
     usual_us: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    in_state: dict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
+    in_state: list[tuple[tuple[str, ...], _StateRatio]] = []
     for frame in frames:
         mask = (text(frame, "op_family") == family) & (text(frame, "source") == SOURCE)
         rows: Any = frame[mask]
-        variants, times_us = text(rows, "variant"), number(rows, "time_us")
+        times_us = number(rows, "time_us").tolist()
         # Rows that agree in everything but their times and notes are of one kernel, measured in several states.
         same_kernel = [text(rows, str(name)) for name in rows.columns if name not in _TIMING]
-        for kernel, variant, time_us in zip(zip(*same_kernel, strict=True), variants, times_us.tolist(), strict=True):
+        labels = [text(rows, name) for name in ("device", "dtype", "variant")]
+        kernels, labels_of_row = zip(*same_kernel, strict=True), zip(*labels, strict=True)
+        for kernel, (device, dtype, variant), time_us in zip(kernels, labels_of_row, times_us, strict=True):
             state = next((state for state in (LOADED, COLD) if variant.endswith(state)), "")
             if is_marked_suspect(variant) or not time_us > 0:
                 continue
             if state:
-                in_state[state].append((kernel, time_us))
+                in_state.append((kernel, _StateRatio(device_name(device), dtype, state, time_us)))
             else:
                 usual_us[kernel].append(time_us)
 
-    # Each state against the same kernels as usually run; kernels that were timed in one state only say nothing.
-    medians = {}
-    for state, timed in in_state.items():
-        longer = median_ratio(timed, usual_us)
-        if longer is not None:
-            medians[state] = longer
-    return medians
+    # Each state against the same kernels as usually run.
+    compared = []
+    for kernel, timed in in_state:
+        if kernel in usual_us:
+            compared.append(timed._replace(ratio=timed.ratio / float(np.median(usual_us[kernel]))))
+    return compared
 
 
 def _fit_one(
@@ -165,6 +198,9 @@ def _fit_one(
     regressor = fit_regressor(
         samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress
     )
+    loads = measured_loads(frames, recipe.family)
+    if loads:
+        regressor = replace(regressor, record={**regressor.record, "loads": loads})
     save_regressor(regressor, out)
     return regressor.record
 
@@ -301,7 +337,8 @@ def fit_calibration(
     Returns:
         By fitted file: `rows`, the errors on shapes kept out (fractions) and by reason the rows `set_aside`; of
         collectives also the number of `series`, of shipped ones `kept` and by fabric the names of those `replaced`,
-        and how much longer they took with `groups_at_once` (`slowdowns`), where that was measured.
+        and where that was measured how much longer they took with `groups_at_once` (`slowdowns`), and the exponents of
+        `sharing` that predictions use (`CollectiveWeights.sharing`).
 
     Raises:
         TableError: for a malformed table, or if no table has a usable row of the wanted family.
@@ -326,13 +363,18 @@ def fit_calibration(
 def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
     """Fit, join with the shipped weights, write; what became of rows and series."""
     # at a site a series of a forced algorithm counts where nothing else was measured there
-    notes = fit_collectives(
-        tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
-    ).notes
+    weights = fit_collectives(tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True))
+    notes = weights.notes
     facts = {name: notes[name] for name in ("kept", "replaced", "set_aside")}
     longer = slowdowns(collective_rows(pd.concat(list(tables), ignore_index=True)))
     if longer:
         facts["groups_at_once"] = longer
+    exponents = {}
+    for key, exponent in weights.sharing.items():
+        if key.kind:
+            exponents[f"{key.kind} on {key.device}, {key.links}"] = exponent
+    if exponents:
+        facts["sharing"] = exponents
     return {"rows": sum(map(len, tables)), "series": notes["own"] + notes["own_exchanges"]} | facts
 
 
@@ -369,6 +411,11 @@ def fit_collectives(
         weights = replace(weights, spread=measured)
     if len(exchanges):
         weights = replace(weights, moe=moe.fit_moe(exchanges, weights.moe))
+
+    if len(rows):
+        # Groups that ran at once say nothing of one alone, and so are no part of the curves.
+        all_rows = collective_rows(pd.concat(list(tables), ignore_index=True))
+        weights = replace(weights, sharing={**weights.sharing, **sharing_exponents(all_rows, weights)})
 
     # the weights say themselves what they rest on
     facts = {"rows": len(rows), "exchange_rows": len(exchanges), "set_aside": odd}
