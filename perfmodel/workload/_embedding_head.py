@@ -312,14 +312,15 @@ def token_lookup(local: ShardSizes, *, params: int) -> Piece:
         backward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
     elif local.tp > 1:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
-    lookup = _lookup(local, local.tokens, local.vocab)
+    lookup = replace(
+        _lookup(local, local.tokens, local.vocab), forward_comm=forward, backward_comm=backward, params=params
+    )
+    if "sequence_copy" not in local.job.kernels.eager_kernels:
+        return lookup
     return replace(
         lookup,
         forward=(*lookup.forward, *scatter_copy(local, local.tokens, local.hidden)),
         backward_input=(*gather_copy(local, local.tokens, local.hidden), *lookup.backward_input),
-        forward_comm=forward,
-        backward_comm=backward,
-        params=params,
     )
 
 

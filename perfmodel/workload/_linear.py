@@ -14,13 +14,10 @@ from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Precision, ShardSizes
 from perfmodel.workload._piece import Piece, memory
 from perfmodel.workload._quantisation import (
+    WIDE_WEIGHT_GRADIENTS,
     gathered_bytes,
     kept_bytes,
-    quantised,
-    quantised_again,
-    quantised_for_weight_gradient,
-    weight_gradient_dtype,
-    widened,
+    product_casts,
 )
 
 
@@ -51,20 +48,20 @@ def linear(
     input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
 
     # Kernels around the products: a weight that is stored narrow is widened, operands are quantised.
-    weight = (*widened(precision, n, k), *quantised_again(precision, n, k))
-    input_casts = () if narrow_input else quantised(precision, m, k)
-    gradient_casts = () if narrow_gradient else quantised(precision, m, n, gradient=True)
+    casts = product_casts(precision, m, n, k)
+    input_casts = () if narrow_input else casts.input
+    gradient_casts = () if narrow_gradient else casts.gradient
     return Piece(
-        forward=(*input_casts, *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
+        forward=(*input_casts, *casts.weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
             *gradient_casts,
-            *weight,
+            *casts.weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
         backward_weight=(
-            *quantised_for_weight_gradient(precision, m, n, k),
+            *casts.weight_gradient,
             Gemm(
-                dtype=weight_gradient_dtype(precision),
+                dtype=precision.wide_dtype if precision.recipe in WIDE_WEIGHT_GRADIENTS else dtype,
                 m=n,
                 n=k,
                 k=m,
@@ -135,7 +132,7 @@ def column_linear(
         forward_comm=forward,
         backward_comm=backward,
     )
-    if not communicates:
+    if not communicates or "sequence_copy" not in local.job.kernels.eager_kernels:
         return product
     return replace(
         product,
@@ -182,7 +179,7 @@ def row_linear(
         forward_comm=forward,
         backward_comm=backward,
     )
-    if not communicates:
+    if not communicates or "sequence_copy" not in local.job.kernels.eager_kernels:
         return product
     return replace(
         product,
@@ -203,13 +200,13 @@ def gather_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ..
 
 
 def scatter_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
-    """The copy of what tensor-parallel ranks scatter along the sequence into the order of ranks.
+    """The copy of what tensor-parallel ranks scatter along the sequence into the order of ranks (`sequence_copy`).
 
     PyTorch distributed/_functional_collectives.py `reduce_scatter_tensor`: chunks of any dimension but the first are
     concatenated, one sequence's too. Activations are [batch, sequence, hidden]. Megatron's are [sequence, batch,
     hidden], of which neither direction copies anything.
     """
-    if not local.sequence_parallel or "sequence_copy" not in local.job.kernels.eager_kernels:
+    if not local.sequence_parallel:
         return ()
     return (memory(local.precision, "add", rows, hidden),)
 

@@ -8,7 +8,7 @@ A weight is quantised once a step where its narrow copy is kept over micro-batch
 `is_first_microbatch`), which is next to nothing, and maxima are exchanged in one small reduction a step.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.ops import MemoryBound, Op
 from perfmodel.spec import BASE_WEIGHT_BYTES
@@ -68,7 +68,7 @@ from what forward kept in 16 bits (torchao 0.8 float8/float8_linear.py `matmul_w
 scales along the contraction, which is another one in each product)."""
 
 
-_WIDE_WEIGHT_GRADIENTS: Final = ("rowwise_with_gw_hp",)
+WIDE_WEIGHT_GRADIENTS: Final = ("rowwise_with_gw_hp",)
 """Recipes whose weight gradients are products of 16 bits (torchao 0.8 float8/config.py, LW_AXISWISE_WITH_GW_HP: input
 and gradient keep their precision there; read with times in view)."""
 
@@ -90,6 +90,37 @@ def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = 
     # All recipes are priced as the one kernel that was measured, over as many more rows as they move more bytes.
     equal_rows = max(1, round(rows * moved_bytes / _KERNEL_BYTES))
     return (memory(precision, QUANTISING, equal_rows, hidden),)
+
+
+class ProductCasts(NamedTuple):
+    """Kernels that bring the operands of a product, and of its gradients, to the type in which they are multiplied."""
+
+    input: tuple[MemoryBound, ...] = ()
+    """Before the product: its input."""
+    gradient: tuple[MemoryBound, ...] = ()
+    """Before the input gradient: the gradient of the result."""
+    weight: tuple[MemoryBound, ...] = ()
+    """Before both: the weight."""
+    weight_gradient: tuple[MemoryBound, ...] = ()
+    """Before the weight gradient: input and gradient once more."""
+
+
+def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
+    """The casts around Y[m, n] = X[m, k] W[k, n] and its gradients; none for stored types of 16 bits or more."""
+    if precision.dtype not in ("fp8", "fp4") and precision.recipe != "aqt" and not precision.base:
+        return ProductCasts()
+
+    # Operands of the weight gradient are those that the other products have transposed, or are made anew, or are wide.
+    weight_gradient: tuple[MemoryBound, ...] = ()
+    if precision.recipe not in WIDE_WEIGHT_GRADIENTS:
+        gradient_again = quantised_again(precision, m, n, gradient=True)
+        weight_gradient = (*quantised_again(precision, m, k), *gradient_again)
+    return ProductCasts(
+        input=quantised(precision, m, k),
+        gradient=quantised(precision, m, n, gradient=True),
+        weight=(*widened(precision, n, k), *quantised_again(precision, n, k)),
+        weight_gradient=weight_gradient,
+    )
 
 
 def activation_quantises(local: ShardSizes) -> bool:
@@ -139,18 +170,6 @@ def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: b
     if precision.recipe not in _EACH_PRODUCT:
         return ()
     return quantised(precision, rows, hidden, gradient=gradient)
-
-
-def weight_gradient_dtype(precision: Precision) -> str:
-    """Element type of the products that are gradients of weights."""
-    return precision.wide_dtype if precision.recipe in _WIDE_WEIGHT_GRADIENTS else precision.dtype
-
-
-def quantised_for_weight_gradient(precision: Precision, rows: int, n: int, k: int) -> tuple[MemoryBound, ...]:
-    """The kernels that requantise an input of [rows, k] and a gradient of [rows, n] for the weight gradient."""
-    if precision.recipe in _WIDE_WEIGHT_GRADIENTS:
-        return ()
-    return (*quantised_again(precision, rows, k), *quantised_again(precision, rows, n, gradient=True))
 
 
 def gathered_bytes(precision: Precision) -> float:
