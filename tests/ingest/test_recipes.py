@@ -266,6 +266,46 @@ def test_primus_over_torchtitan() -> None:
     assert parameter_count(launch.model) == pytest.approx(8.03e9, rel=1e-3)
 
 
+RUNNER = "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config"
+OPTIONS = "-tp 2 -cp 1 -mb 1 -gb 32 -sl 2048"
+LONG_OPTIONS = (
+    "--tensor_model_parallel_size=2 --context_parallel_size 1 --micro_batch_size 1 --global_batch_size=32 "
+    "--seq_length 2048"
+)
+SETTINGS = (
+    "model.tensor_model_parallel_size=2 model.context_parallel_size=1 train.micro_batch_size=1 "
+    "train.global_batch_size=32 model.seq_length=2048 dataset.seq_length=2048"
+)
+
+
+@pytest.mark.parametrize("changes", [OPTIONS, LONG_OPTIONS, SETTINGS])
+def test_options_of_the_runner_of_megatron_bridge_are_settings(changes: str) -> None:
+    launch = read("run.sh", f"docker run -e NCCL_DEBUG=INFO img bash -lc '{RUNNER} {changes}'\n")
+    assert launch.layout is not None
+    assert (launch.layout.tp, launch.layout.cp, launch.layout.micro_batch) == (2, 1, 1)
+    assert (launch.devices, launch.global_batch, launch.seq_len) == (8, 32, 2048)
+    assert launch.ignored == ()
+
+
+def test_the_first_of_several_layouts_in_a_loop_is_read() -> None:
+    text = f"""
+        for config in "2,1" "1,2"; do
+            IFS=',' read -r TP PP <<< "$config"
+            {RUNNER} model.tensor_model_parallel_size=$TP model.pipeline_model_parallel_size=$PP
+        done
+    """
+    launch = read("run.sh", text)
+    assert launch.layout is not None
+    assert (launch.layout.tp, launch.layout.pp) == (2, 1)
+    assert any("2 training commands" in note for note in launch.ignored)
+
+
+def test_benchmarks_of_megatron_bridge_are_refused_with_what_to_give() -> None:
+    text = "python scripts/performance/setup_experiment.py --gpu h100 -m llama3 -s 70b -ng 32 -gn 8 --task pretrain\n"
+    with pytest.raises(LaunchFileError, match=r"scripts/performance/configs.*--devices 32.*perfmodel hook"):
+        read("run.sh", text)
+
+
 PRIMUS_FILE = """
     modules:
       pre_trainer:

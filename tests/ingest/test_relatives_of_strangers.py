@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import BadValue, Launch, parse_launch, pipeline_segments, read_launch
+from perfmodel.ingest.launch import BadValue, Launch, parse_launch, pipeline_segments, read_launch, shape
 from perfmodel.prediction import predict
 from perfmodel.spec import Transformer
 from perfmodel.workload import parameter_count
@@ -927,3 +927,40 @@ def test_devices_of_a_slice_by_its_name_or_topology(kind: str, devices: int) -> 
     assert (launch.devices, launch.global_batch) == (2 * devices, 4 * devices)
     # A chip of the newest generation is two devices of JAX, and one of the catalog's.
     assert any("two devices of JAX" in sentence for sentence in launch.may_be_wrong) == kind.startswith("tpu7x")
+
+
+NEOX_LAYERS = """
+    {
+      "pipe_parallel_size": 0, "model_parallel_size": 1, "num_layers": 12, "hidden_size": 768,
+      "num_attention_heads": 12, "seq_length": 2048, "norm": "rmsnorm", "pos_emb": "none", "no_weight_tying": true,
+      "attention_config": KINDS, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1},
+      "precision": "bfloat16", "vocab_size": 50304
+    }
+"""
+
+
+@pytest.mark.parametrize("kinds", ['[[["global"], 12]]', '[[["flash"], "all"]]', '[[["global", "flash"], 6]]'])
+def test_layers_of_neox_with_full_attention_are_those_of_a_decoder(kinds: str) -> None:
+    plain = read("run.yml", NEOX_LAYERS.replace('"attention_config": KINDS,', ""), devices=8)
+    listed = read("run.yml", NEOX_LAYERS.replace("KINDS", kinds), devices=8)
+    assert shape(listed.model) == shape(plain.model)
+    assert listed.may_be_wrong == ()
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "local", "sparse_fixed", "bigbird", "gmlp"])
+def test_layers_of_neox_of_other_kinds_are_a_doubt(kind: str) -> None:
+    launch = read("run.yml", NEOX_LAYERS.replace("KINDS", f'[[["global", "{kind}"], 6]]'), devices=8)
+    assert any(kind in doubt and doubt.startswith("the model may be wrong") for doubt in launch.may_be_wrong)
+
+
+def test_layers_of_neox_may_be_the_first_mamba() -> None:
+    """A mixer stands alone in its layer: 2 x 768 channels, 16 states and steps of rank 48 (`mamba.py`)."""
+    whole = read("run.yml", NEOX_LAYERS.replace("KINDS", '[[["mamba"], 12]]'), devices=8).model
+    half = read("run.yml", NEOX_LAYERS.replace("KINDS", '[[["mamba", "flash"], 6]]'), devices=8).model
+    assert isinstance(whole, Transformer)
+    assert isinstance(half, Transformer)
+    inner, state, rank, hidden = 1536, 16, 48, 768
+    mixer = hidden * 2 * inner + inner * (4 + 1) + inner * (rank + 2 * state) + rank * inner + inner
+    mixer += inner * state + inner + inner * hidden + hidden
+    assert parameter_count(whole) == 12 * mixer + 2 * 50_304 * hidden + hidden
+    assert half.stack == ("S", "*-") * 6

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch.shell import Script, calculate, run_script
@@ -319,3 +321,19 @@ def test_variables_of_slurm_follow_from_the_command_that_starts_a_shell(start: s
     job = "SLURM_NNODES=8\n"
     (words,) = certain(run_script(f"{job}{start} bash -c 'run --nnodes $SLURM_NNODES'", "run.sh", {}))
     assert words[-1] == "8"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@settings(max_examples=60, deadline=None)
+@given(
+    separators=st.sampled_from((None, "", ",", ":", " ", ", ", ";\t", "x")),
+    text=st.text("ab1, :;x", max_size=7),
+    names=st.sampled_from(("A", "A B", "A B C", "-a A")),
+)
+def test_read_divides_a_line_as_bash_does(separators: str | None, text: str, names: str) -> None:
+    prefix = "" if separators is None else f"IFS='{separators}' "
+    line = f"{prefix}read -r {names} <<< '{text}'"
+    shown = '"${A[*]}|${#A[@]}"' if names.startswith("-a") else '"$A|${B-}|${C-}"'
+    ran = subprocess.run(["bash", "-c", f"{line}\necho {shown}"], capture_output=True, text=True, check=False).stdout
+    (command,) = run_script(f"{line}\nrun --it {shown}\n", "run.sh", {}).commands
+    assert command.argv[-1].text == ran.rstrip("\n")

@@ -260,7 +260,7 @@ _TABLE: Final = (
     degree("expert-model-parallel-size", "ep"),
     key("expert-tensor-parallel-size", "etp"),
     context_rule("cp-comm-type"),
-    key("overlap-moe-expert-parallel-comm", "ep_overlap", SWITCH),
+    key("overlap-moe-expert-parallel-comm", "ep_overlap", SWITCH, also=("moe-fb-overlap",)),
     *dispatch_rules(argument),
     graph_rule(argument),
     key("num-layers-per-virtual-pipeline-stage", "layers_per_chunk", write=_write_chunks),

@@ -8,6 +8,7 @@ from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._layer_patterns import hybrid_layers, layer_list
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, BadValue, Fields
+from perfmodel.spec.parts import SelectiveScan
 
 HYBRID: Final = (
     "hybrid-override-pattern",
@@ -124,6 +125,39 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
     for name, (field, default) in _DELTA_SIZES.items():
         fields[field] = WHOLE.read(arguments.get(name, default))
     return fields
+
+
+KINDS: Final = "<kinds of layers>"
+"""The entry of GPT-NeoX's list of layers: kinds of attention, and how often they follow one another."""
+_FULL_ATTENTION: Final = ("global", "flash")
+
+
+def listed_layers(arguments: Mapping[str, Any]) -> Fields:
+    """Layers of GPT-NeoX that it lists by kind, as `[[["mamba", "flash"], 12]]`.
+
+    The first Mamba stands alone in its layer, with the sizes of its paper (`megatron/model/mamba/mamba.py`); other
+    kinds than it and full attention are a doubt.
+    """
+    kinds: list[str] = []
+    for entry in as_list(arguments[KINDS]):
+        repeated, times = entry if isinstance(entry, list) and len(entry) == 2 else (entry, 1)
+        # "all" stands for as many layers as there are.
+        kinds += [str(kind) for kind in as_list(repeated)] * (times if isinstance(times, int) else 1)
+    unread = sorted(set(kinds) - {"mamba", *_FULL_ATTENTION})
+    if unread:
+        return {
+            "doubt.layers": f"the model may be wrong: attention_config has layers of {', '.join(unread)}, but the "
+            "prediction has attention over all tokens in their place"
+        }
+    if "mamba" not in kinds or "hidden-size" not in arguments:
+        return {}
+    hidden = WHOLE.read(arguments["hidden-size"])
+    layers = ["S" if kind == "mamba" else "*-" for kind in kinds]
+    missing = WHOLE.read(arguments.get("num-layers", len(layers))) // len(layers)
+    return {
+        "model.mixers": _shortest_period(layers * max(1, missing)),
+        "model.selective_scan": SelectiveScan(inner=2 * hidden, state=16, step_rank=-(-hidden // 16)),
+    }
 
 
 def _shortest_period(by_layer: Sequence[str]) -> str:

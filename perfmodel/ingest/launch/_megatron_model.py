@@ -8,7 +8,14 @@ from typing import Any, Final
 from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers
-from perfmodel.ingest.launch._megatron_hybrids import DELTA_NETS, HYBRID, delta_net_fields, hybrid_fields
+from perfmodel.ingest.launch._megatron_hybrids import (
+    DELTA_NETS,
+    HYBRID,
+    KINDS,
+    delta_net_fields,
+    hybrid_fields,
+    listed_layers,
+)
 from perfmodel.ingest.launch._megatron_settings import dropout_rule, latent_rules, mixture_rules
 from perfmodel.ingest.launch._model import LATENT_DEFAULTS
 from perfmodel.ingest.launch._table import (
@@ -450,6 +457,10 @@ MODEL: Final = (
     Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
     Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
+    Rule(
+        keys=(KINDS, "hidden-size", "num-layers"),
+        read=lambda arguments: listed_layers(arguments) if KINDS in arguments else {},
+    ),
     Rule(keys=HYBRID, read=hybrid_fields, optional=(SCRIPT, "spec")),
     Rule(keys=(*DELTA_NETS, *EXPERT_LAYERS), read=_delta_nets, optional=(*_OF_DEEPSPEED, "spec")),
 )

@@ -16,6 +16,7 @@ from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._harm import is_harmless
 from perfmodel.ingest.launch._megatron import MEGATRON
+from perfmodel.ingest.launch._megatron_hybrids import KINDS
 from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, OFFLOADED_WEIGHTS, PLAIN_NORMS
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
@@ -442,6 +443,8 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for all.
     if any("flash" in str(part) for part in _flattened(values.get("attention-config"))):
         say("use-flash-attn", True, "attention-config")
+    if values.get("attention-config"):
+        say(KINDS, values["attention-config"], "attention-config")
     # Attention and feed-forward side by side, on one norm where they share it (`gpt_j_tied`).
     if values.get("gpt-j-residual") is True:
         tied = values.get("gpt-j-tied") is True

@@ -6,7 +6,7 @@ script, replaces them. Nothing is executed: of a script the syntax tree is read.
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from perfmodel.spec import Model
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"torchtitan|run_train\.sh|\bnemo\s+llm\s|--recipe\b|/pretrain_\w+\.py[\s\S]*--config-file|\blitgpt\s"
+    r"|setup_experiment\.py"
 )
 """Words of which every script that names a recipe has one."""
 _SETTING: Final = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -57,24 +58,71 @@ def recipe_command(
         return None
     script, job = followed_script(text, place, arguments, variables)
     neighbours = Neighbours(Path(place).parent, script.files)
-    for command in script.commands:
-        argv = [word.text for word in command.argv]
-        joined = " ".join(argv)
-        if re.search(r"(^|[\s/])litgpt\s", joined):
-            raise LaunchFileError(
-                f"{place}: looks like litgpt, which perfmodel does not read; give --model, --layout and so on instead"
-            )
-        if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
-            source, form = _titan(command, place, neighbours)
-        elif re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
-            source, form = _nemo(command, place)
-        elif _bridge_name(argv):
-            source, form = _bridge(command, _bridge_name(argv), place, neighbours)
-        else:
-            continue
-        devices = source.devices or _devices(command, job)
-        return replace(source, devices=devices, notes=(*script.notes, *source.notes)), form
-    return None
+    readers = [(command, _reader(command, place)) for command in script.commands]
+    trainings = [(command, reader) for command, reader in readers if reader is not None]
+    if not trainings:
+        return None
+    # Of several the first that surely runs is read; the same settings in a loop are one.
+    certain = [training for training in trainings if training[0].certain]
+    command, reader = (certain or trainings)[0]
+    source, form = reader(command, place, neighbours)
+    others = {tuple(word.text for word in other.argv) for other, _ in certain or trainings}
+    notes = [*script.notes, *source.notes]
+    if len(others) > 1:
+        line = command.argv[0].line
+        notes.append(
+            f"{len(others)} training commands have different arguments; perfmodel reads the first, on line {line}"
+        )
+    devices = source.devices or _devices(command, job)
+    return replace(source, devices=devices, notes=tuple(notes)), form
+
+
+_Reader = Callable[[Command, str, Neighbours], tuple[Source, LaunchFormat]]
+
+
+def _reader(command: Command, place: str) -> _Reader | None:
+    """What reads a command that trains from a named recipe; None of other commands.
+
+    Raises:
+        LaunchFileError: the command is of a tool that is not read.
+    """
+    argv = [word.text for word in command.argv]
+    joined = " ".join(argv)
+    if re.search(r"(^|[\s/])litgpt\s", joined):
+        raise LaunchFileError(
+            f"{place}: looks like litgpt, which perfmodel does not read; give --model, --layout and so on instead"
+        )
+    if re.search(r"(^|[\s/])setup_experiment\.py\s", joined):
+        raise _of_performance_script(command, place)
+    if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
+        return _titan
+    if re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
+        return _nemo
+    return _bridge if _bridge_name(argv) else None
+
+
+_BENCHMARK: Final = {
+    "--model": ("-mr", "--model_recipe_name", "-m", "--model_name", "--model_family_name"),
+    "--devices": ("-ng", "--num_gpus"),
+    "--dtype": ("-c", "--compute_dtype"),
+}
+"""Flags of a prediction, and options of Megatron-Bridge's performance scripts that say the same."""
+
+
+def _of_performance_script(command: Command, place: str) -> LaunchFileError:
+    """The refusal of Megatron-Bridge's performance scripts, whose settings stand in Python beside them."""
+    texts = [word.text for word in command.argv]
+    stated = []
+    for flag, names in _BENCHMARK.items():
+        value = next((texts[texts.index(name) + 1] for name in names if name in texts[:-1]), "")
+        if value and "$" not in value:
+            stated.append(f"{flag} {value}")
+    asked = f" (it asks for {', '.join(stated)})" if stated else ""
+    return LaunchFileError(
+        f"{place}, line {command.argv[0].line}: setup_experiment.py takes its settings from Megatron-Bridge's "
+        f"scripts/performance/configs, which are not read{asked}; give --model, --devices, --global-batch, --layout "
+        "and so on, or add the lines that perfmodel hook megatron-bridge prints and give the file that they write"
+    )
 
 
 def _recipes(framework: str) -> dict[str, Any]:
@@ -130,7 +178,9 @@ def _flags(command: Command) -> dict[str, Entry]:
 def _settings(command: Command) -> dict[str, Entry]:
     """Settings `key=value` of a command, as Hydra and NeMo-Run take them."""
     settings: dict[str, Entry] = {}
-    for word in command.argv:
+    # Before the program stand variables of containers (`docker run -e NCCL_DEBUG=INFO`).
+    programs = [i for i, word in enumerate(command.argv) if word.text.endswith(".py")]
+    for word in command.argv[programs[-1] if programs else 0 :]:
         setting = _SETTING.fullmatch(word.text)
         if setting and not word.text.startswith("-"):
             settings[setting[1]] = Entry(plain_value(setting[2]), word.line)
@@ -191,7 +241,7 @@ _NEMO_ARGUMENTS: Final = {"num_nodes": "trainer.num_nodes", "num_gpus_per_node":
 """Arguments of a recipe's function, and the settings that they become."""
 
 
-def _nemo(command: Command, place: str) -> tuple[Source, LaunchFormat]:
+def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """NeMo 2: `nemo llm pretrain --factory NAME key=value ...`."""
     line = command.argv[0].line
     factory = _flags(command).get("factory", Entry("", line))
@@ -235,8 +285,9 @@ def _bridge_name(argv: Sequence[str]) -> str:
     return next((f"{program[1]}_pretrain_config" for program in programs if program), "")
 
 
-def _bridge(command: Command, name: str, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
+def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """Megatron-Bridge: `run_recipe.py --recipe NAME key=value ...`, with a file of YAML between the two."""
+    name = _bridge_name([word.text for word in command.argv])
     file = str(_flags(command).get("config-file", Entry("", 0)).value)
     of_file: dict[str, Entry] = {}
     notes: tuple[str, ...] = ()
@@ -246,8 +297,36 @@ def _bridge(command: Command, name: str, place: str, neighbours: Neighbours) -> 
             notes = (f"the command names {file}, which was not found beside the script; its settings are missing here",)
         else:
             of_file = dict(read_yaml(named.text, str(named.path), named.path.parent).entries)
-    source, form = _of_bridge(name, of_file | _settings(command), place, command.argv[0].line)
+    changes = of_file | _runner_options(command) | _settings(command)
+    source, form = _of_bridge(name, changes, place, command.argv[0].line)
     return replace(source, notes=notes), form
+
+
+_RUNNER_OPTIONS: Final = {
+    "train.micro_batch_size": ("-mb", "--micro_batch_size"),
+    "train.global_batch_size": ("-gb", "--global_batch_size"),
+    "dataset.seq_length": ("-sl", "--seq_length"),
+    "model.seq_length": ("-sl", "--seq_length"),
+    "model.tensor_model_parallel_size": ("-tp", "--tensor_model_parallel_size"),
+    "model.pipeline_model_parallel_size": ("-pp", "--pipeline_model_parallel_size"),
+    "model.context_parallel_size": ("-cp", "--context_parallel_size"),
+    "model.virtual_pipeline_model_parallel_size": ("-vp", "--virtual_pipeline_model_parallel_size"),
+    "model.expert_model_parallel_size": ("-ep", "--expert_model_parallel_size"),
+    "model.expert_tensor_parallel_size": ("-et", "--expert_tensor_parallel_size"),
+}
+"""Settings that `scripts/training/run_recipe.py` has options for too."""
+
+
+def _runner_options(command: Command) -> dict[str, Entry]:
+    """Settings that a command states by options of the runner."""
+    settings: dict[str, Entry] = {}
+    texts = [word.text for word in command.argv]
+    for i, text in enumerate(texts):
+        name, sign, value = text.partition("=")
+        for setting, options in _RUNNER_OPTIONS.items():
+            if name in options:
+                settings[setting] = Entry(plain_value(value if sign else " ".join(texts[i + 1 : i + 2])), 0)
+    return settings
 
 
 def _of_bridge(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:

@@ -177,12 +177,14 @@ class Builtins(Expander):
         text = self.text_of(node.here).strip("\n")
         if _is_of_unknown_program(node.here, text):
             return None
-        if any(word.text.startswith("-") and "a" in word.text for word in argv[1:]):
-            separator = self.state.variables.get("IFS", {}).get("0", Word("", 0)).text.strip() or None
-            pieces = text.split(separator)
-            self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(pieces)}
+        separators = self.state.variables.get("IFS", {}).get("0")
+        characters = _BLANKS if separators is None else separators.text
+        if any(re.match(r"-[A-Za-z]*a", word.text) for word in argv[1:]):
+            elements = _divided(text, characters)
+            self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(elements)}
             return True
-        values = text.split(None, len(names) - 1) if len(names) > 1 else [text]
+        # The last name takes what is left; names without a piece are empty.
+        values = [*_divided(text, characters, len(names)), *[""] * len(names)]
         for name, value in zip(names, values, strict=False):
             self.state.variables[name] = {"0": Word(value, node.here.line)}
         return True
@@ -266,3 +268,33 @@ def _is_of_unknown_program(here: tree.HereText, text: str) -> bool:
     """Whether a text to be read is the output of a program that nobody knows, and not one with unset variables."""
     is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
     return is_output and unknown(text)
+
+
+_BLANKS: Final = " \t\n"
+"""Characters that divide words where IFS is not set."""
+
+
+def _divided(text: str, separators: str, most: int = 0) -> list[str]:
+    """Pieces of a text that `read` makes.
+
+    Args:
+        text: what is read.
+        separators: characters of IFS: blanks among them divide together, and the others each for itself.
+        most: number of pieces, the last of which keeps its separators; 0 for as many as there are.
+    """
+    if not separators:
+        return [text] if text else []
+    blanks = "".join(character for character in separators if character in _BLANKS)
+    marks = "".join(character for character in separators if character not in _BLANKS)
+    text = text.strip(blanks) if blanks else text
+    if not text:
+        return []
+    around = f"[{re.escape(blanks)}]*" if blanks else ""
+    options = [f"{around}[{re.escape(marks)}]{around}"] if marks else []
+    options += [f"[{re.escape(blanks)}]+"] if blanks else []
+    pieces = re.split("|".join(options), text, maxsplit=max(0, most - 1)) if most != 1 else [text]
+    # A mark at the end closes the last piece and opens none.
+    if not most:
+        return pieces if pieces[-1] else pieces[:-1]
+    rest = _divided(pieces[-1], separators)
+    return [*pieces[:-1], *rest] if len(rest) < 2 else pieces
