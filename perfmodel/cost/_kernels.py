@@ -14,7 +14,8 @@ A kernel's time is made in this order, every step of it a function that says wha
    - products and convolutions (`_predict_products`): 8 bits between half and all of 16; both gradients as the sum of
      two products; the rate that a device's best product is known to reach; no more than the nominal rate; TF32 and
      fp64 beside fp32; TF32 beside 16 bits;
-   - attention (`_predict_attention`): wide types by the roofline; causal no longer than all scores; a batch no longer
+   - attention (`_predict_attention`): wide types by the roofline; causal no longer than the tiles of
+     all scores that it computes; a batch no longer
      than its halves; no more than the nominal rate;
    - 4-bit floats and 8-bit integers (`_predict_new`): the share of the roofline that the nearest measured type reaches.
 5. Step and site: the framework's kernels, growth with the work, the clock under load and what runs of a site showed
@@ -73,6 +74,9 @@ _BYTES_OVER_16_BITS: Final = 2.0
 """Bytes of a TF32 operand, which is an fp32 tensor in memory, over those of one of 16 bits."""
 _CHUNK: Final = 40_000
 """Rows of a table that are priced at once, so that their features fit into memory."""
+_LARGEST_TILE: Final = 512
+"""Queries or keys of the largest tile of fused attention: 64 to 256 of FlashAttention and cuDNN, 512 of TPU kernels
+(jax.experimental.pallas.ops.tpu.splash_attention)."""
 _LARGE: Final = (4096, 8192, 16384)
 """Sides of products among which a device's best is."""
 
@@ -325,7 +329,7 @@ class KernelModel:
         answers.move(at, np.maximum(in_16.log_time - answers.log_time[at], 0.0))
 
     def _order_masks(self, answers: Prediction, at: np.ndarray, request: PriceQuery) -> None:
-        """Let attention under the causal mask, which leaves half of the scores out, take no longer than all of them.
+        """Let attention under the causal mask take no longer than the tiles that it computes of all scores.
 
         Where the two disagree the one gives way that less is known of by provenance; between equals the causal one.
         """
@@ -338,7 +342,8 @@ class KernelModel:
             other_answers = self._by_regressors(request.take(masked).instead(under_other))
             less_known = answers.provenance[masked] + (mask == "causal") > other_answers.provenance
             # the sign makes one bound of two: the causal mask from above, the full one from below
-            beyond = sign * np.minimum(sign * (other_answers.log_time - answers.log_time[masked]), 0.0)
+            log_bound = other_answers.log_time + sign * _log_computed_share(request.take(masked))
+            beyond = sign * np.minimum(sign * (log_bound - answers.log_time[masked]), 0.0)
             answers.move(masked, np.where(less_known, beyond, 0.0))
 
     def _unnamed(self, request: PriceQuery) -> Bool[np.ndarray, "n"]:
@@ -418,6 +423,29 @@ class _ProductRows(NamedTuple):
         corrected = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
         has_two_gradients = family.gradients is not None
         return cls(unnamed, narrow, corrected & (rows.columns.pass_ == "bwd") & has_two_gradients)
+
+
+def _log_computed_share(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+    """Log of the longest time under a causal mask over that without one, at most 0.
+
+    A fused kernel skips tiles of scores that the mask hides, and computes half in vain of those that it cuts. A tile of
+    the last queries sees all keys, whoever waits for it: at worst a multiprocessor begins it when all others are done
+    (FlashAttention-2, arXiv 2307.08691, sections 3.2 and 3.3). Sliding windows, and rows of tables that mix phases,
+    keep the bound of all scores.
+    """
+    shape = request.rows.shape
+    queries, keys = shape["seq_q"], shape["seq_kv"]
+    all_pairs = queries * keys
+    visible_pairs = np.where(keys >= queries, all_pairs - queries * (queries - 1) / 2, keys * (keys + 1) / 2)
+    computed_share = (visible_pairs + queries * _LARGEST_TILE / 2) / all_pairs
+
+    tiles = shape["batch"] * shape["heads"] * np.ceil(queries / _LARGEST_TILE)
+    units = request.of_query(lambda query: query.figures.units)
+    last_tile_share = units / tiles
+
+    has_window = (shape["window"] > 0) & (shape["window"] < keys)
+    is_plain = ~has_window & (shape["mixed_n_decode"] == 0)
+    return np.where(is_plain, np.log(np.minimum(computed_share + last_tile_share, 1.0)), 0.0)
 
 
 def _event_times(answers: Prediction) -> EventTimes:

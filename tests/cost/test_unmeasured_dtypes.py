@@ -108,6 +108,20 @@ def test_scores_left_out_by_a_mask_cost_nothing(device):
         assert causal_s <= full_s * (1 + 1e-6), (both[0], causal_s / full_s)
 
 
+@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100", "H100", "GB200", "MI300X", "TPU-v4", "TPU-v6e", "Gaudi2"])
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_a_long_causal_sequence_takes_half_of_all_scores(device, pass_):
+    """The longer, the closer: tiles that the mask cuts, and the wait for the last of them, are fewer."""
+    device = catalog.device(device)
+    dtype = "bf16" if "bf16" in device.dtypes else "fp16"
+    shape = {"dtype": dtype, "heads": 8, "kv_heads": 8, "head_dim": 128, "batch": 1, "pass_": pass_}
+    for n in (16_384, 65_536, 262_144, 1_048_576):
+        both = [Attention(seq_q=n, seq_kv=n, causal=causal, **shape) for causal in (True, False)]
+        causal_s, full_s = KernelModel.load().times(device, both).time_s
+        cut, last = 512 / n, device.compute_units * 512 / (8 * n)
+        assert causal_s <= full_s * min(1.0, 0.5 + cut / 2 + last) * 1.001, (n, causal_s / full_s)
+
+
 @pytest.mark.parametrize("device", ["P100-SXM2-16GB", "V100-SXM2-32GB", "A100-SXM4-40GB", "H100", "B300", "MI300X"])
 def test_attention_of_wide_elements_is_never_slower_for_a_higher_rate(device):
     """And no faster than in proportion."""
