@@ -16,6 +16,7 @@ from perfmodel.prediction import (
     GAUSS_90,
     Joint,
     Prediction,
+    Site,
     StepProblem,
     event_shares,
     explain,
@@ -43,7 +44,8 @@ from perfmodel.prediction.sites import (
     saturated,
 )
 from perfmodel.prediction.sites.known_runs import CovarianceTerms, LayoutKernel, half_width, scales, widened
-from perfmodel.spec import Framework, Job, Layout
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout
+from perfmodel.spec.parts import AdaLN, DeltaNet, Experts, Mamba
 
 JOB = Job(global_batch=32, seq_len=2048)
 CLUSTER = catalog.cluster("dgx-h100")
@@ -476,12 +478,69 @@ def test_what_a_record_has_not_seen_is_unknown(
     assert Seen.from_dict(SEEN.to_dict()) == SEEN
 
 
+DECODER = replace(catalog.model("gpt3-125m"), layers=2)
+KINDS_OF_MODELS = {
+    "decoder": DECODER,
+    "encoder": replace(DECODER, causal=False),
+    "encoder and decoder": replace(DECODER, decoder_layers=2),
+    "mixture of experts": replace(DECODER, experts=Experts(count=4, topk=2, ffn_hidden=64)),
+    "diffusion transformer": replace(DECODER, causal=False, adaln=AdaLN(classes=10)),
+    "convolutions": catalog.model("resnet-50"),
+    "multilayer perceptron": catalog.model("mlp-1b"),
+}
+MIXERS = {
+    "mamba": {"mixers": "M-", "mamba": Mamba(heads=4, head_dim=8, state=4, groups=2)},
+    "delta_net": {"mixers": "L-", "delta_net": DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=8)},
+}
+
+
 def test_kinds_of_models_are_told_by_what_they_are_made_of() -> None:
-    kinds = {
-        "resnet50": "convolutions", "dit-xl": "diffusion transformer", "mixtral-8x7b": "mixture of experts",
-        "t5-base": "encoder and decoder", "bert-large": "encoder", "llama3-8b": "decoder",
-    }  # fmt: skip
-    known = set(catalog.models())
-    found = {name: model_kind(catalog.model(name)) for name in kinds if name in known}
-    assert found == {name: kinds[name] for name in found}
-    assert len(found) >= 4
+    assert {kind: model_kind(model) for kind, model in KINDS_OF_MODELS.items()} == {
+        kind: kind for kind in KINDS_OF_MODELS
+    }
+    for mixers in MIXERS.values():
+        assert model_kind(replace(DECODER, **mixers)) == "state-space layers"
+
+
+@pytest.mark.parametrize("uncertain", ["A100-SXM4-80GB", "H100-SXM5-80GB"])
+def test_of_several_kinds_of_nodes_the_one_of_which_least_is_known_decides(
+    uncertain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them comes first."""
+    kinds = [replace(catalog.cluster(f"dgx-{name}"), name=name, max_devices=8) for name in ("a100", "h100")]
+    machine = Cluster.of_kinds("mixed", kinds, None)
+    noise, usual = 0.5, Site.site_prior
+
+    def half_width(global_batch: int) -> float:
+        # Each has a problem of its own, whose results are not remembered.
+        job = replace(JOB, global_batch=global_batch)
+        problem = step_problem(catalog.model("gpt3-6.7b"), machine, job, None, MEGATRON)
+        found = explain(problem, Layout(tp=4, pp=4))
+        return log(found.step_time_hi_s / found.step_time_s)
+
+    def noisy(site: Site, framework: Framework, device: Device, *rest: Any) -> SitePrior:
+        prior = usual(site, framework, device, *rest)
+        return replace(prior, noise=noise, coverage=Coverage()) if device.name == uncertain else prior
+
+    before = half_width(48 if uncertain.startswith("A") else 56)
+    monkeypatch.setattr(Site, "site_prior", noisy)
+    assert before < GAUSS_90 * noise < half_width(96 if uncertain.startswith("A") else 112)
+
+
+def test_one_site_in_twenty_may_differ_as_a_whole() -> None:
+    """Contaminated normals (Berger and Berliner, 1986): every node once without an overall factor, and once with one of
+    a standard deviation of a half."""
+    nodes = scales((0.5, 1.2))
+    both = nodes.with_overall_factor()
+    usual, others = (both.take(np.broadcast_to(both.overall, both.weight.shape) == v) for v in (0.0, 0.5**2))
+    for part, chance in ((usual, 0.95), (others, 0.05)):
+        np.testing.assert_allclose(part.weight, chance * nodes.weight)
+        np.testing.assert_array_equal(part.within, nodes.within)
+        np.testing.assert_array_equal(part.own, nodes.own)
+    assert len(both.weight) == 2 * len(nodes.weight)
+    # it is shared by step times of one site alone
+    ones = np.ones((2, 2))
+    for shared in (0.0, 1.0):
+        under = CovarianceTerms(ones, 2 * ones, 3 * ones, overall=shared).under(both)
+        expected = 1 + shared * np.broadcast_to(both.overall, both.weight.shape) + 2 * both.within + 3 * both.own
+        np.testing.assert_allclose(under, expected[:, None, None] * ones)

@@ -13,6 +13,7 @@ from perfmodel.cost.learn.intervals import (
     conformal_quantile,
     figures_of_errors,
     in_range_intervals,
+    summary,
 )
 from perfmodel.ops import KernelKind
 
@@ -116,3 +117,32 @@ def test_bounds_go_with_the_predicted_time() -> None:
     low, high = quantiles.at(np.array([-9.0, -6.0, -1.0]))
     assert (low.tolist(), high.tolist()) == ([-0.3, -0.2, -0.1], [0.4, 0.5, 0.6])
     assert Quantiles.from_list(quantiles.to_list()) == quantiles
+
+
+def test_a_summary_divides_errors_by_dtype_device_and_source() -> None:
+    """Each group by itself, all of them together, in whatever order the rows are asked for."""
+
+    class Figures:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    class Stack:
+        def __init__(self, device: str, source: str) -> None:
+            self.figures, self.source = Figures(device), source
+
+    class Rows:
+        stacks = (Stack("A100", "x"), Stack("H100", "x"), Stack("H100", "y"))
+        stack = np.array([0, 0, 1, 2, 2])
+        dtypes = np.array(["half", "float", "half", "half", "float"], object)
+
+    index = np.array([4, 3, 2, 0])
+    error = np.log(np.array([1.1, 1.2, 1.3, 1.4]))
+    told = summary(Rows(), index, error)  # pyright: ignore[reportArgumentType]
+    places = {
+        "by_dtype": {"half": [1, 2, 3], "float": [0]},
+        "by_device": {"A100": [3], "H100": [0, 1, 2]},
+        "by_source": {"x": [2, 3], "y": [0, 1]},
+    }
+    for name, groups in places.items():
+        assert told.pop(name) == {label: figures_of_errors(error[rows]) for label, rows in groups.items()}
+    assert told == figures_of_errors(error)
