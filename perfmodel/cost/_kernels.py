@@ -75,8 +75,9 @@ _BYTES_OVER_16_BITS: Final = 2.0
 _CHUNK: Final = 40_000
 """Rows of a table that are priced at once, so that their features fit into memory."""
 _LARGEST_TILE: Final = 512
-"""Queries or keys of the largest tile of fused attention: 64 to 256 of FlashAttention and cuDNN, 512 of TPU kernels
-(jax.experimental.pallas.ops.tpu.splash_attention)."""
+"""Queries or keys of a tile of fused attention, at most: FlashAttention, cuDNN and AITER have 64 to 256."""
+_FEW_CORES: Final = 4
+"""Compute units of a TPU, at most."""
 _LARGE: Final = (4096, 8192, 16384)
 """Sides of products among which a device's best is."""
 
@@ -431,7 +432,8 @@ def _log_computed_share(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     A fused kernel skips tiles of scores that the mask hides, and computes half in vain of those that it cuts. A tile of
     the last queries sees all keys, whoever waits for it: at worst a multiprocessor begins it when all others are done
     (FlashAttention-2, arXiv 2307.08691, sections 3.2 and 3.3). Sliding windows, and rows of tables that mix phases,
-    keep the bound of all scores.
+    keep the bound of all scores; so do devices of few large cores, TPUs, whose tiles are a setting of the run and may
+    be as large as the sequence (MaxText configs/base.yml, `sa_block_q`).
     """
     shape = request.rows.shape
     queries, keys = shape["seq_q"], shape["seq_kv"]
@@ -445,7 +447,8 @@ def _log_computed_share(request: PriceQuery) -> Float64[np.ndarray, "n"]:
 
     has_window = (shape["window"] > 0) & (shape["window"] < keys)
     is_plain = ~has_window & (shape["mixed_n_decode"] == 0)
-    return np.where(is_plain, np.log(np.minimum(computed_share + last_tile_share, 1.0)), 0.0)
+    has_small_tiles = units > _FEW_CORES
+    return np.where(is_plain & has_small_tiles, np.log(np.minimum(computed_share + last_tile_share, 1.0)), 0.0)
 
 
 def _event_times(answers: Prediction) -> EventTimes:

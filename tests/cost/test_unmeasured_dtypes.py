@@ -108,7 +108,7 @@ def test_scores_left_out_by_a_mask_cost_nothing(device):
         assert causal_s <= full_s * (1 + 1e-6), (both[0], causal_s / full_s)
 
 
-@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100", "H100", "GB200", "MI300X", "TPU-v4", "TPU-v6e", "Gaudi2"])
+@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100", "H100", "GB200", "MI300X", "Gaudi2"])
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
 def test_a_long_causal_sequence_takes_half_of_all_scores(device, pass_):
     """The longer, the closer: tiles that the mask cuts, and the wait for the last of them, are fewer."""
