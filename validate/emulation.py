@@ -20,6 +20,7 @@ import pandas as pd
 from studies.emulation_report import emulation_report
 from studies.emulation_runs import (
     MALLOC,
+    PATIENCE_S,
     SCRIPTS,
     come_before_others,
     compared,
@@ -117,7 +118,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             "both": [emulated(command, 0, 1)],
             "each": [emulated(command, 0), emulated(command, 1)],
         }  # fmt: skip
-        found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S)
+        found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S, patience_s=arguments.patience)
         path = data_file(out, f"steps_{name.replace(' ', '_')}")
         former = pd.read_csv(path) if path.exists() else pd.DataFrame()
         found = found.assign(turn=found.turn + (former.turn.max() + 1 if len(former) else 0))
@@ -279,6 +280,9 @@ def main() -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
     parser.add_argument("--launches", type=int, default=5, help="of every configuration on emulated hosts")
     parser.add_argument("--seconds", type=float, default=60, help="of all turns of a model of the steps")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_S, help="seconds for which the turns of a model wait for quiet"
+    )
     arguments = parser.parse_args()
     os.environ.update(MALLOC)
     chosen = tuple(PARTS) if arguments.only is None else arguments.only

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from studies.emulation_report import emulation_report
+from studies.emulation_runs import claims, judged, waited_text
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = sorted(
@@ -82,3 +83,17 @@ def test_the_emulation_report_is_of_its_figures() -> None:
     worst["micro"]["rows"][0]["overhead"] = 0.23
     assert "+23.0%" in emulation_report(worst).split("## What is missing or missed")[1]
     assert "bar" not in emulation_report({}).split("## What is missing or missed")[1]
+
+
+def test_errors_are_judged_only_where_the_noise_of_real_runs_allows_it() -> None:
+    assert [judged(error, 0.01, 0.02) for error in (0.02, -0.02, 0.021, -0.021)] == ["yes", "yes", "no", "no"]
+    assert judged(0.0, 0.011, 0.02) == "too noisy"
+    assert claims(["yes", "no", "yes"], 0.02) == "2 of the 3 whose noise is at most 1% within 2%"
+    assert claims(["yes", "too noisy"], 0.02) == (
+        "1 of the 1 whose noise is at most 1% within 2%; nothing is claimed of the 1 others"
+    )
+
+
+def test_reports_tell_how_long_turns_waited_for_a_quiet_machine() -> None:
+    assert waited_text([{"waited_s": 3.0}, {"waited_s": 4.0}]) == "Turns waited 7 s in all for a quiet machine."
+    assert "before turns waited" in waited_text([{"waited_s": 3.0}, {}])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from studies.emulation_runs import NOISE_OF_CLAIMS, claims, judged, waited_text
 from studies.tables import rows_table
 
 _STEP_BAR: Final = 0.02
@@ -30,19 +31,20 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
         "hypervisor) took more core seconds per second than the column says. Emulated are both ranks, which exchange "
         "nothing but wait for one another (`--apart`), and beside that each by itself. The two cores slow each other: "
         "a rank that is not in step with its neighbour runs faster whenever that one waits, which is none of the "
-        "emulation's doing. Noise: half of the real run's turns against the other half. Parts: errors of forward, "
-        "backward and optimizer.", "",
+        "emulation's doing. Noise: half of the real run's turns against the other half; an error is judged only where "
+        f"it is at most {NOISE_OF_CLAIMS:.0%}. Parts: errors of forward, backward and optimizer.", "",
     ]  # fmt: skip
     head = (
-        "script", "real", "both emulated", "error", "each alone", "noise", "iterations", "turns", "taken at most",
-        "parts",
+        "script", "real", "both emulated", "error", "each alone", "noise", "within", "iterations", "turns",
+        "taken at most", "parts",
     )  # fmt: skip
     rows = []
     for name, r in found.items():
         parts = ", ".join(f"{r[f'{part}_s_error']:+.1%}" for part in ("forward", "backward", "optimizer"))
         rows.append((
             name, _ms(r["real_s"]), _ms(r["both_s"]), f"{r['both_error']:+.1%}", f"{r['each_error']:+.1%}",
-            f"{r['noise']:.1%}", r["iterations"], r["turns"], f"{r['stolen_at_most']:.2f}", parts,
+            f"{r['noise']:.1%}", judged(r["both_error"], r["noise"], _STEP_BAR), r["iterations"], r["turns"],
+            f"{r['stolen_at_most']:.2f}", parts,
         ))  # fmt: skip
     return [*lines, rows_table(head, rows)]
 
@@ -161,10 +163,12 @@ def _missed(report: Mapping[str, Any]) -> list[str]:
         "is run again.",
     ]  # fmt: skip
     if steps := report.get("steps"):
+        judgements = [judged(r["both_error"], r["noise"], _STEP_BAR) for r in steps.values()]
         lines.append(
-            f"- Steps: {_met({name: r['both_error'] for name, r in steps.items()}, _STEP_BAR)}. Each rank by itself is "
-            f"off by {_span([r['each_error'] for r in steps.values()])}: these cores run faster while their neighbour "
-            "waits, and only real ranks wait together."
+            f"- Steps: {claims(judgements, _STEP_BAR)}; all are off by "
+            f"{_span([r['both_error'] for r in steps.values()])}. {waited_text([*steps.values()])} Each rank by itself "
+            f"is off by {_span([r['each_error'] for r in steps.values()])}: these cores run faster while their "
+            "neighbour waits, and only real ranks wait together."
         )
     if rows := report.get("micro", {}).get("rows"):
         errors = {f"{r['collective']} of {r['bytes']} bytes": r["overhead"] for r in rows}

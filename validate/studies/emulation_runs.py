@@ -32,12 +32,19 @@ from perfmodel.emulate import (
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import usable_cores
+from perfmodel.measure.timing import wait_until_quiet
 
 SCRIPTS = Path(__file__).parents[1] / "emulated_scripts"
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 """Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
 on what a process did before, and makes large messages up to half slower or not."""
 KINDS = ("real", "both", "each")
+QUIET = 0.1
+"""Share of the cores that other work may take before a turn begins."""
+PATIENCE_S = 600.0
+"""Usual seconds for which the turns of one script wait for a quiet machine."""
+NOISE_OF_CLAIMS = 0.01
+"""Largest noise of the real runs beside which an error of a few per cent says something of the emulation."""
 LEAST = 30
 """Iterations of each kind that a median is of."""
 
@@ -78,19 +85,24 @@ def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **m
     ))  # fmt: skip
 
 
-def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float) -> pd.DataFrame:
+def in_turn(
+    kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float, patience_s: float = 0.0
+) -> pd.DataFrame:
     """Start all runs, then wake one kind after another until the time is up; scripts are cut off, so let them be long.
+
+    No run is awake between turns. So whatever is busy then is other work, and the next turn waits for its end.
 
     Args:
         kinds: what is awake together, by name; the slowest run of it is what counts.
         turn_s: for which one is awake.
-        total_s: of all turns.
+        total_s: of all turns, without the waiting.
         start_s: for which all are awake at first, until they train.
+        patience_s: for which turns wait for a quiet machine at most, all together; afterwards they run anyway.
 
     Returns:
-        Iterations on the slowest of their ranks, as of `EmulatedRun.iterations`, with kind, turn and stolen (core
-        seconds per second of the turn that the hypervisor or other processes took); whole ones, without the first of
-        every turn.
+        Iterations on the slowest of their ranks, as of `EmulatedRun.iterations`, with kind, turn, waited_s (before the
+        turn, until the machine was quiet) and stolen (core seconds per second of the turn that the hypervisor or other
+        processes took); whole ones, without the first of every turn.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     with TemporaryDirectory(prefix="perfmodel-") as folder:
@@ -102,10 +114,18 @@ def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s:
         try:
             time.sleep(start_s)
             _send(signal.SIGSTOP, *found.values())
-            order, end_s = list(kinds), time.perf_counter() + total_s
-            while time.perf_counter() < end_s:
+            order, awake_s = list(kinds), 0.0
+            while awake_s < total_s:
                 for name in order:
-                    turns[name].take(found[name], turn_s)
+                    waited_s = wait_until_quiet(QUIET, patience_s)
+                    patience_s -= waited_s
+                    if waited_s:
+                        left = (
+                            f"{patience_s:.0f} s of patience left" if patience_s > 0 else "runs on a busy machine now"
+                        )
+                        print(f"{name}: waited {waited_s:.0f} s for a quiet machine, {left}", file=sys.stderr)
+                    turns[name].take(found[name], turn_s, waited_s)
+                    awake_s += turn_s
                 order.reverse()
         finally:
             for together in found.values():
@@ -126,12 +146,15 @@ def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
     real: Any = kept[kept.kind == "real"]
     halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
     errors = medians / medians.loc["real"] - 1
+    waited_s = float(table.groupby(["kind", "turn"]).waited_s.first().sum()) if "waited_s" in table else 0.0
     return {
         **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
         **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
         "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
         "stolen_at_most": float(kept.stolen.max()),
         **{f"{part}_error": float(errors[part]["both"]) for part in ("forward_s", "backward_s", "optimizer_s")},
+        # Turns of earlier runs, which are read from a file, did not wait.
+        **({"waited_s": waited_s} if "waited_s" in table and table.waited_s.notna().all() else {}),
     }  # fmt: skip
 
 
@@ -161,13 +184,36 @@ def come_before_others() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def judged(error: float, noise: float, bar: float) -> str:
+    """Whether an error is within its bar, where the noise of real runs allows to say so."""
+    if noise > NOISE_OF_CLAIMS:
+        return "too noisy"
+    return "yes" if abs(error) <= bar else "no"
+
+
+def claims(judgements: Sequence[str], bar: float) -> str:
+    """What may be claimed of several errors."""
+    said = [judgement for judgement in judgements if judgement != "too noisy"]
+    within = f"{said.count('yes')} of the {len(said)} whose noise is at most {NOISE_OF_CLAIMS:.0%} within {bar:.0%}"
+    noisy = len(judgements) - len(said)
+    return f"{within}; nothing is claimed of the {noisy} others" if noisy else within
+
+
+def waited_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How long runs waited for a quiet machine, a sentence."""
+    if not all("waited_s" in row for row in rows):
+        return "Some of them ran before turns waited for a quiet machine."
+    return f"Turns waited {sum(row['waited_s'] for row in rows):.0f} s in all for a quiet machine."
+
+
 class _Turns:
     """When runs were awake."""
 
     def __init__(self) -> None:
         self.awake_s, self.stolen_s = list[tuple[float, float]](), list[float]()
+        self.waited_s = list[float]()
 
-    def take(self, runs: "Sequence[_Run]", turn_s: float) -> None:
+    def take(self, runs: "Sequence[_Run]", turn_s: float, waited_s: float) -> None:
         for run in runs:
             run.check()
         groups = {group for run in runs for group in run.groups}
@@ -177,6 +223,7 @@ class _Turns:
         _send(signal.SIGSTOP, runs)
         self.awake_s.append((begin_s, time.perf_counter()))
         self.stolen_s.append(_used_by_others_s(groups) - stolen_s)
+        self.waited_s.append(waited_s)
 
 
 def _send(sign: int, *kinds: "Sequence[_Run]") -> None:
@@ -238,8 +285,10 @@ def _used_by_others_s(groups: set[int]) -> float:
 def _awake(table: Any, turns: _Turns) -> pd.DataFrame:
     """Iterations within a turn, whose first is cold."""
     parts = []
-    for turn, ((begin_s, end_s), stolen_s) in enumerate(zip(turns.awake_s, turns.stolen_s, strict=True)):
+    for turn, (begin_s, end_s) in enumerate(turns.awake_s):
         inside = table[(table.start_s > begin_s) & (table.start_s + table.time_s < end_s)]
         first = inside.groupby("rank").iteration.transform("min")
-        parts.append(inside[inside.iteration > first].assign(turn=turn, stolen=stolen_s / (end_s - begin_s)))
+        stolen = turns.stolen_s[turn] / (end_s - begin_s)
+        whole = inside[inside.iteration > first]
+        parts.append(whole.assign(turn=turn, stolen=stolen, waited_s=turns.waited_s[turn]))
     return pd.concat(parts, ignore_index=True)
