@@ -34,13 +34,14 @@ from perfmodel.workload import BlockOps, orthogonalisation
 
 NO_EVENT: Final = -1
 """Place of an event that does not exist."""
-_KINDS: dict[Exchange, tuple[Kind, ...]] = {
-    "all_reduce": (Kind.GRAD_REDUCE,),
-    "reduce_scatter": (Kind.GRAD_REDUCE,),
-    "all_reduce_copies": (Kind.GRAD_REDUCE,),
-    "all_gather": (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD),
+_KINDS: dict[Exchange, Kind] = {
+    "all_reduce": Kind.GRAD_REDUCE,
+    "reduce_scatter": Kind.GRAD_REDUCE,
+    "all_reduce_copies": Kind.GRAD_REDUCE,
+    "all_gather": Kind.PARAM_GATHER,
+    "all_gather_backward": Kind.PARAM_GATHER_BACKWARD,
 }
-"""Kinds of classes that hold each exchange of model states."""
+"""Kind of the classes that hold each exchange of model states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,14 +131,13 @@ def communication_events(
         params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):
             # Weights that are kept sharded are gathered whether they are trained or not.
-            gathers_all = states.zero == 3 and exchanged == "all_gather"
-            for kind in _KINDS[exchanged]:
-                events.add(
-                    kind,
-                    counts @ stored[group] if gathers_all else params,
-                    lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
-                    units,
-                )
+            gathers_all = states.zero == 3 and exchanged in ("all_gather", "all_gather_backward")
+            events.add(
+                _KINDS[exchanged],
+                counts @ stored[group] if gathers_all else params,
+                lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
+                units,
+            )
         if is_trained(job):
             # A pipeline rank updates all of its chunks at once: the class is of its first one.
             of_rank = np.zeros((len(params), 1))

@@ -33,7 +33,7 @@ from perfmodel.prediction._zero import (
     shards_gradients,
     stored_dtype_bytes,
 )
-from perfmodel.spec import Framework
+from perfmodel.spec import Framework, Job
 from perfmodel.units import dtype_bytes
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -121,19 +121,26 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     filled_buckets = xp.minimum(costs.bucket_bytes, gradients)
     buffers = xp.where((sharding.zero < 3) & reduces_gradients, filled_buckets, 0.0)
     if job.gradients.bucket_bytes is not None:
-        buffers = xp.where((sharding.zero >= 1) & reduces_gradients, job.gradients.bucket_bytes, buffers)
-    buffers = buffers + costs.communicator_bytes * sharding.communicators
+        # The permanent bucket of ZeRO 3 is counted below.
+        highest_stage = 2 if costs.live_params else 3
+        asked_for = (sharding.zero >= 1) & (sharding.zero <= highest_stage) & reduces_gradients
+        buffers = xp.where(asked_for, job.gradients.bucket_bytes, buffers)
+
+    # Buffers that stay between the passes and the optimizer's step: those of communicators, the buckets of
+    # data-parallel wrappers, and the one that ZeRO 3 allocates once where weights stay live.
+    permanent = costs.communicator_bytes * sharding.communicators
     if costs.ddp_buckets:
-        buffers = buffers + xp.where((sharding.zero == 0) & reduces_gradients, weight_bytes * params.updated.whole, 0.0)
+        in_wrapper = weight_bytes * params.updated.whole
+        permanent = permanent + xp.where((sharding.zero == 0) & reduces_gradients, in_wrapper, 0.0)
+    if costs.live_params:
+        is_bucketed = (sharding.zero == 3) & reduces_gradients
+        permanent = permanent + xp.where(is_bucketed, reduction_bucket_bytes(job, framework), 0.0)
+    buffers = buffers + permanent
 
     # Weights that ZeRO 3 has gathered.
     gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers_weights.any():
         gathered = _gathered_at_once(params, ranks, blocks, sharding, setting)
-        if costs.live_params:
-            # Such a ZeRO 3 reduces from one bucket; the other half of the buckets is that of gathers below it.
-            is_bucketed = (sharding.zero == 3) & reduces_gradients & (job.gradients.bucket_bytes is None)
-            buffers = buffers + xp.where(is_bucketed, costs.bucket_bytes / 2, 0.0)
         buffers = buffers + xp.where(gathers_weights, weight_bytes * gathered, 0.0)
 
     # Activations saved for backward, without those of layers that wait on the host.
@@ -159,7 +166,8 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
     if costs.step_bytes_per_param and trains_weights:
-        in_optimizer_step = step_bytes(params.updated, sharding, framework) + (all_gradients - gradients) - saved_bytes
+        in_optimizer_step = step_bytes(params.updated, sharding, framework) + permanent
+        in_optimizer_step = in_optimizer_step + (all_gradients - gradients) - saved_bytes
         buffers = xp.maximum(buffers + transient, in_optimizer_step) + costs.context_bytes
     else:
         # `transient` has all axes of a grid: it is added last.
@@ -281,6 +289,19 @@ def copied_params(
     has_block = on_ranks > 0
     has_block_before = xp.concatenate([xp.zeros_like(has_block[..., :1]), has_block[..., :-1]], axis=-1)
     return sum_over_blocks(xp.where(has_block & ~has_block_before, 1.0, 0.0), shared)
+
+
+def reduction_bucket_bytes(job: Job, framework: Framework) -> float:
+    """Bytes of the one bucket that ZeRO 3 reduces gradients from, where gathered weights stay live.
+
+    DeepSpeed allocates it once, beside the buffer of the rank's gradients, so that it is there in the optimizer's step
+    too (DeepSpeed 0.12 runtime/zero/stage3.py, `_setup_for_real_optimizer`: `__ipg_bucket_flat_buffer` of
+    `reduce_bucket_size` elements; stages 1 and 2 allocate theirs in every backward and let go of them after it). The
+    other half of the buckets of lower stages is that of their gathers.
+    """
+    if job.gradients.bucket_bytes is not None:
+        return job.gradients.bucket_bytes
+    return framework.memory.bucket_bytes / 2
 
 
 def step_bytes(

@@ -177,7 +177,8 @@ class Sharding:
     reduced: Bool[np.ndarray, "*layouts 1"]
     """Whether several ranks hold the same parameters, so that gradients are reduced."""
     ahead: Int[np.ndarray, "*layouts 1"]
-    """Layers whose weights ZeRO 3 gathers before they are needed (`Layout.prefetch`)."""
+    """Layers whose weights ZeRO 3 gathers before they are needed: `Layout.prefetch`, or none where gathers do not run
+    beside the passes."""
     on_host: Int[np.ndarray, "*layouts 1"]
     """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
     communicators: Int[np.ndarray, "*layouts 1"]
@@ -202,7 +203,7 @@ class Sharding:
             dense=column(layout.dp * layout.cp // layout.replicate for layout in layouts),
             expert=column(layout.edp // layout.replicate for layout in layouts),
             reduced=column(layout.replicated for layout in layouts) > 0,
-            ahead=column(layout.prefetch for layout in layouts),
+            ahead=column(layout.prefetch if layout.overlap_param_gather else 0 for layout in layouts),
             on_host=column(places_of_states.index(layout.offload_states) for layout in layouts),
             communicators=column(communicators(layout) for layout in layouts),
             pipelined=column(layout.pp > 1 for layout in layouts) > 0,

@@ -12,6 +12,7 @@ tiles of parameters in two buffers); or weights stay there too and are copied be
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -40,9 +41,10 @@ from perfmodel.spec import (
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
 
-Exchange = Literal["all_reduce", "reduce_scatter", "all_reduce_copies", "all_gather"]
+Exchange = Literal["all_reduce", "reduce_scatter", "all_reduce_copies", "all_gather", "all_gather_backward"]
 """Exchanges of model states: gradients summed on all ranks; gradients summed where each is kept or applied; these sums
-summed over the copies of a shard; weights gathered."""
+summed over the copies of a shard; weights gathered, for forward passes or after an update; weights gathered for
+backward passes under ZeRO 3."""
 STATES: Final[tuple[Group, ...]] = ("dp", "expert_dp")
 """Process groups over which parameters outside and inside routed experts are replicated."""
 
@@ -90,6 +92,13 @@ class StatePlace:
         """
         everywhere = Placement.of(group, ranks).times(replicas, ranks)
         return cls(everywhere, *everywhere.split(everywhere.size // replicate))
+
+    def backward_shards(self, job: Job) -> Placement:
+        """Ranks that gather weights from each other for a backward pass: those of one secondary copy, if there is any
+        (`GradientReduction.secondary_shards`), as far as the primary shards can be divided so."""
+        if job.gradients.secondary_shards <= 1:
+            return self.shards
+        return self.shards.split(gcd(job.gradients.secondary_shards, self.shards.size))[0]
 
 
 def stored_dtype_bytes(job: Job) -> int:
@@ -234,18 +243,25 @@ def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
 def exchanges(zero: int, job: Job) -> tuple[Exchange, ...]:
     """Exchanges of a step: gradients if there are any; weights after sharded updates, or where kept sharded."""
     reduced = reductions(zero, job) if is_trained(job) else ()
-    if zero == 3 or (zero and is_trained(job)):
+    if zero == 3:
+        return (*reduced, "all_gather", "all_gather_backward")
+    if zero and is_trained(job):
         return (*reduced, "all_gather")
     return reduced
 
 
 def exchange(kind: Exchange, params: float, place: StatePlace, job: Job, cluster: Cluster) -> Collective | None:
     """The collective that exchanges the weights or gradients of this many parameters; None on one rank."""
-    group = {"all_reduce": place.replicas, "all_reduce_copies": place.copies}.get(kind, place.shards)
+    groups = {
+        "all_reduce": place.replicas,
+        "all_reduce_copies": place.copies,
+        "all_gather_backward": place.backward_shards(job),
+    }
+    group = groups.get(kind, place.shards)
     if group.size == 1:
         return None
-    if kind == "all_gather":
-        return group.collective(kind, params * stored_dtype_bytes(job), job.dtype, cluster)
+    if kind in ("all_gather", "all_gather_backward"):
+        return group.collective("all_gather", params * stored_dtype_bytes(job), job.dtype, cluster)
     n_bytes = params * dtype_bytes(job.gradients.grad_dtype)
     if kind == "all_reduce_copies":
         # A reduction inside the sharding group has left each rank its shard.

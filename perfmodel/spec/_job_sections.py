@@ -211,8 +211,7 @@ class GradientReduction:
     """Size of the buffers in which ZeRO reduces gradients and gathers weights; default: the framework's."""
     secondary_shards: int = 0
     """Number of ranks that hold a second sharded copy of the weights under ZeRO 3, for gathers in the backward pass
-    (ZeRO++'s hpZ, arXiv 2306.10209, section 3.2); 0: none. Their memory is counted; gathers are counted over all
-    ranks."""
+    (ZeRO++'s hpZ, arXiv 2306.10209, section 3.2); 0: none."""
     saves_gathered_weights: bool = False
     """Autograd keeps the weights that ZeRO 3 gathered for a layer's products until the layer's backward, as in
     DeepSpeed with `zero.Init(mem_efficient_linear=False)`; otherwise they are freed after their use."""

@@ -525,10 +525,8 @@ def test_buckets_stay_in_a_file_that_is_written_like_another(tmp_path: Path) -> 
 
 def test_zero_plus_plus_is_named_at_the_head() -> None:
     launch = deepspeed("k18c_ds_hpz.json")
-    assert launch.may_be_wrong[0].startswith(
-        "the layout may be wrong: with zero_hpz_partition_size 8 the backward pass gathers weights"
-    )
-    assert "zero_quantized_weights and zero_quantized_gradients" in launch.may_be_wrong[1]
+    (quantised,) = launch.may_be_wrong
+    assert "zero_quantized_weights and zero_quantized_gradients" in quantised
     assert launch.job_fields["secondary_shards"] == 8
     assert deepspeed("k17a_ds_precision_auto.json", zero_hpz_partition_size=1).may_be_wrong == ()
 

@@ -39,6 +39,40 @@ def test_the_peak_is_that_of_the_step_or_of_the_passes(zero: int, recompute: str
     assert of_steps.activations == plain.activations
 
 
+def in_step(framework: Framework, layout: Layout, **fields: Any) -> float:
+    """Bytes that the optimizer's step needs, by a step so large that it is the peak."""
+    huge = 1e3
+    memory = first_rank(framework.replace(step_bytes_per_param=huge), layout, **fields)
+    return total(memory) - huge / 12 * memory.optimizer
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_permanent_buffers_stay_in_the_step(zero: int) -> None:
+    """Those of communicators, of data-parallel wrappers without ZeRO, and the bucket of a ZeRO 3 with live weights,
+    whatever the size that it is asked to have; buckets of lower stages are gone."""
+    layout = Layout(dp=8, zero=zero, recompute="full")  # pyright: ignore
+    plain = in_step(PLAIN, layout)
+    # All ranks and the data-parallel ones: two communicators.
+    assert in_step(PLAIN.replace(communicator_bytes=1e8), layout) - plain == pytest.approx(2e8, abs=1e6)
+    wrapped = in_step(PLAIN.replace(ddp_buckets=True), layout)
+    assert wrapped - plain == pytest.approx(2 * 1.2358e9 if zero == 0 else 0.0, rel=1e-3, abs=1e6)
+
+    bucketed = PLAIN.replace(bucket_bytes=2e9, live_params=1.0)
+    assert in_step(bucketed, layout) - plain == pytest.approx(1e9 if zero == 3 else 0.0, abs=1e6)
+    asked_for = in_step(bucketed, layout, bucket_bytes=3e8)
+    assert asked_for - plain == pytest.approx(3e8 if zero == 3 else 0.0, abs=1e6)
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_weights_are_gathered_ahead_only_beside_passes(prefetch: int) -> None:
+    """Where passes wait for each gather, one layer is whole at a time: `prefetch` layers less."""
+    ahead = Layout(dp=8, zero=3, recompute="full", prefetch=prefetch)
+    waiting = Layout(dp=8, zero=3, recompute="full", overlap_param_gather=False)
+    a_layer = 2 * (1.2358e9 - 128256 * 2048) / 16
+    less = first_rank(PLAIN, ahead).buffers - first_rank(PLAIN, waiting).buffers
+    assert less == pytest.approx(prefetch * a_layer, rel=0.01)
+
+
 def test_a_step_in_parts_takes_less() -> None:
     layout = Layout(dp=2, zero=3, recompute="full")
     whole = first_rank(OF_STEPS, layout)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.cost import KernelModel
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.prediction import evaluate, explain, step_problem
+from perfmodel.prediction import evaluate, explain, layout_batches, step_problem
+from perfmodel.prediction.composition import bundle_events
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.host import host_bytes_per_parameter, host_update_s, node_memory_bandwidth
 from perfmodel.prediction.memory import peak_memory
@@ -327,3 +328,27 @@ def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> 
     layers = transformer.layers * 8 * (3 * matrices + vectors) * 10e-6
     # The head is the only product outside layers.
     assert copies_s(8) == pytest.approx(layers + 8 * 3 * 10e-6, rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_backward_passes_gather_from_secondary_shards(overlaps, recompute):
+    """ZeRO++'s hpZ: over eight nodes the backward passes of ranks with a copy in every node gather inside it, forward
+    passes as before. It is faster, and the search's bound holds."""
+    layout = Layout(dp=64, zero=3, recompute=recompute, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+    plain, copied = (
+        step_problem(
+            catalog.model("llama3-8b"), catalog.cluster("dgx-h100"),
+            Job(global_batch=64, seq_len=2048, secondary_shards=shards),
+        )
+        for shards in (0, 8)
+    )  # fmt: skip
+    gathered_over = {}
+    for problem in (plain, copied):
+        step = explain(problem, layout)
+        assert lower_bounds_s(problem, [layout])[0] <= step.step_time_s * SLOW
+        (batch,) = layout_batches(problem, [layout])
+        gathers = [op for op in bundle_events(problem, batch, 0).ops if getattr(op, "collective", "") == "all_gather"]
+        gathered_over[problem.job.gradients.secondary_shards] = {op.num_ranks for op in gathers}
+    assert gathered_over == {0: {64}, 8: {64, 8}}
+    assert explain(copied, layout).step_time_s < explain(plain, layout).step_time_s

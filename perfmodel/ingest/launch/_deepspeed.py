@@ -225,16 +225,12 @@ _SECONDARY: Final = (
 
 
 def _secondary(settings: Mapping[str, Any]) -> Fields:
-    """Further copies of weights of ZeRO++, whose memory is counted, and doubts about the rest of it."""
+    """Secondary shards of ZeRO++, and a doubt about its quantised messages."""
     fields: Fields = {}
     # hpZ keeps a second 16-bit copy of the weights, sharded over the ranks of a node (ZeRO++, arXiv 2306.10209).
     ranks = WHOLE_OR_NONE.read(settings.get(_SECONDARY[0], 1))
     if ranks > 1:
         fields["secondary_shards"] = ranks
-        fields["doubt.secondary"] = (
-            f"the layout may be wrong: with zero_hpz_partition_size {ranks} the backward pass gathers weights "
-            f"among {ranks} ranks, but the prediction gathers them among all"
-        )
     quantized = [name.rpartition(".")[2] for name in _SECONDARY[1:] if settings.get(name) is True]
     if quantized:
         fields["doubt.quantized"] = (

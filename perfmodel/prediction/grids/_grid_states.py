@@ -39,6 +39,7 @@ from perfmodel.spec import Layout
 
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)
+GATHER_BACKWARD: Final[tuple[Exchange, ...]] = ("all_gather_backward",)
 NO_EVENT: Final = -1
 """Number of an event that does not exist: the place behind all others."""
 
@@ -126,7 +127,7 @@ class StateEvents:
                 exchanged[by_layer, kinds] = shape.collectives(by_layer, kinds, time_s)
             return exchanged[by_layer, kinds]
 
-        trained = is_trained(self._job)
+        trained, runs_backward = is_trained(self._job), not spec.is_forward_only
         bounds = []
         for state in states:
             by_layer = state.zero == 3
@@ -139,6 +140,7 @@ class StateEvents:
                 reduces_every_micro_batch=bool(every_micro_batch[state.zero]),
                 reduce=collectives(by_layer, reductions(state.zero, self._job)) if trained else NONE,
                 gather=collectives(by_layer, GATHER) if gathers else NONE,
+                gather_backward=collectives(True, GATHER_BACKWARD) if by_layer and runs_backward else NONE,
                 update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
                 update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
                 trained=trained,
@@ -154,6 +156,7 @@ def _bound(
     reduces_every_micro_batch: bool,
     reduce: "Collectives",
     gather: "Collectives",
+    gather_backward: "Collectives",
     update_s: float,
     update_and_gather_s: float,
     trained: bool,
@@ -162,20 +165,19 @@ def _bound(
 
     Args:
         reduce: reductions of gradients, of one micro-batch or of the step.
-        gather: gathers of weights, before each pass or before the step.
+        gather: gathers of weights, before each forward pass or before the step.
+        gather_backward: those before each backward pass, if there are any.
         update_s: seconds of the update on the rank that is last.
         update_and_gather_s: those of a sharded update and of the gather that follows it.
     """
     sharded_weights, gathers_ahead = state.zero == 3, state.overlap_param_gather
-    passes = 1 if spec.is_forward_only else 2
-
     # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the stream anyway.
     gather_each = reduce_each = stream_each = stream = 0.0
     if sharded_weights and not gathers_ahead:
-        gather_each = passes * gather.least
+        gather_each = gather.least + gather_backward.least
     if reduces_every_micro_batch:
         reduce_each = 0.0 if state.overlap_grad_reduce else reduce.least
-        gathers = passes * gather.most if sharded_weights else 0.0
+        gathers = float(np.max(gather.of_rank + gather_backward.of_rank)) if sharded_weights else 0.0
         stream_each = max(gathers + reduce.least, reduce.most)
         stream = gather.least if state.zero == 2 and gathers_ahead else 0.0
     # A pass may be of several micro-batches, or of a slice of one: nothing comes once per micro-batch.
@@ -285,7 +287,7 @@ class _ShapeEvents:
             for by_layer, units_of_segment in units.items():
                 for kind in EXCHANGES:
                     # Weights that are kept sharded are gathered whether they are trained or not.
-                    all_weights = kind == "all_gather" and by_layer and some_frozen
+                    all_weights = (kind,) in (GATHER, GATHER_BACKWARD) and by_layer and some_frozen
                     params = stored[group] if all_weights else trained[group]
                     numbers = _exchange_numbers(kind, counts @ params / units_of_segment, place, setting, events)
                     parts[by_layer, kind].append(numbers)
@@ -310,7 +312,8 @@ class _ShapeEvents:
         seconds = seconds * self.units[by_layer]
         if self.host is not None:
             of_host = self.host.seconds
-            copies_s = self.host.stored * of_host.gather if kinds == GATHER else self.host.updated * of_host.reduce
+            is_gather = kinds in (GATHER, GATHER_BACKWARD)
+            copies_s = self.host.stored * of_host.gather if is_gather else self.host.updated * of_host.reduce
             seconds = seconds + copies_s
         if not seconds.any():
             return NONE
@@ -342,8 +345,12 @@ def _exchange_numbers(
     """Numbers of the collectives that exchange so many parameters' weights or gradients."""
     cluster = setting.cluster
     # Groups that lie alike on the network exchange alike, so they share events.
-    on_network = tuple(ranks.on_network(cluster) for ranks in (place.replicas, place.shards, place.copies))
+    groups = (place.replicas, place.shards, place.copies, place.backward_shards(setting.job))
+    on_network = tuple(ranks.on_network(cluster) for ranks in groups)
     make = partial(exchange, kind, place=place, job=setting.job, cluster=cluster)
+    # Without secondary shards backward passes gather as forward ones do.
+    if kind == "all_gather_backward" and place.backward_shards(setting.job) == place.shards:
+        kind = "all_gather"
     return events.numbers((kind, on_network), params, make)
 
 
