@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.catalog import model, model_from_config
+from perfmodel.catalog import huggingface, model, model_from_config
 from perfmodel.catalog.huggingface import RELATIVES, Relative
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.prediction import predict
@@ -634,3 +634,37 @@ def test_layers_that_attend_to_images_are_named() -> None:
     read = model_from_config({"model_type": "mllama", "text_config": text})
     assert "attending to the text" in read.left_out
     assert read.layers == 40
+
+
+TEXT_CLASSES = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+)
+OF_PARTS = ("audio", "speech", "asr", "voxtral", "musicflamingo", "moss_transcribe", "got_ocr2", "vbert", "neomme")
+"""Parts of the names of models of several parts, whose language model is read by its own family."""
+
+
+@pytest.mark.parametrize("classes", TEXT_CLASSES)
+def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed (extra: zoo)")
+    from transformers.models.auto import modeling_auto
+
+    unnamed = []
+    for family in getattr(modeling_auto, classes):
+        known = huggingface.known_family(family)
+        if known in huggingface.FAMILIES or known in huggingface.RELATIVES:
+            continue
+        error = huggingface.unknown_model_type(family, (), {"num_hidden_layers": 2, "hidden_size": 64})
+        is_named = "cannot be described exactly: " in str(error)
+        assert any("hidden = 64" in note for note in error.__notes__)
+        if not is_named and not any(part in family for part in OF_PARTS):
+            unnamed.append(family)
+    assert unnamed == []
+
+
+@pytest.mark.parametrize("family", ["zamba", "recurrent_gemma", "gemma4_text", "switch_transformers", "rwkv7"])
+def test_a_family_that_cannot_be_described_says_why_in_one_line(family: str) -> None:
+    with pytest.raises(UnknownNameError, match=r"cannot be described exactly: .*add_a_model") as refusal:
+        model_from_config({"model_type": family, "hidden_size": 512, "num_hidden_layers": 4})
+    assert "\n" not in str(refusal.value)

@@ -67,6 +67,21 @@ class Qwen3Next(Qwen2Moe, DeltaNetKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaraMini(Qwen3Next):
+    """Lara mini: delta nets among attentions in a window and full ones, without gates on attention or on the shared
+    expert (transformers models/lara_mini/modeling_lara_mini.py)."""
+
+    sliding_window: CountOrNone = 512
+    use_sliding_window: bool = True
+
+    def experts(self) -> Experts:
+        return replace(super().experts(), shared_gate=False)
+
+    def fields(self) -> Fields:
+        return super().fields() | {"attention_gate": False}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Qwen35(Llama, DeltaNetKeys):
     """Qwen3.5 without experts."""
 

@@ -42,23 +42,105 @@ LATENT: Final[Mapping[str, tuple[str, ...]]] = {
 """Sizes of multi-head latent attention, which all configurations call the same."""
 OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
 """Sizes of these tables that are none where a configuration leaves them out."""
+_WINDOW_HEADS: Final = "its attention in the window has other numbers of heads than full attention"
+_HEAD_GATES: Final = "each head of its attention has a gate of its own"
+_STREAMS: Final = "its residual streams are several, and mixed in every layer"
+_SHARED_BLOCK: Final = "one attention block is shared by several layers, with adapters for each"
+_INKLING: Final = "its queries, keys and sub-layers pass convolutions, and positions have projections of their own"
+_XLM: Final = "its attention and feed-forward are those of XLM, with tables for languages"
+_BLOCK_TABLES: Final = "its embeddings of places on a page are tables beside those of tokens"
+_LOCAL_PROJECTIONS: Final = "tokens that all others see have projections of their own"
+_SOUND: Final = "it has a model of sound beside its language model, and its configuration does not say which is which"
+_SPARSE_T5: Final = "its encoder and decoder have experts in some of their layers"
 REASONS: Final[Mapping[str, str]] = {
+    # --- decoders ---
+    "axk2": "its norms have gates of low rank, and its latent attention a gate",
+    "bailing_hybrid": "its linear attention has a gate and a decay for every channel",
+    "blt": "it has models of bytes before and behind the stack",
     "cohere2_moe": "its experts run beside attention, on one norm",
-    "deberta": "its positions have projections of their own in every layer",
+    "cohere_compass": "its layers are those of Cohere, with other kinds of attention",
+    "cpmant": "its scores have a learned bias for pairs of segments",
     "deepseek_v4": "its layers attend to compressed keys, and residual streams are mixed",
+    "diffllama": "its attention is the difference of two",
+    "doge": "its attention has a mask that it learns, and its residuals have weights",
+    "dory": "it has no norms: scales of its projections and residuals are trained instead",
+    "dots3_note": _HEAD_GATES,
     "gemma3n": "its layers have embeddings of their own, and several residual streams",
     "gemma4": "its full attention has heads of another size than that in the window",
+    "gemma4_assistant": "its full attention has heads of another size than that in the window",
+    "gemma4_unified": "its full attention has heads of another size than that in the window",
+    "gemma4_unified_assistant": "its full attention has heads of another size than that in the window",
+    "gpt_neox_japanese": "only its last layer has a bias behind attention",
+    "hrm": "its layers run several times, in two loops",
+    "hy_v4": _STREAMS,
+    "inkling": _INKLING,
+    "inkling2": _INKLING,
+    "inkling2_loop": _INKLING,
     "jetmoe": "the projections of its attention are experts",
     "kimi_linear": "its linear attention has gates and decays of low rank",
-    "mimo_v2_flash": "its attention in the window has other numbers of heads than full attention",
+    "laguna": _HEAD_GATES,
+    "lfm3": _HEAD_GATES,
+    "mimo_v2_flash": _WINDOW_HEADS,
     "minimax": "its lightning attention has a decay per head and a gate that no mixer here has",
+    "moshi": "it predicts several streams of sound with a second model",
     "nemotron-nas": "its layers have feed-forwards of different sizes",
+    "phi4_multimodal": "it has adapters for images and for speech in every layer",
+    "qwen4_exp": _STREAMS,
+    "recurrent_gemma": "its recurrent blocks are no mixer that is known here",
     "rwkv": "its layers mix tokens without attention",
-    "step3p5": "its attention in the window has other numbers of heads than full attention",
+    "step3p5": _WINDOW_HEADS,
     "xlnet": "its positions have projections of their own, and there are two streams of attention",
-    "zamba2": "one attention block is shared by several layers, with adapters for each",
+    "xlstm": "its cells are no mixer that is known here",
+    "zamba": _SHARED_BLOCK,
+    "zamba2": _SHARED_BLOCK,
+    "zaya": "its attention mixes queries and keys by convolutions, and its router is a network",
+    # --- encoders ---
+    "bert-generation": "it has BERT's layers without its pooler, and a head with a bias alone",
+    "convbert": "half of its heads are convolutions",
+    "deberta": "its positions have projections of their own in every layer",
+    "esmc": "its norms and projections are those of ESM C, which differ from ESM-2's",
+    "flaubert": _XLM,
+    "fnet": "its layers mix tokens by Fourier transforms",
+    "funnel": "its stack shortens the sequence between its blocks",
+    "layoutlm": _BLOCK_TABLES,
+    "longformer": _LOCAL_PROJECTIONS,
+    "led": _LOCAL_PROJECTIONS,
+    "luke": "entities have tables and projections of their own beside words",
+    "mobilebert": "its layers are narrower inside than between, with several feed-forwards each",
+    "mra": "its attention is an approximation that sees a part of the keys",
+    "nystromformer": "its attention is an approximation that sees a part of the keys",
+    "perceiver": "its layers attend from a fixed number of latent vectors",
+    "reformer": "its layers are reversible, and attention sees hashed neighbours",
+    "rembert": "its head is wider than its table of tokens",
+    "roc_bert": "tables of shapes and sounds of characters stand beside that of tokens",
+    "squeezebert": "its projections are grouped convolutions",
+    "tapas": "its embeddings of rows, columns and ranks are tables beside those of tokens",
+    "ultrabert": "its head is divided into two products of low rank",
+    "xlm": _XLM,
+    "xmod": "every layer has an adapter for each language",
+    "yoso": "its attention is an approximation that sees a part of the keys",
+    # --- encoders and decoders ---
+    "bigbird_pegasus": "its encoder attends to blocks, with norms and biases of another placement than Pegasus",
+    "encoder-decoder": "it names two models; give the configuration of one of them",
+    "fsmt": "its two vocabularies have tables of their own",
+    "nllb-moe": _SPARSE_T5,
+    "pegasus_x": "its encoder attends to blocks and to global tokens",
+    "prophetnet": "it predicts several tokens at once, by streams of attention",
+    "seamless_m4t": _SOUND,
+    "seamless_m4t_v2": _SOUND,
+    "switch_transformers": _SPARSE_T5,
+    "t5gemma": "its encoder and decoder are two stacks of Gemma of different sizes",
+    "t5gemma2": "its encoder and decoder are two stacks of Gemma of different sizes",
+    "trocr": "it is a decoder that attends to an image's encoder of another width",
+    # --- models of several parts whose language model is not described by itself ---
+    "fuyu": "patches of images enter its language model without an encoder",
+    "git": "it is a decoder over an image's encoder, with BERT's layers",
+    "musicgen": _SOUND,
+    "musicgen_melody": _SOUND,
 }
 """Families that `Transformer` cannot describe exactly, and what it lacks for them."""
+_ALSO: Final = {"step3p7": "step3p5", "rwkv7": "rwkv", "rwkv5": "rwkv", "rwkv6": "rwkv", "hrm_text": "hrm"}
+"""Families that lack what another one lacks."""
 ASK: Final = "?"
 """Stands in the TOML where the configuration does not tell a size."""
 
@@ -67,7 +149,7 @@ def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, A
     """The error for an unknown `model_type`; its note is a TOML of the model to complete."""
     remedy = "or complete the TOML below, save it and give --model mine.toml"
     plain = family.removesuffix("_text")
-    reason = REASONS.get(plain, REASONS.get({"step3p7": "step3p5", "rwkv7": "rwkv"}.get(plain, ""), ""))
+    reason = REASONS.get(plain, REASONS.get(_ALSO.get(plain, ""), ""))
     if reason:
         remedy = f"it cannot be described exactly: {reason}; for a model near to it, complete the TOML below, save it "
         remedy += "and give --model mine.toml"
