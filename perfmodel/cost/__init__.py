@@ -15,7 +15,7 @@ from perfmodel.cost._power import (
     sustained_share,
     under_load,
 )
-from perfmodel.cost._roofline import measured_work, roofline_seconds
+from perfmodel.cost._roofline import measured_work, roofline_seconds, slowed_unit_seconds
 from perfmodel.cost.learn import calibration_files, describe_calibration
 from perfmodel.display import shorten_reprs
 

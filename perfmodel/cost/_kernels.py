@@ -17,6 +17,8 @@ A kernel's time is made in this order, every step of it a function that says wha
    - attention (`_predict_attention`): wide types by the roofline; causal no longer than the tiles of
      all scores that it computes; a batch no longer
      than its halves; no more than the nominal rate;
+   - parts whose tensor units are slower than their die's (`_bound_by_whole_units`): what a kernel takes beyond its
+     arithmetic stays as on the die;
    - 4-bit floats and 8-bit integers (`_predict_new`): the share of the roofline that the nearest measured type reaches.
 5. Step and site: the framework's kernels, growth with the work, the clock under load and what runs of a site showed
    hold in a step and not for a kernel alone: `perfmodel.prediction._price` continues this list.
@@ -56,7 +58,7 @@ from perfmodel.cost.learn import (
     with_half_batches,
 )
 from perfmodel.cost.learn.rows import Rows, in_16_bits
-from perfmodel.cost.learn.stack import Figures
+from perfmodel.cost.learn.stack import Figures, with_whole_units
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Convolution, Gemm, KernelOp
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Device
@@ -186,12 +188,39 @@ class KernelModel:
     def _predict(self, request: PriceQuery) -> Prediction:
         """Times of rows of one family: the regressors' answers, corrected where they break a law of such kernels."""
         op = FAMILIES[request.rows.family].op
-        if op is Attention:
-            return self._predict_attention(request)
-        if op.uses_matrix_units:
-            return self._predict_products(request)
-        # Kernels that the memory bounds: the regressor has what laws there are (`Regressor._by_plans`).
-        return self._by_regressors(request)
+        if not op.uses_matrix_units:
+            # Kernels that the memory bounds: the regressor has what laws there are (`Regressor._by_plans`).
+            return self._by_regressors(request)
+        answers = self._predict_attention(request) if op is Attention else self._predict_products(request)
+        self._bound_by_whole_units(answers, request)
+        return answers
+
+    def _bound_by_whole_units(self, answers: Prediction, request: PriceQuery) -> None:
+        """Let slowed tensor units lengthen a kernel by no more than its arithmetic.
+
+        A part whose tensor units alone are slower than those of its die moves data, issues instructions and takes
+        exponentials as fast as the die does. So a kernel takes what it would with the die's units, and the time by
+        which its FLOPs take longer. The regressor knows such a part by its peak alone, and gives it the share of the
+        peak that the die reaches. Where tables time the device itself they are right.
+        """
+        regressors = self._regressors(request.rows.family)
+
+        def whole(query: Query) -> Query:
+            return query._replace(figures=with_whole_units(query.figures))
+
+        def is_slowed(query: Query) -> bool:
+            is_timed = any(s.figures.same_kernels(query.figures) for r in regressors for s in r.stacks)
+            return not is_timed and with_whole_units(query.figures) is not query.figures
+
+        slowed = request.of_query(is_slowed).astype(bool)
+        at = np.flatnonzero(slowed & self._unnamed(request))
+        if not len(at):
+            return
+        own = request.take(at)
+        as_whole = replace(own, queries=tuple(whole(q) if is_slowed(q) else q for q in own.queries))
+        whole_s = np.exp(self._predict(as_whole).log_time)
+        longer_s = np.exp(_log_nominal(own)) - np.exp(_log_nominal(as_whole))
+        answers.move(at, np.minimum(np.log(whole_s + longer_s) - answers.log_time[at], 0.0))
 
     def _predict_products(self, request: PriceQuery) -> Prediction:
         """Times of matrix products and convolutions: the regressors' answers, then one correction after the other.

@@ -11,9 +11,9 @@ from perfmodel.cost.learn import kernel_physics, table_rows
 from perfmodel.cost.learn.collectives import device_name
 from perfmodel.cost.learn.parameters import power_join
 from perfmodel.cost.learn.rows import Rows, rows_from_ops
-from perfmodel.cost.learn.stack import Figures
+from perfmodel.cost.learn.stack import Figures, with_whole_units
 from perfmodel.ingest.tables import relabel
-from perfmodel.ops import FAMILIES, KernelOp
+from perfmodel.ops import FAMILIES, KernelOp, Op
 from perfmodel.ops.physics import vector_rate
 from perfmodel.spec import Device
 
@@ -65,6 +65,23 @@ def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndar
 def least_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
     """Lower bounds of ops' times on a device, for matrix products (`least_of_rows`)."""
     return _of_ops(least_of_rows, device, ops)
+
+
+def slowed_unit_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, "n"]:
+    """Seconds by which the FLOPs of ops take longer than with the fastest tensor units of the device's die.
+
+    0 on most devices, and of what takes no such units (`with_whole_units`).
+    """
+    longer_s = np.zeros(len(ops))
+    own = Figures.of(device)
+    whole = with_whole_units(own)
+    products = {i: op for i, op in enumerate(ops) if isinstance(op, KernelOp) and op.uses_matrix_units}
+    if whole is own or not products:
+        return longer_s
+    for members, rows in rows_by_family(list(products.values())):
+        at = np.array(list(products))[members]
+        longer_s[at] = least_of_rows(own, rows) - least_of_rows(whole, rows)
+    return longer_s
 
 
 def _of_ops(

@@ -28,12 +28,20 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import EventTimes, MonotoneGrid, event_times, has_power_law, sustained_share, under_load
+from perfmodel.cost import (
+    EventTimes,
+    MonotoneGrid,
+    event_times,
+    has_power_law,
+    slowed_unit_seconds,
+    sustained_share,
+    under_load,
+)
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._problem import StepProblem, session_cached, session_cached_each
 from perfmodel.prediction.blocks import shard_events
 from perfmodel.prediction.phases import PASSED, Phase
-from perfmodel.prediction.sites import FORWARD_SHARE, factors_of, generation
+from perfmodel.prediction.sites import FORWARD_SHARE, generation
 from perfmodel.spec import Layout
 from perfmodel.workload import fuses_experts, undivided
 
@@ -217,10 +225,16 @@ def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: Eve
 
 
 def moved_by_runs(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
-    """Move times by what runs showed: the user's own, or those of the published record (`Adjustment.times`)."""
+    """Move times by what runs showed: the user's own, or those of the published record (`Adjustment.times`).
+
+    Most runs are of a die's whole parts. What makes kernels wait there does not grow where tensor units are slower, so
+    the time by which these lengthen a product stays as it is.
+    """
     if problem.adjustment is None:
         return times
-    return problem.adjustment.times(ops, times, np.array(_latencies_s(problem.unadjusted, ops), float))
+    latency_s = np.array(_latencies_s(problem.unadjusted, ops), float)
+    certain_s = slowed_unit_seconds(problem.cluster.device, ops)
+    return problem.adjustment.times(ops, times, latency_s, certain_s)
 
 
 @session_cached_each
@@ -239,10 +253,7 @@ def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.nda
     load = np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
     if problem.adjustment is None:
         return load
-    log_factors = problem.adjustment.of
-    log_load = np.zeros(len(ops))
-    for i, op in enumerate(ops):
-        if not isinstance(op, Collective):
-            _, throughput = factors_of(op)
-            log_load[i] = log_factors[throughput]
-    return load * np.exp(log_load)
+    times = EventTimes.of_rows(event_prices(problem.unadjusted, ops))
+    moved = moved_by_runs(problem, ops, times)
+    takes_time = np.array([not isinstance(op, Collective) for op in ops], bool) & (times.time_s > 0)
+    return load * np.divide(moved.time_s, times.time_s, out=np.ones(len(ops)), where=takes_time)

@@ -9,6 +9,7 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 CACHED = {
     "catalog._devices._part_names": "names of the package's devices",
+    "cost.learn.stack.fastest_units": "figures of the package's devices",
     "cost.learn.stack.larger_part": "figures of the package's devices",
     "catalog._clusters._catalog": "files of the package",
     "catalog._clusters._stated": "files of the package",

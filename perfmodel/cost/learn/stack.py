@@ -1,10 +1,12 @@
 """Stacks (one device with one software, the unit of measurements) and device figures."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from math import exp, log2
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from perfmodel.catalog import device, devices
@@ -15,6 +17,11 @@ from perfmodel.ops import KernelKind
 from perfmodel.spec import Device
 
 PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
+_TENSOR_CLASSES: Final = ("tf32", "half", "fp8", "int8")
+"""Dtype classes whose products tensor units take."""
+_SLOWED: Final = 0.75
+"""Share of a die's rate below which units are slowed by design: the rates that data sheets state of other parts differ
+by up to 13 % for the clocks at which they are stated (H200 NVL; H20 has 0.23, MI308X 0.55)."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,10 @@ class Figures:
         """Peak FLOP/s of a dtype class; that of fp32 if unknown."""
         return self.peaks.get(dtype, self.peaks["fp32"])
 
+    def per_clock(self, dtype: str) -> float:
+        """Peak FLOPs of one multiprocessor in a clock."""
+        return self.peak(dtype) / (self.units * self.clock)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
         return asdict(self)
@@ -117,6 +128,31 @@ def larger_part(name: str) -> Figures | None:
     parts = [Figures.of(device(part)) for part in names_of_die]
     largest = max(parts, key=lambda part: part.units)
     return largest if largest.units > figures.units else None
+
+
+@lru_cache(maxsize=512)
+def fastest_units(die: str) -> Mapping[str, float]:
+    """FLOPs that a multiprocessor of a die's fastest part takes in a clock, by the dtype classes of tensor units."""
+    parts = [Figures.of(device(part)) for part in devices() if part != "cpu" and device(part).die == die]
+    return MappingProxyType({name: max(part.per_clock(name) for part in parts) for name in _TENSOR_CLASSES})
+
+
+def with_whole_units(figures: Figures) -> Figures:
+    """The figures of a part whose tensor units are as fast as those of the fastest part of its die.
+
+    Some parts have them slowed down by design, as the H20 has those of the H100, and all else left as it was. The
+    figures themselves where they are of the fastest part, or of a die that no other device has.
+    """
+    if not figures.die:
+        return figures
+    peaks = dict(figures.peaks)
+    for name, per_clock in fastest_units(figures.die).items():
+        if figures.per_clock(name) < _SLOWED * per_clock:
+            peaks[name] = per_clock * figures.units * figures.clock
+    if peaks == figures.peaks:
+        return figures
+    # under another name, or it would be taken for the device that the catalog has
+    return replace(figures, name=f"{figures.name} with whole tensor units", peaks=peaks, reached_share=None)
 
 
 def figures_named(name: str) -> Figures:

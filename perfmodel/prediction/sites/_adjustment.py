@@ -106,11 +106,18 @@ class Adjustment:
         """The parameters alone."""
         return replace(self, runs=None)
 
-    def times(self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]) -> EventTimes:
-        """Times of events after the factors: latency e^alpha + (time - latency) e^beta.
+    def times(
+        self,
+        ops: Sequence[Op],
+        times: EventTimes,
+        latency_s: Float64[np.ndarray, "n"],
+        certain_s: Float64[np.ndarray, "n"],
+    ) -> EventTimes:
+        """Times of events after the factors: certain + latency e^alpha + (time - latency - certain) e^beta.
 
         Args:
             latency_s: seconds of each event if it carried nothing; 0 for kernels.
+            certain_s: seconds that no factor scales; 0 for collectives.
         """
         # Hockney's model (1994): latency and the rest of an event's time are scaled separately.
         factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
@@ -120,7 +127,8 @@ class Adjustment:
 
         # An empty message takes no time at all, hence the floor.
         latency_share = np.minimum(latency_s / np.maximum(times.time_s, TINY_S), 1.0)
-        scale = latency_factor * latency_share + throughput_factor * (1 - latency_share)
+        certain_share = np.minimum(certain_s / np.maximum(times.time_s, TINY_S), 1.0)
+        scale = latency_factor * latency_share + throughput_factor * (1 - latency_share - certain_share) + certain_share
 
         # Times that rest on a parameter which runs narrowed are theirs.
         provenance = list(times.provenance)
