@@ -15,6 +15,7 @@ from perfmodel.units import (
     dtype_bytes,
     duration,
     figure,
+    fit_words,
     long_duration,
     parse_length,
     parse_quantity,
@@ -266,3 +267,21 @@ def test_values_that_jax_traces_are_refused_with_the_function_that_takes_them(ch
 def test_a_noun_goes_with_its_count(noun: str, many: str) -> None:
     assert plural(noun, 1) == noun
     assert [plural(noun, count) for count in (0, 2, 1_000)] == [many] * 3
+
+
+@pytest.mark.parametrize(
+    ("probability", "verdict"),
+    [
+        (1.0, "fits"),
+        (0.9, "fits"),
+        (0.896, "fits"),  # shown as 0.90
+        (0.89, "likely fits"),
+        (0.5, "likely fits"),
+        (0.49, "likely does not fit"),
+        (0.11, "likely does not fit"),
+        (0.1, "does not fit"),
+        (0.0, "does not fit"),
+    ],
+)
+def test_words_for_fitting_follow_the_probability_that_is_shown(probability: float, verdict: str) -> None:
+    assert fit_words(probability).startswith(f"{verdict} (")

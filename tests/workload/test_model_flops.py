@@ -6,7 +6,18 @@ import pytest
 
 from perfmodel.spec import ConvLayer, ConvNet, Job, Mlp
 from perfmodel.spec import Transformer as Model
-from perfmodel.spec.parts import AdaLN, DeltaNet, Experts, LatentAttention, Mamba, Patches
+from perfmodel.spec.parts import (
+    AdaLN,
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Mamba,
+    NarrowEmbedding,
+    Patches,
+    SelectiveScan,
+    ShortConv,
+    Spectrogram,
+)
 from perfmodel.workload import step_flops
 
 BATCH, S, H, HEADS, KV, D, FFN, VOCAB, LAYERS = 3, 48, 40, 4, 2, 12, 72, 131, 2
@@ -244,13 +255,80 @@ def test_hybrids_by_their_sub_layers() -> None:
 
 
 def test_gated_delta_nets_project_queries_keys_values_gates_and_steps() -> None:
-    net = DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=6)
-    attended, mixed = (flops_of(tiny(layers=2, mixers=word, delta_net=net)) for word in ("L- *-", "L- L-"))
-    values, keys = 4 * 8, 2 * 6
-    projections = H * (2 * values + 2 * keys + 2 * 4) + values * H
-    delta = mixed.layers_forward / (2 * BATCH * S) - 2 * DENSE
-    assert attended.layers_forward == pytest.approx(2 * BATCH * S * (delta / 2 + ATTENTION + 2 * DENSE))
-    assert delta / 2 > projections
+    """Gated delta rule, arXiv 2412.06464, section 3.3: in a chunk of C tokens keys with keys, the inverse of what they
+    make, that with keys and with values, scores, scores with values, the state with queries and with keys, and what is
+    added to it; of a frozen model all of these keep both gradients."""
+    net = DeltaNet(heads=4, key_heads=2, head_dim=8, key_dim=6, chunk=16)
+    values, keys, k, v, c = 4 * 8, 2 * 6, 6, 8, 16
+    projections = H * (values + 2 * keys + values + 2 * 4) + values * H
+    of_chunk = c * c * k + c * c * c + c * c * k + c * c * v + c * c * k + c * c * v + c * v * k + c * v * k + k * v * c
+    rule = 4 * of_chunk / c
+    flops = flops_of(tiny(layers=2, mixers="L- *-", delta_net=net))
+    assert flops.layers_forward == 2 * BATCH * S * (projections + rule + ATTENTION + 2 * DENSE)
+    frozen = flops_of(tiny(layers=2, mixers="L- *-", delta_net=net), frozen=True)
+    weights_alone = flops.layers_forward + flops.head_forward - 2 * BATCH * S * rule
+    assert flops.total - frozen.total == pytest.approx(weights_alone)
+
+
+def test_scans_and_short_convolutions_by_their_projections() -> None:
+    """A selective scan (arXiv 2312.00752) updates its state and reads it, a product each per channel and element."""
+    scan = SelectiveScan(inner=56, state=16, step_rank=22)
+    projections = H * 2 * 56 + 56 * (22 + 2 * 16) + 22 * 56 + 56 * H
+    flops = flops_of(tiny(layers=2, mixers="S*", selective_scan=scan))
+    assert flops.layers_forward == 2 * BATCH * S * (projections + 2 * 56 * 16 + ATTENTION)
+    conv = flops_of(tiny(layers=2, mixers="C*", short_conv=ShortConv(kernel=3)))
+    assert conv.layers_forward == 2 * BATCH * S * (H * 3 * H + H * H + ATTENTION)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_narrow_table_is_joined_to_the_layers_by_two_products(tied: bool) -> None:
+    narrow = NarrowEmbedding(width=24)
+    flops = flops_of(tiny(narrow_embedding=narrow, tied_embeddings=tied))
+    assert flops.head_forward == 2 * BATCH * S * (24 * H + H * 24 + 24 * VOCAB)
+    frozen = flops_of(tiny(narrow_embedding=narrow, tied_embeddings=tied), frozen_embedding=True)
+    assert flops.total - frozen.total == (2 * BATCH * S * 24 * VOCAB if tied else 0)
+
+
+def test_heads_of_labels_have_two_columns() -> None:
+    """Of every token; or of every sequence, whose first token passes a dense layer before."""
+    tokens, sequences = (flops_of(tiny(), head=head) for head in ("token_labels", "sequence_label"))
+    assert tokens.head_forward == 2 * BATCH * S * H * 2
+    assert sequences.head_forward == 2 * BATCH * (H * H + H * 2)
+    assert tokens.layers_forward == flops_of(tiny()).layers_forward
+    frozen = flops_of(tiny(), head="token_labels", frozen_embedding=True)
+    assert frozen.total == tokens.total
+
+
+def test_convolutions_over_time_make_tokens_of_a_spectrogram() -> None:
+    """Whisper, arXiv 2212.04356, section 2.2: the first sees every instant, the second one window per token."""
+    spectrogram = Spectrogram(channels=18, kernel=5, stride=4)
+    fields: dict[str, Any] = {"decoder_layers": 1, "kv_heads": HEADS, "decoder_seq_len": 20}
+    plain, spoken = flops_of(tiny(**fields)), flops_of(tiny(spectrogram=spectrogram, **fields))
+    assert spoken.head_forward - plain.head_forward == 2 * BATCH * S * (4 * 5 * 18 * H + 5 * H * H)
+
+
+@pytest.mark.parametrize(("mean", "square"), [(24.0, 24.0**2), (24.0, 900.0), (None, 30.0**2)])
+def test_sequences_of_varied_lengths_attend_by_their_second_moment(mean: float | None, square: float) -> None:
+    """Products by the mean of their lengths, pairs by the mean of their squares: causal ones are s (s + 1) / 2 of equal
+    documents whose lengths add up to the same in either."""
+    lengths = {"rms_tokens": square**0.5} | ({} if mean is None else {"mean_tokens": mean})
+    tokens = S if mean is None else mean
+    flops = flops_of(tiny(), **lengths)
+    assert flops.layers_forward == pytest.approx(2 * BATCH * tokens * LAYERS * (ATTENTION + DENSE))
+    assert flops.head_forward == pytest.approx(2 * BATCH * tokens * H * VOCAB)
+    assert flops.attention_forward == pytest.approx(2 * BATCH * LAYERS * square * 2 * WIDTH)
+    document = square / tokens
+    visible = tokens / document * document * (document + 1) / 2
+    assert flops.attention_causal_forward == pytest.approx(2 * BATCH * LAYERS * visible * 2 * WIDTH)
+
+
+def test_checkpoints_of_operators_repeat_half_of_the_products_and_all_of_the_routed_experts() -> None:
+    """torchtitan keeps every second product and the result of attention; products of experts are not on its list."""
+    modules = ("second_products",)
+    dense, routed = (flops_of(tiny(**fields), recompute_modules=modules) for fields in ({}, {"experts": EXPERTS}))
+    assert dense.hardware("selective") - dense.total == 2 * BATCH * S * LAYERS * (ATTENTION + DENSE) / 2
+    others = (ATTENTION + SHARED + ROUTER) / 2
+    assert routed.hardware("selective") - routed.total == 2 * BATCH * S * LAYERS * (others + 3 * ROUTED)
 
 
 def test_stacks_of_dense_layers_and_of_convolutions() -> None:
@@ -292,6 +370,33 @@ def test_adapters_stand_beside_the_projections_of_attention(fields: dict, produc
     assert adapted.total - plain.total == pytest.approx(3 * more)
     repeated = adapted.hardware("full") - adapted.total
     assert repeated == pytest.approx(plain.layers_forward + plain.attention_forward + more)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("decoders", [0, 3])
+def test_adapters_stand_beside_the_named_products(decoders: int, gated: bool) -> None:
+    """Each has as many columns as its rank on either side; layers of experts have none in their half."""
+    sides = {
+        "linear_qkv": H + QKV_WIDTH,
+        "q_proj": H + WIDTH,
+        "k_proj": H + KV * D,
+        "v_proj": H + KV * D,
+        "linear_proj": WIDTH + H,
+        "linear_fc1": H + FFN * (2 if gated else 1),
+        "gate_proj": (H + FFN) * gated,
+        "up_proj": H + FFN,
+        "linear_fc2": FFN + H,
+    }
+    fields: dict[str, Any] = {"gated_ffn": gated}
+    if decoders:
+        fields |= {"decoder_layers": decoders, "decoder_seq_len": 20}
+    for module, side in sides.items():
+        job = {"frozen": True, "adapter_rank": RANK, "adapter_modules": (module,)}
+        # a decoder layer has two attentions' outputs, and all else once
+        in_decoder = 20 * decoders * side * (2 if module == "linear_proj" else 1)
+        assert flops_of(tiny(**fields), **job).adapters_forward == 2 * BATCH * RANK * (S * LAYERS * side + in_decoder)
+        if not decoders and module in ("linear_fc1", "up_proj", "gate_proj", "linear_fc2"):
+            assert flops_of(tiny(experts=EXPERTS, **fields), **job).adapters_forward == 0
 
 
 def test_frozen_weights_have_no_gradients_and_scores_have_both() -> None:
