@@ -84,7 +84,7 @@ def stage_costs(
     block_s = pass_s(problem, layout_batch)
     recomputed_s = upto @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
     start = np.arange(len(upto))[:, None]
-    extra_s = recomputed_s[np.minimum(start + full, len(upto) - 1)] - recomputed_s[start]
+    extra_s = recomputed_s[start + full] - recomputed_s[start]
     backward_s = 0.0
     if problem.job.mode == "train":
         backward_s = blocks @ block_s[Kind.BACKWARD][0] + extra_s

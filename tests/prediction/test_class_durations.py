@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import EAGER, LayoutBatch, StepProblem, block_times, durations, layout_batches, step_problem
+from perfmodel.prediction import (
+    EAGER,
+    LayoutBatch,
+    StepProblem,
+    block_times,
+    durations,
+    layout_batches,
+    step_problem,
+    step_times_s,
+)
 from perfmodel.prediction.composition import Overlap, beside_loss, slowed_s, stage_costs
 from perfmodel.prediction.overlap import CHANNELS_OF_STATES
 from perfmodel.prediction.phases import Phase
 from perfmodel.program import WHOLE, Kind, Structure
+from perfmodel.session import Session
 from perfmodel.spec import Framework, Job, Layout
 
 LLAMA = replace(catalog.model("llama3-8b"), layers=12)
@@ -107,6 +117,42 @@ def test_activations_are_copied_to_the_host_and_back_at_the_rate_of_its_link(rec
     for number in copies:
         blocks = batch.program.counts[structure.class_stage[number]].sum(axis=0)
         assert seconds[number] == pytest.approx(blocks @ saved_bytes / rate)
+
+
+SAME_PROGRAM = {
+    "one stage": (
+        "dp=8,zero=3",
+        "dp=8,zero=3,offload_layers=3",
+        "dp=8,zero=3,offload_layers=5",
+        "dp=8,zero=3,offload_states=optimizer",
+        "dp=8,zero=3,offload_states=weights",
+        "dp=8,zero=3,recompute=selective",
+        "dp=8,zero=3,recompute=full",
+        "tp=2,dp=4,zero=3,micro_batch=2",
+    ),
+    "pipeline": (
+        "pp=2,dp=4,zero=1",
+        "pp=2,dp=4,zero=1,offload_states=optimizer",
+        "pp=2,dp=4,zero=1,recompute=full",
+        "pp=2,tp=2,dp=2,zero=1,micro_batch=2",
+        "pp=2,tp=2,dp=2,zero=1,micro_batch=2,sequence_parallel=true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME_PROGRAM)
+@pytest.mark.parametrize("partition_copy_s", [0.0, 1e-5])
+def test_layouts_take_together_as_long_as_each_by_itself(name: str, partition_copy_s: float) -> None:
+    """Whatever the others of a batch have on the host, recompute or divide."""
+    problem = problem_of(EAGER.replace(partition_copy_s=partition_copy_s))
+    layouts = [Layout.parse(text) for text in SAME_PROGRAM[name]]
+    alone_s = [step_times_s(problem, [layout]).item() for layout in layouts]
+    for order in (layouts, layouts[::-1]):
+        # What was remembered of each by itself does not count.
+        with Session():
+            together_s = step_times_s(problem, order).tolist()
+        assert together_s == pytest.approx([alone_s[layouts.index(layout)] for layout in order], rel=1e-6)
+    assert len(set(alone_s)) == len(layouts)
 
 
 # --- overlap ---------------------------------------------------------------------------------------------

@@ -103,6 +103,18 @@ def test_a_stage_sends_to_another_kind_of_nodes_where_that_is_faster(problem, te
         assert not linked.sends_s[-1].any()
 
 
+def test_a_stage_next_to_another_kind_may_lie_at_any_distance(problem) -> None:
+    """Two stages in a node of eight devices: one boundary lies inside a node, the next between two. Beside a link of
+    another kind the one that costs less counts."""
+    sends_s = stage_costs(problem, Layout(tp=4, pp=4)).sends_s
+    inside_s, between_s = sends_s[0], sends_s[1]
+    assert (inside_s < between_s).all()
+    np.testing.assert_allclose(sends_s[2], inside_s)
+    slow = replace(problem, collectives=Constant(10.0))
+    linked = stage_costs(problem, Layout(tp=4, pp=4), link=slow)
+    np.testing.assert_allclose(linked.sends_s[:-1], np.broadcast_to(inside_s, (3, len(inside_s))))
+
+
 def test_schedules_of_several_stages_per_rank_are_refused(problem) -> None:
     with pytest.raises(LayoutError, match="one plain stage per rank"):
         stage_costs(problem, Layout(pp=4, vpp=2))
