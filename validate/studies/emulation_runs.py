@@ -131,7 +131,14 @@ def in_turn(
             for together in found.values():
                 for run in together:
                     run.end()
-        tables = [_awake(read_run(found[name][0].out).iterations(), turns[name]).assign(kind=name) for name in kinds]
+        tables = []
+        for name in kinds:
+            iterations = read_run(found[name][0].out).iterations()
+            if not len(iterations):
+                raise PerfModelError(
+                    f"{name}: the script did not train within {start_s:g} s of its start; give it longer"
+                )
+            tables.append(_awake(iterations, turns[name]).assign(kind=name))
     table = pd.concat(tables, ignore_index=True)
     return table.sort_values("time_s").groupby(["kind", "turn", "iteration"], as_index=False).last()
 

@@ -260,6 +260,8 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "gelu_grad": _gradient(_gelu),
         "sum": lambda x, call: x.sum(call["axes"]).reshape(call.outputs[0].shape),
         "broadcast_like": lambda x, like, call: jnp.broadcast_to(x, like.shape),
+        "unequal": lambda x, call: (x != call["value"]).astype(jax_dtype(call.outputs[0])),
+        "running_sum": lambda x, call: jnp.cumsum(x, call["axis"]).astype(jax_dtype(call.outputs[0])),
         "cast": lambda x, call: x.astype(jax_dtype(call.outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,

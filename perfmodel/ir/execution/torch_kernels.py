@@ -251,6 +251,8 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "gelu_grad": _gelu_grad,
         "sum": lambda torch, x, call: (x.sum(call["axes"]) if call["axes"] else x).reshape(call.outputs[0].shape),
         "broadcast_like": lambda torch, x, like, call: x.expand(like.shape),
+        "unequal": lambda torch, x, call: (x != call["value"]).to(torch_dtype(call.outputs[0])),
+        "running_sum": lambda torch, x, call: x.cumsum(call["axis"]).to(torch_dtype(call.outputs[0])),
         "cast": lambda torch, x, call: x.to(torch_dtype(call.outputs[0])),
         "matmul": _matmul,
         "matmul_weight_grad": _weight_grad,

@@ -185,6 +185,37 @@ def _cast_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     return (None,) if dtype in INTEGER_DTYPES else (b.op("cast", dy, dtype=dtype),)
 
 
+def _unequal(inputs: Tensors, attributes: Values) -> Tensors:
+    """1 where an integer is another one than `value`, else 0."""
+    operands(1, inputs)
+    _require_integers(inputs[0])
+    required(attributes, "value", int)
+    return (replace(inputs[0], value=None),)
+
+
+def _running_sum(inputs: Tensors, attributes: Values) -> Tensors:
+    """Sums of all integers up to each along `axis`, itself included."""
+    operands(1, inputs)
+    _require_integers(inputs[0])
+    axis = required(attributes, "axis", int)
+    if not 0 <= axis < inputs[0].rank:
+        raise RuleError(f"axis={axis} is no axis of a tensor of {inputs[0].rank} dimensions")
+    return (replace(inputs[0], value=None),)
+
+
+def _require_integers(tensor: Tensor) -> None:
+    if tensor.dtype not in INTEGER_DTYPES:
+        raise RuleError(f"integers are needed, got {tensor.dtype}")
+
+
+def _shard_running_sum(query: ShardingQuery) -> ShardingDecision:
+    # Each sum needs all before it, so that only the other axes may be cut.
+    axis = query.sharded_axis(0)
+    if axis is None or axis == query.attributes["axis"]:
+        return query.replicated()
+    return ShardingDecision((Sharded(axis),), (Sharded(axis),))
+
+
 def _sum(inputs: Tensors, attributes: Values) -> Tensors:
     operands(1, inputs)
     (x,) = inputs
@@ -314,6 +345,9 @@ ELEMENTWISE = table(
         gradient=lambda b, i, dy: (unbroadcast(b, dy, i.inputs[0]), None),
         partial=_lends_shape,
     ),
+    # of integers, which have no gradient: positions that padding is left out of
+    _pointwise("unequal", _unequal, kernel="copy"),
+    OpDefinition(name="running_sum", infer=_running_sum, work=memory_bound("copy"), shard=_shard_running_sum),
     # to another element type
     _pointwise("cast", _cast, kernel="copy", gradient=_cast_gradient, partial=sums_pass),
     # `add` of gradients of several micro-batches: transforms know it by name

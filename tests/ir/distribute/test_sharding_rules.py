@@ -28,6 +28,8 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("sum", [(F64, X)], {"axes": (0, 2)}),
     ("sum", [(F64, X)], {"axes": (1,), "keep": True}),
     ("broadcast_like", [(F64, (4, 1)), (F64, X)], {}),
+    ("unequal", [(I32, X)], {"value": 1}),
+    ("running_sum", [(I32, X)], {"axis": 1}),
     ("cast", [(F64, X)], {"dtype": "fp32"}),
     ("accumulate", [(F64, X), (F64, X)], {}),
     ("matmul", [(F64, X), (F64, W)], {}),

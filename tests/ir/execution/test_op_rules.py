@@ -28,6 +28,8 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "erf": ([(F64, X)], {}),
     "sum": ([(F64, X)], {"axes": (0, 2)}),
     "broadcast_like": ([(F64, (4, 1)), (F64, X)], {}),
+    "unequal": ([(I32, IDS)], {"value": 1}),
+    "running_sum": ([(I32, X)], {"axis": 1}),
     "cast": ([(F32, X)], {"dtype": F64}),
     "matmul": ([(F64, X), (F64, (6, 2))], {}),
     "matmul_weight_grad": ([(F64, X), (F64, (3, 4, 2))], {}),

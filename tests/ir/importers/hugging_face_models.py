@@ -90,7 +90,7 @@ def masked_text(torch: Any) -> dict[str, Any]:
 
 
 def placed_text(torch: Any) -> dict[str, Any]:
-    """Tokens with their positions, which RoBERTa otherwise counts from the tokens."""
+    """Tokens with their positions, which RoBERTa otherwise counts from the tokens, leaving padding out."""
     return {**text(torch), "position_ids": torch.from_numpy(POSITIONS)}
 
 
@@ -136,7 +136,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "decoder_start_token_id": 0,
         },
     ),
-    "roberta": Architecture(
+    "roberta": encoder("Roberta", SIZES),
+    "roberta with positions": Architecture(
         "RobertaForMaskedLM", "RobertaConfig", SIZES, placed_text, {"position_ids": POSITIONS.tolist()}
     ),
     "distilbert": encoder(
@@ -216,7 +217,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 REFUSED: Mapping[str, tuple[Architecture, str]] = {
     "mixtral": (causal("Mixtral", {**GROUPED, "num_local_experts": 4}), "sort"),
-    "roberta without positions": (encoder("Roberta", SIZES), "ne.Scalar"),
 }
 """What no program can be made of yet, and the op that is in the way."""
 

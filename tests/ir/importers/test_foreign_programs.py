@@ -266,6 +266,33 @@ OPS_OF_TORCH = {
 }
 
 
+OPS_OF_TOKENS = {
+    "positions without padding": lambda t, ids: (ids.ne(1).int().cumsum(1).type_as(ids) * ids.ne(1)).long() + 1,
+    "padding": lambda t, ids: ids * 3 + (ids == 2).logical_not().long() - 0,
+    "running sum of rows": lambda t, ids: ids.cumsum(0),
+}
+
+
+@pytest.mark.parametrize("name", OPS_OF_TOKENS)
+def test_integers_are_computed_as_torch_does(torch, name):
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(64, 4)
+
+        def forward(self, ids):
+            return self.table(OPS_OF_TOKENS[name](torch, ids))
+
+    ids = torch.randint(0, 4, (4, 6))
+    module = Module()
+    program = torch_program(module, (ids,))
+    arrays = {"ids": ids.numpy(), "table.weight": module.table.weight.detach().numpy()}
+    expected = module(ids).detach().numpy()
+    for degrees in (Degrees(), Degrees(data=2), Degrees(tensor=2)):
+        (result,) = execute(distribute(program, degrees), arrays).values()
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", OPS_OF_TORCH)
 def test_ops_of_torch(torch, name):
     class Module(torch.nn.Module):
@@ -280,11 +307,11 @@ def test_ops_of_torch(torch, name):
 def test_unknown_ops_are_all_named_in_one_line(torch):
     class Module(torch.nn.Module):
         def forward(self, x):
-            return torch.cumsum(x, 0).sort(0)[0] + torch.lgamma(x)
+            return torch.cumprod(x, 0).sort(0)[0] + torch.lgamma(x)
 
     with pytest.raises(PerfModelError) as error:
         torch_program(Module(), (torch.rand(3, 2),))
-    assert re.search(r"cumsum \(1x, first at cumsum\): the IR has no .*lgamma \(1x.*import-model", str(error.value))
+    assert re.search(r"cumprod \(1x, first at cumprod\): the IR has no .*lgamma \(1x.*import-model", str(error.value))
     assert "\n" not in str(error.value)
 
 
@@ -357,7 +384,7 @@ WORDS_OF_OTHERS = {
     "by_input_statistics": "use_input_stats",
     "epsilon": "eps",
     "normalised_shape": "normalized_shape",
-    "axis": "dim",
+    "axis": "dim axis",
     "axes": "dim dims axes",
     "perm": "dims",
     "first": "dim0",

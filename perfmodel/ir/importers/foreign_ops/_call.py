@@ -13,6 +13,8 @@ from perfmodel.ir.importers._graph import Array
 from perfmodel.ir.importers._program_rules import mapped
 
 _ABSENT: Final = object()
+_OF_INTEGERS: Final = ("add", "sub", "mul")
+"""JAX primitives that the IR computes of integers, too."""
 LOWEST: Final = {"fp64": -1.7e308, "fp32": -3.4e38, "bf16": -3.3e38, "fp16": -65504.0}
 """Finite stand-in for minus infinity in masks: times 0 it is 0."""
 
@@ -200,12 +202,20 @@ def primitive(call: Call, name: str, *items: Item) -> Item:
     # ONNX and ATen share their element-wise semantics with JAX, so the JAX rules write the instructions.
     items = promoted(call, items)
     dtypes = [call.emitter.dtype(item) for item in items if isinstance(item, Ref)]
+    if name in _OF_INTEGERS and dtypes and set(dtypes) <= set(INTEGER_DTYPES) and _are_integers(items):
+        refs = [call.emitter.constant(x.array, dtypes[0]) if isinstance(x, Known) else x for x in items]
+        return call.op(name, *refs)  # pyright: ignore[reportArgumentType]
     if any(dtype.startswith("int") for dtype in dtypes):
         raise CannotMapError("the IR cannot compute integers; give the value of the input that they come from")
     out = Array(dtypes[0] if dtypes else call.dtype, (), 4)
     floats = [Known.of(item.array, float) if isinstance(item, Known) else item for item in items]
     arrays = [Array(call.dtype, call.shape(item), 4) for item in items]
     return mapped(name, call.emitter, {}, floats, arrays, out, integer=False)
+
+
+def _are_integers(items: Sequence[Item]) -> bool:
+    """Whether all known items are whole numbers by their type."""
+    return all(np.asarray(item.array).dtype.kind in "iub" for item in items if isinstance(item, Known))
 
 
 def promoted(call: Call, items: Sequence[Item]) -> tuple[Item, ...]:

@@ -170,16 +170,21 @@ _NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
 
 
 def _compared(name: str) -> Rule:
-    """Comparison of an index with a number; any other comparison of data would be a choice by data."""
+    """Comparison of an index with a number; but for whether it is that number it would be a choice by data."""
 
-    def rule(call: Call) -> IndexCheck:
+    def rule(call: Call) -> IndexCheck | Ref:
         x, bound = call.item("x"), call.item("bound")
         kind, with_zero = _NEVER_BELOW_0[name]
-        is_index = isinstance(x, Ref) and call.emitter.dtype(x) in INTEGER_DTYPES
-        if is_index and isinstance(bound, Known) and bound.array.size:
+        if not isinstance(x, Ref) or call.emitter.dtype(x) not in INTEGER_DTYPES:
+            raise CannotMapError(_OF_DATA)
+        if isinstance(bound, Known) and bound.array.size:
             largest = float(np.max(bound.array))
             if largest < 0 or (with_zero and largest == 0):
                 return IndexCheck(kind)  # pyright: ignore[reportArgumentType]
+            # Which tokens are padding: 0 and 1, from which models count positions.
+            if name in ("eq", "ne") and bound.array.size == 1:
+                unequal = call.op("unequal", x, value=int(largest))
+                return unequal if name == "ne" else call.op("unequal", unequal, value=1)
         raise CannotMapError(_OF_DATA)
 
     return rule
@@ -195,6 +200,22 @@ def _not(call: Call) -> IndexCheck:
     if not isinstance(x, IndexCheck):
         raise CannotMapError(_OF_DATA)
     return IndexCheck("valid" if x.kind == "negative" else "negative")
+
+
+def _logical_not(call: Call) -> IndexCheck | Ref:
+    """Negation of a check, or of integers of which all but 0 are true."""
+    x = call.item("x")
+    if isinstance(x, Ref) and call.emitter.dtype(x) in INTEGER_DTYPES:
+        return call.op("unequal", call.op("unequal", x, value=0), value=1)
+    return _not(call)
+
+
+def _running_sum(call: Call) -> Ref:
+    """Sums of integers along an axis, each up to its element."""
+    x = call.ref("x")
+    if call.emitter.dtype(x) not in INTEGER_DTYPES or call.value("exclusive", 0) or call.value("reverse", 0):
+        raise CannotMapError("a running sum of floats, or one that leaves its last element out")
+    return call.op("running_sum", x, axis=call.axis(call.rank(x)))
 
 
 def _logical(name: str) -> Rule:
@@ -320,7 +341,9 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         ),
         **_comparisons(),
         **foreign_ops("IsNaN(x)", "IsInf(x)", "isnan(x)", "isinf(x)", rule=_never),
-        **foreign_ops("Not(x)", "logical_not(x)", "bitwise_not(x)", rule=_not),
+        **foreign_ops("Not(x)", "logical_not(x)", rule=_logical_not),
+        **foreign_ops("bitwise_not(x)", rule=_not),
+        **foreign_ops("CumSum(x, axis)", "cumsum(x, axis)", rule=_running_sum),
         **foreign_ops(
             "And(a, b)",
             "logical_and(a, b)",

@@ -213,6 +213,14 @@ def _gather(call: Call) -> Ref:
     return _elements_at(call, x, axis, indices.array)
 
 
+def _gather_elements(call: Call) -> Item:
+    """Elements of a known array whose elements are all equal, as segment numbers of single sequences are."""
+    x, indices = call.item("x"), call.item("indices")
+    if not isinstance(x, Known) or not x.array.size or (x.array != x.array.flat[0]).any():
+        raise CannotMapError(_FROM_DATA)
+    return Known(np.broadcast_to(x.array.flat[0], call.shape(indices)))
+
+
 def _rows(call: Call) -> Ref:
     """Rows of a table, of which the one of the padding is not trained (ATen)."""
     table, indices = call.ref("x"), call.item("indices")
@@ -249,6 +257,7 @@ PARTS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("index.Tensor(x, indices)", rule=_index),
         **foreign_ops("GatherND(x, indices)", rule=_gather_nd),
         **foreign_ops("Gather(x, indices)", rule=_gather),
+        **foreign_ops("GatherElements(x, indices)", "gather(x, axis, indices)", rule=_gather_elements),
         **foreign_ops("embedding(x, indices, padding)", rule=_rows),
     }
 )
