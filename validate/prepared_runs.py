@@ -205,6 +205,11 @@ def benchmark_scripts(row: Row) -> Row:
     return settings | ({"recompute": "none"} if _is_empty(row, "recompute") else {})
 
 
+def framework_as_stated(row: Row) -> Row:
+    """ATorch's own entry of the catalog, for rows that were collected before there was one."""
+    return {"framework": "atorch@2023"} if _words(row, "framework_as_stated").startswith("ATorch") else {}
+
+
 def memory_unit(row: Row) -> Row:
     """GiB where a page copies what torchtitan (components/metrics.py: `memory: {max_reserved_gib:5.2f}GiB`) or
     KempnerForge (kempnerforge/metrics/memory.py: bytes over `1024**3`) logs, whatever the page's heading says."""
@@ -245,6 +250,7 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     compiled,
     liger_kernels,
     benchmark_scripts,
+    framework_as_stated,
     memory_unit,
     collected_adapters,
 )

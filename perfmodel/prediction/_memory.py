@@ -30,10 +30,11 @@ from perfmodel.prediction._zero import (
     layer_weight_share,
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
+    resident_dtype_bytes,
     shards_gradients,
     stored_dtype_bytes,
 )
-from perfmodel.spec import Framework, Job
+from perfmodel.spec import Framework, Job, Transformer
 from perfmodel.units import dtype_bytes
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -141,10 +142,13 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers_weights.any():
         gathered = _gathered_at_once(params, ranks, blocks, sharding, setting)
-        buffers = buffers + xp.where(gathers_weights, weight_bytes * gathered, 0.0)
+        buffers = buffers + xp.where(gathers_weights, resident_dtype_bytes(job, framework) * gathered, 0.0)
 
     # Activations saved for backward, without those of layers that wait on the host.
     saved_bytes, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
+    beside_checkpoints = checkpoint_share(setting)
+    if beside_checkpoints:
+        saved_bytes = saved_bytes + beside_checkpoints * blocks.checkpoints(ranks.in_flight, ranks.in_flight_full)
     if runs_backward and sharding.offloaded.any():
         on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
         saved_bytes = saved_bytes - on_host + copying
@@ -253,7 +257,7 @@ def _weight_bytes(
     """Bytes of all versions of the weights on ranks, and of their copies in other types."""
     xp = ranks.stored.__array_namespace__()
     job, framework = setting.job, setting.framework
-    weight_bytes = held_dtype_bytes(job)
+    weight_bytes = held_dtype_bytes(job) if is_trained(job) else resident_dtype_bytes(job, framework)
     weights = weight_bytes * xp.where(sharding.zero >= 3, *params.stored) * ranks.versions
 
     # Where the master copy is all that ranks keep of trained weights, it counts among the optimizer's states. Frozen
@@ -302,6 +306,24 @@ def reduction_bucket_bytes(job: Job, framework: Framework) -> float:
     if job.gradients.bucket_bytes is not None:
         return job.gradients.bucket_bytes
     return framework.memory.bucket_bytes / 2
+
+
+def checkpoint_share(setting: Setting) -> float:
+    """Bytes that are kept beside the inputs of layers that are recomputed in full, over the bytes of these inputs in
+    the type of products.
+
+    Under autocast the inputs themselves are in fp32: an fp32 embedding, plus what sub-layers add, is of the wider type
+    (PyTorch documentation, autocast op reference: operators that promote to the widest input type).
+    Keys and values that layers return stay with the model's output (Transformers 4.31 models/llama/modeling_llama.py,
+    `past_key_values`): two heads' widths of each key-value head, in the type of products.
+    """
+    model, job, costs = setting.model, setting.job, setting.framework.memory
+    if not isinstance(model, Transformer) or job.mode != "train":
+        return 0.0
+    share = 1.0 if costs.autocast and dtype_bytes(job.dtype) < 4 else 0.0
+    if costs.keeps_keys_values:
+        share += 2 * model.kv_heads * model.head_dim / model.hidden
+    return share
 
 
 def step_bytes(

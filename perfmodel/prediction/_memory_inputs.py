@@ -163,6 +163,15 @@ class BlockBytes:
         """Activation bytes of a number of blocks times micro-batches, `full` of which are recomputed in full."""
         return sum_over_blocks(blocks, self.kept_bytes) - sum_over_blocks(full, self.kept_bytes - self.kept_full_bytes)
 
+    def checkpoints(
+        self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
+    ) -> Float[Any, "*layouts ranks"]:
+        """Bytes of the inputs of layers that are recomputed in full, among a number of blocks times micro-batches,
+        `full` of which are, whatever the layout says of the others."""
+        in_every_layer = np.where(self.layers & ~self.saves_operands, self.kept_bytes, 0.0)
+        in_some_layers = np.where(self.saves_operands, self.kept_full_bytes, 0.0)
+        return sum_over_blocks(blocks, in_every_layer) + sum_over_blocks(full, in_some_layers)
+
 
 @dataclass(frozen=True, eq=False)
 class Sharding:

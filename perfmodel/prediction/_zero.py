@@ -125,6 +125,17 @@ def held_dtype_bytes(job: Job) -> float:
     return 1 if job.fine_tuning.frozen and job.dtype == "fp8" else stored_dtype_bytes(job)
 
 
+def resident_dtype_bytes(job: Job, framework: Framework) -> float:
+    """Bytes per weight that a rank keeps or gathers: as `held_dtype_bytes`, but 4 under autocast.
+
+    Autocast casts a weight where an operator reads it (PyTorch aten/src/ATen/autocast_mode.cpp, `cached_cast`). The
+    weights that are sharded or frozen stay as they were loaded, in fp32; only trained leaves that are no views have
+    their casts cached, and FSDP's gathered weights are views.
+    """
+    is_cast = dtype_bytes(job.dtype) < 4 and not job.fine_tuning.base_weights
+    return 4.0 if framework.memory.autocast and is_cast else held_dtype_bytes(job)
+
+
 def layer_weight_share(job: Job) -> float:
     """Bytes of a layer's weight over those of one that is stored in the products' type (`Job.base_weights`)."""
     if not job.fine_tuning.base_weights:

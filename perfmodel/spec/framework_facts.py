@@ -153,6 +153,12 @@ class MemoryCosts:
     """Parameters of a rank's shard that the step updates at once under ZeRO 3."""
     casts_when_gathered: bool = False
     """Under ZeRO 3, trained weights are kept in fp32 alone, and made narrow as they are gathered."""
+    autocast: bool = False
+    """Weights are kept and gathered in fp32, trained or not, and operators cast what they read (torch.autocast). Sums
+    of the residual are of the wider type, so that what full recompute keeps is in fp32 too."""
+    keeps_keys_values: bool = False
+    """Layers return their keys and values, which the model's output holds until backward (Transformers' `use_cache`,
+    which is on unless a launch or its own gradient checkpointing turns it off). Full recompute does not free them."""
     live_params: float = 0.0
     """Largest number of parameters that ZeRO 3 keeps gathered after their use."""
     fp8_copy_bytes: float = 0.0

@@ -257,3 +257,37 @@ def test_a_run_that_was_out_of_memory_in_the_optimizer_is_not_said_to_fit() -> N
         framework="deepspeed@2022",
     )
     assert not prediction.fits
+
+
+TOKENS, LAYERS, HIDDEN = 2 * 1024, 16, 2048
+KEYS_AND_VALUES = 2 * 8 * 64
+"""Elements of the keys and values of a token in a layer."""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_autocast_gathers_and_checkpoints_in_fp32(recompute: Any, frozen: bool) -> None:
+    """Twice the bytes of gathered weights, of the inputs of layers that are recomputed, and of frozen weights. Trained
+    ones have their fp32 copy in any case."""
+    layout = Layout(dp=8, zero=3, micro_batch=2, recompute=recompute)
+    narrow, autocast = PLAIN.replace(casts_when_gathered=True), PLAIN.replace(casts_when_gathered=True, autocast=True)
+    before, after = (first_rank(framework, layout, frozen=frozen) for framework in (narrow, autocast))
+    inputs = 2 * TOKENS * HIDDEN * LAYERS if recompute == "full" else 0
+    assert after.activations - before.activations == pytest.approx(inputs, rel=1e-6)
+    assert after.weights == pytest.approx(2 * before.weights if frozen else 0.0)
+    assert after.optimizer == before.optimizer
+    table, a_layer = 128256 * HIDDEN, (1.2358e9 - 128256 * HIDDEN) / LAYERS
+    assert after.buffers - before.buffers == pytest.approx(2 * (table + 2 * a_layer), rel=0.01)
+    # Products of fp32 cast nothing.
+    wide = (first_rank(framework, layout, frozen=frozen, dtype="fp32") for framework in (narrow, autocast))
+    assert len({total(memory) for memory in wide}) == 1
+
+
+@pytest.mark.parametrize("layers", [0, 4, 16])
+def test_keys_and_values_that_layers_return_outlive_full_recompute(layers: int) -> None:
+    """Those of every layer that is recomputed in full; the others have saved them anyway."""
+    layout = Layout(dp=8, micro_batch=2, recompute_full_layers=(layers,))
+    if layers == LAYERS:
+        layout = Layout(dp=8, micro_batch=2, recompute="full")
+    before, after = (first_rank(framework, layout) for framework in (PLAIN, PLAIN.replace(keeps_keys_values=True)))
+    assert after.activations - before.activations == pytest.approx(2 * TOKENS * KEYS_AND_VALUES * layers, rel=1e-6)
