@@ -291,3 +291,19 @@ def test_keys_and_values_that_layers_return_outlive_full_recompute(layers: int) 
         layout = Layout(dp=8, micro_batch=2, recompute="full")
     before, after = (first_rank(framework, layout) for framework in (PLAIN, PLAIN.replace(keeps_keys_values=True)))
     assert after.activations - before.activations == pytest.approx(2 * TOKENS * KEYS_AND_VALUES * layers, rel=1e-6)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_planned_slots_hold_activations_of_all_stages_but_the_last(pp: int, slots: int) -> None:
+    """1F1B keeps `pp - rank` micro-batches of a stage's layers; slots are there whether or not they are in use."""
+    layout = Layout(pp=pp, recompute="full")
+    plain, planned = (
+        needed_memory(problem_of(framework, global_batch=32), layout)
+        for framework in (PLAIN, PLAIN.replace(slots_per_stage=slots))
+    )
+    of_a_stage = 2 * 1024 * HIDDEN * LAYERS / pp
+    for rank in range(pp):
+        more = max(0, slots * pp - (pp - rank)) if rank < pp - 1 else 0
+        gained = planned[rank].activations - plain[rank].activations
+        assert gained == pytest.approx(more * of_a_stage, rel=0.05)
