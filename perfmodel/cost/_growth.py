@@ -133,17 +133,13 @@ def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
     return len(axis) - 1, getattr(op, name) / last
 
 
-def _slopes(values: Grid, axis: int) -> Grid:
-    """Log time that doublings add from the first kernel of an axis on, if each doubles the time."""
-    steps = _TWICE * np.arange(values.shape[axis])
-    return steps.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
-
-
 def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
     """The longest that every kernel may take beside all others along some axes: no longer than a larger one, and twice
     as long as one of half its work; along one after the other, as the logs of what these allow add up."""
     for axis in axes:
-        slopes = _slopes(log_s, axis)
+        # What doublings add from the first kernel of the axis on, if each doubles the time.
+        steps = _TWICE * np.arange(log_s.shape[axis])
+        slopes = steps.reshape([-1 if i == axis else 1 for i in range(log_s.ndim)])
         larger = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
         log_s = np.minimum(larger, np.minimum.accumulate(log_s - slopes, axis) + slopes)
     return log_s

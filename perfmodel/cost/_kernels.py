@@ -124,8 +124,9 @@ class KernelModel:
 
         # All ops that are new in one call: regressors work on arrays.
         def predict(new: list[KernelOp]) -> Iterator[tuple[KernelOp, tuple[float, float, float, str]]]:
-            times = _event_times(self._predict_new(device, software, new))
-            return zip(new, times.rows(), strict=True)
+            answers = self._predict_new(device, software, new)
+            columns = np.exp([answers.log_time, answers.log_low, answers.log_high]).tolist()
+            return zip(new, zip(*columns, _LABELS[answers.provenance].tolist(), strict=True), strict=True)
 
         known = self._known.get_or_compute((device, software), lambda: Cache(MOST_EVENTS))
         return EventTimes.of_rows(known.get_or_compute_each(ops, predict))
@@ -231,23 +232,26 @@ class KernelModel:
         """
         answers = Prediction.empty(len(request))
         rows = _ProductRows.of(request, self._unnamed(request))
-        self._answer_single_products(answers, request, rows)
-        self._bound_8_bits_by_16(answers, request, rows)
+        single = np.flatnonzero(~rows.backward)
+        if len(single):
+            answers.put(single, self._by_regressors(request.take(single)))
+
+        # Most corrections are for some types, or for some devices, alone.
+        dtypes = {kind.dtype for kind in request.rows.kinds}
+        if "fp8" in dtypes:
+            self._bound_8_bits_by_16(answers, request, rows)
         self._answer_backward_by_its_products(answers, request, rows)
-        self._speed_up_to_reached_share(answers, request, rows)
+        if any(query.figures.reached_share is not None for query in request.queries):
+            self._speed_up_to_reached_share(answers, request, rows)
 
         # The bounds below say what an unmeasured time can be. What was measured stays as it is.
         unmeasured = rows.unnamed & (answers.provenance != _MEASURED)
         self._bound_by_nominal_rate(answers, request, unmeasured)
-        self._bound_by_fp32(answers, request, unmeasured & ~rows.backward)
-        self._bound_tf32_by_16_bits(answers, request, unmeasured & ~rows.backward)
+        if dtypes & {"tf32", "fp64"} or FAMILIES[request.rows.family].op is Convolution:
+            self._bound_by_fp32(answers, request, unmeasured & ~rows.backward)
+        if "tf32" in dtypes:
+            self._bound_tf32_by_16_bits(answers, request, unmeasured & ~rows.backward)
         return answers
-
-    def _answer_single_products(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
-        """Answer rows of one kernel by the regressors."""
-        at = np.flatnonzero(~rows.backward)
-        if len(at):
-            answers.put(at, self._by_regressors(request.take(at)))
 
     def _bound_8_bits_by_16(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Move times in 8 bits between half and all of those in 16, as rates double and bytes halve."""
@@ -288,7 +292,8 @@ class KernelModel:
         """
         at = np.flatnonzero(bounded)
         if len(at) and FAMILIES[request.rows.family].op.is_matmul:
-            answers.move(at, np.maximum(_log_nominal(request.take(at)) - answers.log_time[at], 0.0))
+            log_nominal = _log_by_query(least_of_rows, request.take(at))
+            answers.move(at, np.maximum(log_nominal - answers.log_time[at], 0.0))
 
     def _bound_by_fp32(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Bound types whose kernels may run, or must not run, as those of fp32 do.
@@ -345,15 +350,14 @@ class KernelModel:
         request, place, half = with_half_batches(request, self._unnamed(request))
         answers, unnamed = self._by_regressors(request), self._unnamed(request)
         wide = unnamed & np.isin(request.rows.dtypes, _WIDE)
-        self._answer_wide_attention_by_roofline(answers, request, np.flatnonzero(wide))
+        if wide.any():
+            self._answer_wide_attention_by_roofline(answers, request, np.flatnonzero(wide))
         self._order_masks(answers, np.flatnonzero(unnamed & ~wide), request)
         _bound_by_halves_and_nominal_rate(answers, request, half, unnamed & (answers.provenance != _MEASURED))
         return answers.take(place)
 
     def _answer_wide_attention_by_roofline(self, answers: Prediction, request: PriceQuery, at: np.ndarray) -> None:
         """Answer attention of 32 bits and more, which nobody measured, by its roofline; or by 16 bits where longer."""
-        if not len(at):
-            return
         answers.put(at, _by_roofline(request.take(at)))
         in_16 = self._predict_attention(request.take(at).instead(in_16_bits(request.rows.take(at))))
         answers.move(at, np.maximum(in_16.log_time - answers.log_time[at], 0.0))
@@ -480,11 +484,6 @@ def _log_computed_share(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     return np.where(is_plain & has_small_tiles, np.log(np.minimum(computed_share + last_tile_share, 1.0)), 0.0)
 
 
-def _event_times(answers: Prediction) -> EventTimes:
-    time_s, lo_s, hi_s = np.exp([answers.log_time, answers.log_low, answers.log_high])
-    return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[answers.provenance].tolist()))
-
-
 def _log_by_share_of_roofline(
     device: Device, ops: Sequence[KernelOp], stand_ins: Sequence[KernelOp], log_stand_in: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
@@ -500,11 +499,6 @@ def _log_by_share_of_roofline(
 def _by_roofline(request: PriceQuery) -> Prediction:
     """Times by the roofline alone, of what nothing was learned about."""
     return Prediction.around(_log_by_query(roofline_time, request), HALF_WIDTH, "analytical")
-
-
-def _log_nominal(request: PriceQuery) -> Float64[np.ndarray, "n"]:
-    """Log seconds of the FLOPs of rows at the nominal rate of their devices."""
-    return _log_by_query(least_of_rows, request)
 
 
 def _log_by_query(
@@ -536,7 +530,7 @@ def _bound_by_halves_and_nominal_rate(
     """
     log_nominal = np.full(len(request), -np.inf)
     at = np.flatnonzero(unmeasured)
-    log_nominal[at] = _log_nominal(request.take(at))
+    log_nominal[at] = _log_by_query(least_of_rows, request.take(at))
 
     # halves before wholes, so that each is bounded by what its half was bounded to
     batch_ends = np.flatnonzero(np.diff(request.rows.shape["batch"])) + 1

@@ -276,7 +276,7 @@ def _protocols(
 
     # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
     share = xp.where(c.line_share > 0, c.line_share, 1.0)
-    no_lines_s = _absent_s(xp, c.line_share)
+    no_lines_s = xp.where(c.line_share > 0, 0.0, IMPOSSIBLE_S)
     line_s = xp.maximum(c.hop_inside_line_s, post_s)
     return (*both, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
 
@@ -333,11 +333,7 @@ def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Arr
 
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
     """Volume in buffers of a reduction in switches of this efficiency, and what keeps those without from it [s]."""
-    return 1 / xp.where(share > 0, share, 1.0), _absent_s(xp, share)
-
-
-def _absent_s(xp: ModuleType, share: Array) -> Array:
-    return xp.where(share > 0, 0.0, IMPOSSIBLE_S)
+    return 1 / xp.where(share > 0, share, 1.0), xp.where(share > 0, 0.0, IMPOSSIBLE_S)
 
 
 def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduces: np.ndarray | bool) -> np.ndarray:
