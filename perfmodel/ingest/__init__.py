@@ -6,12 +6,12 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.ingest._public_tables import (
+        FILL_CACHES,
         OWN_ORDER,
         SERVER_KERNELS,
+        UNDER_LOAD,
         clean_collectives,
         clean_kernels,
-        fills_caches,
-        held_under_load,
         is_marked_suspect,
         kernel_table_paths,
         published_collectives,

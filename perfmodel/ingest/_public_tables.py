@@ -42,7 +42,7 @@ _ORDER: Final = (
 Training profilers come first, then torch/cuBLAS routes of serving stacks, own kernels of serving
 stacks, and eager timings last because their small kernels hide behind the launch floor.
 """
-_UNDER_LOAD: Final = frozenset({"simumax"})
+UNDER_LOAD: Final = frozenset({"simumax"})
 """Sources whose times are sustained, all others being bursts: its products of 8192 hold 1.1 PFLOP/s on B200 where those
 of B300 and GB300 elsewhere hold 1.6 to 2.0, and 228 TFLOP/s on A100-PCIE where its power limit allows some 214
 (`perfmodel.cost.sustained_seconds`); products of 4096 take about as long as elsewhere."""
@@ -55,7 +55,7 @@ operand and quantise it first. Their times tend to some 14 us and 5 bytes for ea
 gets narrow, those of 16 bits to nothing."""
 OWN_ORDER: Final = -1
 """A user's own measurement comes before all of these."""
-_FILL_CACHES: Final = (SERVER_KERNELS, _SERVING_PROFILER)
+FILL_CACHES: Final = (SERVER_KERNELS, _SERVING_PROFILER)
 """Sources whose attention over a causal prompt also copies its keys and values into the server's cache: on H100, of
 8,192 tokens and 32 heads, each with keys of its own, 85 us of 400 are what heads that share keys in eights do not take,
 as long as their 200 MB of traffic; whole sequences without a cache (encoders) show nothing of it."""
@@ -113,19 +113,9 @@ def stand_in_order(source: str, software: str) -> int:
     return next(ranks, OWN_ORDER)
 
 
-def held_under_load(source: str) -> bool:
-    """Whether a source timed kernels for so long that the power limit lowered the device's clock."""
-    return source in _UNDER_LOAD
-
-
 def quantises_operands(source: str, software: str) -> bool:
     """Whether a source's 8-bit matrix products include the time to quantise their first operand."""
     return source == _QUANTISES[0] and software.startswith(_QUANTISES[1])
-
-
-def fills_caches(source: str) -> bool:
-    """Whether a source's attention over causal prompts also writes their keys and values to a cache."""
-    return source in _FILL_CACHES
 
 
 def times_host_launch(source: str) -> bool:

@@ -4,14 +4,14 @@ Parts inside passes are means over pipeline ranks of what their compute streams 
 counted by what the step would be shorter without it: time that is hidden costs nothing. The bubble is what remains.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._durations import StepProgram
@@ -21,7 +21,7 @@ from perfmodel.prediction._programs import Prepared, TimedProgram, prepared, ran
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.layer_copies import offloads_layers
-from perfmodel.prediction.phases import PHASES, Phase
+from perfmodel.prediction.phases import PASS_KINDS, Phase
 from perfmodel.program import Kind
 from perfmodel.spec import DIMENSIONS
 from perfmodel.timeline import makespan
@@ -215,10 +215,10 @@ class _Program:
         without_slowing_s = without_overhead_s
         if any(beside_loss(share.problem) for share in step_program.shares):
             passes_s = np.sum(parts_s, axis=1) + waits_s
-            without_slowing_s = np.where(_of_kinds(PHASES)[kind], passes_s, without_overhead_s)
-        without_dp_s = np.where(_of_kinds(_DP_KINDS)[kind], 0.0, without_slowing_s)
-        without_sends_s = np.where(_of_kinds(_SEND_KINDS)[kind], 0.0, without_dp_s)
-        without_copies_s = np.where(_of_kinds(_COPY_KINDS)[kind], 0.0, without_sends_s) - waits_s
+            without_slowing_s = np.where(np.isin(kind, PASS_KINDS), passes_s, without_overhead_s)
+        without_dp_s = np.where(np.isin(kind, _DP_KINDS), 0.0, without_slowing_s)
+        without_sends_s = np.where(np.isin(kind, _SEND_KINDS), 0.0, without_dp_s)
+        without_copies_s = np.where(np.isin(kind, _COPY_KINDS), 0.0, without_sends_s) - waits_s
         in_turn = (without_overhead_s, without_slowing_s, without_dp_s, without_sends_s, without_copies_s)
         durations_s: dict[str, Float[np.ndarray, " classes"]] = dict(zip(ABLATIONS, in_turn, strict=True))
 
@@ -240,13 +240,6 @@ def _step_without_s(programs: list[_Program], activity: str) -> float:
     without = [TimedProgram(program.prepared, program.durations_s[activity], program.weight) for program in programs]
     weighted_s = [weight * float(makespan(program.compiled, durations_s)) for program, durations_s, weight in without]
     return max(sum(weighted_s), float(rank_busy_s(without).max()))
-
-
-def _of_kinds(kinds: Iterable[Kind]) -> Bool[np.ndarray, " Kind"]:
-    """Mark some kinds of classes among all kinds."""
-    is_chosen = np.zeros(len(Kind), bool)
-    is_chosen[list(kinds)] = True
-    return is_chosen
 
 
 def _of_passes(

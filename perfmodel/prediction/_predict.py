@@ -176,11 +176,6 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     )
 
 
-def _names(devices: Sequence[Device]) -> str:
-    """Names of devices, each once."""
-    return ", ".join(dict.fromkeys(device.name for device in devices))
-
-
 def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[str, ...]:
     """A warning of what no measurement backs; none where it is next to nothing."""
     beyond = provenance["extrapolated"] + provenance["analytical"]
@@ -193,4 +188,5 @@ def _without_measurement(provenance: dict[str, float], devices: Sequence[Device]
     """How much of the critical path no measurement of its device backs, in the words of `provenance`."""
     shares = {name: provenance[name] for name in ("analytical", "extrapolated")}
     named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share > 0)
-    return f"{sum(shares.values()):.1%} of the critical path rests on no measurement of {_names(devices)} ({named})"
+    names = ", ".join(dict.fromkeys(device.name for device in devices))
+    return f"{sum(shares.values()):.1%} of the critical path rests on no measurement of {names} ({named})"

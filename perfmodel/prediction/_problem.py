@@ -111,7 +111,10 @@ class StepProblem:
 
     def notation(self, layout: Layout) -> str:
         """The layout's notation, which the framework reads back to the same layout for this model."""
-        return _notation(self.setting, layout)
+        # Found by trying every default of the framework in turn.
+        return store_of(self.setting).get_or_compute(
+            (Framework.notation, layout), lambda: self.framework.notation(layout, self.model)
+        )
 
     @property
     def usable_bytes(self) -> float:
@@ -249,9 +252,3 @@ def session_cached_each(
         return results.get_or_compute_each(items, partial(function, record))
 
     return cached
-
-
-@session_cached
-def _notation(setting: Setting, layout: Layout) -> str:
-    """`StepProblem.notation`, which tries every default of the framework in turn."""
-    return setting.framework.notation(layout, setting.model)

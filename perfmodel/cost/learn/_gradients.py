@@ -139,11 +139,6 @@ def _slides(rows: Rows) -> np.ndarray:
     return (window > 0) & (window < keys)
 
 
-def goes_by_forward(kind: KernelKind, die: str) -> bool:
-    """Whether a kind is the backward of attention on a die where it was timed beside its forward."""
-    return kind.op in ATTENTION_MASKS and kind.pass_ == "bwd" and (die, kind.dtype) in _OVER_FORWARD
-
-
 def forward_rows(rows: Rows) -> Rows:
     """The forward of rows of backward."""
     return rows.changed({}, pass_="fwd")
@@ -267,7 +262,9 @@ def answer_method(
 ) -> Way:
     """The method by which a regressor of these stacks answers a kind on a device."""
     # Dies on which training kernels were timed beside those of the tables (above), unless a source is named.
-    if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
+    is_backward_of_attention = kind.op in ATTENTION_MASKS and kind.pass_ == WHOLE
+    over_forward = is_backward_of_attention and (query.figures.die, kind.dtype) in _OVER_FORWARD
+    if over_forward and not any(stack.source == query.source for stack in stacks):
         return "by forward"
 
     # Norms in 16 bits on a die where fused norms were timed.
@@ -276,7 +273,7 @@ def answer_method(
         return "itself" if timed_for(plan(query, kind), stacks, query.figures, query.source) else "by bandwidth"
 
     # Backward of attention that was timed on the device's own die in few rows.
-    if kind.op in ATTENTION_MASKS and kind.pass_ == WHOLE:
+    if is_backward_of_attention:
         (first, *more_terms) = plan(query, kind).terms
         stack = stacks[first.stack]
         few = not more_terms and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS

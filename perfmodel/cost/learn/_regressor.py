@@ -31,7 +31,7 @@ from perfmodel.cost.learn.plans import Plan, Term, home_of, make_plan, on_behalf
 from perfmodel.cost.learn.rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn.stack import Figures, Stack, similarity
 from perfmodel.errors import CalibrationError
-from perfmodel.ingest import fills_caches, quantises_operands
+from perfmodel.ingest import FILL_CACHES, quantises_operands
 from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Cache
 
@@ -164,7 +164,7 @@ class Regressor:
 
         # Servers' kernels copy keys and values into a cache after causal prompts: their times hold that copy, too.
         served = ~as_asked & self._rows_where(
-            request, direct, lambda query, kind, plan: fills_caches(self.stacks[plan.terms[0].stack].source)
+            request, direct, lambda query, kind, plan: self.stacks[plan.terms[0].stack].source in FILL_CACHES
         )
         copies = served & self._rows_where(request, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
         rows = without_copies(request.rows, copies)

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from perfmodel.cost.learn.rows import kind_distance
 from perfmodel.cost.learn.stack import FEW_ROWS, Figures, Preference, SoftwareNearness, Stack, larger_part, similarity
 from perfmodel.display import shorten_reprs
-from perfmodel.ingest import OWN_ORDER, held_under_load
+from perfmodel.ingest import OWN_ORDER, UNDER_LOAD
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
@@ -150,7 +150,7 @@ def make_plan(
     eligible = [i for i in on_die if request.source is None or stacks[i].source == request.source]
     if request.source is None:
         # what was timed under load says how kernels compare, not how fast they are
-        eligible = [i for i in on_die if not held_under_load(stacks[i].source)] or on_die
+        eligible = [i for i in on_die if stacks[i].source not in UNDER_LOAD] or on_die
     having = sorted((i for i in eligible if kind in stacks[i].kinds), key=request.order.__getitem__)
     if having and direct:
         return Plan("direct", _shared(request, having))
