@@ -7,8 +7,7 @@ written, `tp=8,pp=16,dp=8`) and `keywords` (types of the keyword arguments that 
 """
 
 from perfmodel.display import shorten_reprs
-from perfmodel.spec._cluster import Cluster, NetworkLevel, interleaved_groups
-from perfmodel.spec._device import BACKENDS, USUAL_DTYPES, Device, PeakRates
+from perfmodel.spec._cluster import BACKENDS, USUAL_DTYPES, Cluster, Device, NetworkLevel, PeakRates, interleaved_groups
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
 from perfmodel.spec._framework import AttentionKernel, Framework, Problem

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.spec._cluster import Cluster
-from perfmodel.spec._device import Device
+from perfmodel.spec._cluster import Cluster, Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._job import Job
 from perfmodel.spec._job_sections import Fp8Recipe, Implementation

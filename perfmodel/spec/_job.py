@@ -7,7 +7,7 @@ from math import inf, sqrt
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
-from perfmodel.spec._device import USUAL_DTYPES, Device
+from perfmodel.spec._cluster import USUAL_DTYPES, Device
 from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model, Transformer

@@ -24,13 +24,13 @@ from perfmodel.workload._context_parallel import undivided
 from perfmodel.workload._experts import fuses_experts
 from perfmodel.workload._flops import ModelFlops, step_flops
 from perfmodel.workload._local import padded_vocab, storage_dtype
-from perfmodel.workload._optimizer import optimizer_op, orthogonalisation
 from perfmodel.workload._parameters import (
     Parameters,
     layer_cache_bytes,
     parameter_count,
     parameters,
 )
+from perfmodel.workload._piece import optimizer_op, orthogonalisation
 from perfmodel.workload._quantisation import QUANTISING, is_cast
 
 shorten_reprs(__name__)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.cost.learn.collectives._effects import Effect, expected
-    from perfmodel.cost.learn.collectives._fabrics import Fabric, device_name
+    from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric, device_name, expected
     from perfmodel.cost.learn.collectives._fit import NO_SOURCES, Sources, fit_rows
     from perfmodel.cost.learn.collectives._physics import (
         ALGORITHMS,

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost.learn.collectives._effects import Effect
-from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric
 from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn.collectives._weights import (

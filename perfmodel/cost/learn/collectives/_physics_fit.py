@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.learn.collectives._effects import BETWEEN, Effect, constants, effects, expected
-from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._fabrics import BETWEEN, Effect, Fabric, constants, effects, expected
 from perfmodel.cost.learn.collectives._physics import LinkConstants, collective_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows
 from perfmodel.ingest.tables import groups_of

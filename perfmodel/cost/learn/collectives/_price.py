@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn.collectives._effects import constants
-from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._fabrics import Fabric, constants
 from perfmodel.cost.learn.collectives._physics import collective_time, least_volume, peers_of
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn.collectives._weights import (

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, sealed_weights, weight_files
-from perfmodel.cost.learn.collectives._effects import Effect
-from perfmodel.cost.learn.collectives._fabrics import Fabric, names_of_parts
+from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric, names_of_parts
 from perfmodel.cost.learn.collectives._rows import SeriesKey
 from perfmodel.errors import CalibrationError
 from perfmodel.files import parse_json, require_intact
