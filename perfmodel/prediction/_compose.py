@@ -27,7 +27,7 @@ from perfmodel.prediction._programs import Division, PartitionedProgram, divided
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, ranks_of, shard_events
-from perfmodel.prediction.phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
+from perfmodel.prediction.phases import N_PHASES, PLAIN, RECOMPUTE_MODES, Variant, passed_s
 from perfmodel.program import PAIRED, Kind, ProgramSpec
 from perfmodel.spec import Layout
 from perfmodel.spec.notation import PerRank
@@ -159,12 +159,11 @@ def _compose(problem: StepProblem, layout: Layout) -> LayoutTerms:
 def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: ShardBlocks, layout: Layout) -> LayoutTerms:
     """Compose a layout in a program that divides its blocks."""
     setting = problem.setting
-    (mode,) = modes_of([layout.recompute]).tolist()
     return LayoutTerms(
         program=program,
         times=block_times(problem, layout),
         placed=_placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout)),
-        mode=mode,
+        mode=RECOMPUTE_MODES.index(layout.recompute),
         factor=prod(step_factors(problem, layout)),
     )
 

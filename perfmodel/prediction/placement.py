@@ -126,26 +126,19 @@ class Placement:
         """The placement of a process group of `layout`."""
         return _placement(group, layout.order, layout.degrees)
 
-    def ranks_per_node(self, node: int) -> int:
-        """Number of members per node of `node` devices."""
-        if self.reach <= node:
-            return self.size
-        return prod(max(1, min(n, node // stride)) for n, stride in self.axes)
-
     def on_network(self, cluster: Cluster) -> Network:
         """The part of a cluster's network that the group uses."""
         node = min(cluster.devices_per_node, cluster.capacity)
-        per_node = self.ranks_per_node(node)
-        leaves_node = self.size > per_node
+        size = self.size
+        # From the first to the last member.
+        reach = sum((n - 1) * stride for n, stride in self.axes) + 1
+        per_node = size if reach <= node else prod(max(1, min(n, node // stride)) for n, stride in self.axes)
+        leaves_node = size > per_node
+
         # All groups of the dimension communicate at once: those whose ranks share a node share its links.
         beside = max(1, node // per_node) if leaves_node else 1
-        interleaved = 1 if leaves_node or self.size == 1 else interleaved_groups(self.size, self.reach)
-        return Network(self.size, per_node, cluster.level_of(self.reach), beside, interleaved)
-
-    @property
-    def reach(self) -> int:
-        """Ranks from the first to the last member."""
-        return sum((n - 1) * stride for n, stride in self.axes) + 1
+        interleaved = 1 if leaves_node or size == 1 else interleaved_groups(size, reach)
+        return Network(size, per_node, cluster.level_of(reach), beside, interleaved)
 
     def collective(self, kind: str, n_bytes: float, dtype: str, cluster: Cluster) -> Collective:
         """The event of this group's collective on `cluster`."""

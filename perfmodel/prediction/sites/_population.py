@@ -8,7 +8,7 @@ itself add. `perfmodel.validation` fits the variances to the record; here are th
 posterior for each framework and architecture.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -350,22 +350,16 @@ class SitePopulation:
 
         # No framework is physics alone, which is the median. The record's offset from it makes physics less certain.
         if name == GENERIC:
-            prior = self._prior(self._first(key("", architecture)), unknown)
+            prior = self._prior([key("", architecture)], unknown)
             shift = np.outer(prior.mean, prior.mean)
             return replace(prior, mean=0 * prior.mean, covariance=prior.covariance + shift)
 
         # A framework or device of which the record has no run is like all of it.
-        return self._prior(self._first(key(name, architecture), key(name, ""), key("", architecture)), unknown)
+        return self._prior([key(name, architecture), key(name, ""), key("", architecture)], unknown)
 
-    def _first(self, *keys: str) -> str:
-        """The first key that the record has a posterior of; that of the whole record if none."""
-        for candidate in keys:
-            if candidate in self.of:
-                return candidate
-        return key("", "")
-
-    def _prior(self, posterior: str, unknown: Mapping[str, float]) -> SitePrior:
-        """A posterior of the record (by `key`) as the prior of a site."""
+    def _prior(self, posteriors: Sequence[str], unknown: Mapping[str, float]) -> SitePrior:
+        """The first of some posteriors (by `key`) that the record has, else that of all of it, as a site's prior."""
+        posterior = next((candidate for candidate in posteriors if candidate in self.of), key("", ""))
         fitted, size = self.of[posterior], len(CLASSES)
         lower = np.zeros((size, size))
         lower[np.tril_indices(size)] = fitted["covariance"]
@@ -422,7 +416,8 @@ def _fitted() -> Mapping[str, Any]:
 @lru_cache
 def population(without: str = "") -> SitePopulation:
     """The population fitted to all published sources except those that share a team with `without`."""
-    numbers = _fitted()[fit_without(without, _fitted())]
+    fits = _fitted()
+    numbers = fits[fit_without(without, fits) if without else ""]
     return SitePopulation(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
 
 
