@@ -220,7 +220,7 @@ class KernelModel:
         own = request.take(at)
         as_whole = replace(own, queries=tuple(whole(q) if is_slowed(q) else q for q in own.queries))
         whole_s = np.exp(self._predict(as_whole).log_time)
-        longer_s = np.exp(_log_nominal(own)) - np.exp(_log_nominal(as_whole))
+        longer_s = np.exp(_log_by_query(least_of_rows, own)) - np.exp(_log_by_query(least_of_rows, as_whole))
         answers.move(at, np.minimum(np.log(whole_s + longer_s) - answers.log_time[at], 0.0))
 
     def _predict_products(self, request: PriceQuery) -> Prediction:
