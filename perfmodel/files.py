@@ -46,7 +46,8 @@ _MAGIC_BYTES: Final = max(len(magic) for magic, _ in _COMPRESSIONS)
 _ZIP: Final = b"PK\x03\x04"
 """First bytes of a zip archive."""
 _ZIP_RATIO: Final = 4
-"""An archive that does not grow by more than this holds what its size on disk shows, such as weights of a model."""
+"""Largest ratio of an archive's content to its size on disk at which the size on disk shows its content, as for weights
+of a model."""
 UNSEALED: Final = "perfmodel-sha256:" + "0" * 64
 """Placeholder for the checksum of a fitted file until `sealed` writes the right one."""
 _SEAL: Final = re.compile(rb"perfmodel-sha256:[0-9a-f]{64}")

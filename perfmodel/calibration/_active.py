@@ -116,7 +116,7 @@ Measure = Callable[[Sequence[Op]], Mapping[Op, float]]
 Progress = Callable[["Round"], None]
 
 BATCH = 8
-"""Measurements between two fits at first; later a quarter of those made, as one more tells less."""
+"""Measurements between two fits at first. Later it is a quarter of those made, since each further one adds less."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ class Believed:
 
     beliefs: Beliefs
     unchanged: PricesKernels | PricesCollectives
-    """Prices of what is not measured."""
+    """Prices of events that are not measured."""
     unmeasured: frozenset[Op] = frozenset()
     """Ops that `unchanged` prices."""
 

@@ -20,14 +20,14 @@ from perfmodel.prediction.sites import KERNEL_FACTORS, SKEW, Adjustment, factors
 from perfmodel.spec import Layout
 
 LEAST_SHARE: Final = 0.002
-"""Share of the step below which an event says nothing of a parameter."""
+"""Least share of the step at which an event constrains a parameter."""
 _SHAPED, NAMED_SD, _PARTLY = 0.02, 0.05, 0.10
 """Standard errors that no number of calls removes: of a family whose kernels were matched by shape; of one matched by
 name alone; of one whose devices are a few of many."""
 _LINK_PRIOR, _LINK_NOISE = 1.5, 0.05
 """Standard deviations of log factors of links before, and of the log times of collectives around them."""
 _HELD_UP: Final = 20.0
-"""Times the median between two launches from which the host was not issuing but held up."""
+"""Multiple of the median time between two launches above which the host counts as held up rather than issuing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +180,8 @@ class _Seen(NamedTuple):
     calls: float
     """Calls per device and step."""
     log_sd: float
-    """Standard error of the log of the time: where systems hold up some calls for milliseconds, few calls say little of
-    their mean."""
+    """Standard error of the log of the time. Where systems hold up some calls for milliseconds, a few calls do not
+    determine the mean well."""
 
 
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:

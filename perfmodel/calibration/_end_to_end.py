@@ -119,7 +119,7 @@ def mean_error(log_errors: np.ndarray) -> float:
 
 
 _FELT = 0.005
-"""Change of a step, by one standard deviation of a prior, from which a run says something of a parameter."""
+"""Least change of a step, for one standard deviation of a prior, at which a run constrains a parameter."""
 _NARROWED = 0.9
 _FAR_OFF = 3.0
 """Standard deviations of a typical site's runs about the parameters, beyond which a run is named."""

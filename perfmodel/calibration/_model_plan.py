@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NODES = 2
-"""Nodes that suffice: one cannot measure what passes between nodes (DistSim section 1)."""
+"""Two nodes are enough to measure events between nodes, and one is not (DistSim section 1)."""
 ITERATIONS = 100
 """Steps of a direct run whose mean is taken as the step time (DistSim section 5.2)."""
 

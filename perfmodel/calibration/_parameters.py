@@ -45,7 +45,7 @@ WIDTHS: Final = {
 a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
 tenths of its time; loaders and loggers take some 10 ms."""
 _LEAST: Final = 0.01
-"""Standard deviation, at least, of what is a parameter's own beside its class's. Assumed."""
+"""Least standard deviation of the part that a parameter does not share with its class. Assumed."""
 
 
 @dataclass(frozen=True)

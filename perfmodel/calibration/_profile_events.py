@@ -19,7 +19,7 @@ from perfmodel.spec import Layout
 
 GAPS, WAITS = "gaps between kernels", "collectives wait for other ranks"
 _KERNEL_GAP_S: Final = 20e-6
-"""Idle time of a device from which it is no gap between kernels in order, but a wait."""
+"""Longest idle time of a device that counts as a gap between kernels; longer ones are waits."""
 Key = tuple[Any, ...]
 """Key of an event; two events with equal keys are the same event on both sides."""
 

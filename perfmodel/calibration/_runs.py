@@ -44,9 +44,9 @@ class Run:
 
 
 TOO_SLOW = 100.0
-"""Times the prediction from which a step is not slow but in another unit, where its thousandth is plausible."""
+"""Multiple of the prediction above which a time is probably in another unit, if its thousandth is plausible."""
 PLAUSIBLE = 10.0
-"""Times by which a plausible step is off its prediction at most."""
+"""Largest factor between a plausible step and its prediction."""
 
 
 def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
@@ -83,7 +83,7 @@ def arithmetic_s(run: Run) -> float:
 
 
 _LEAST_SHARE = 0.01
-"""Classes that take less of the measured step say little, and mostly about the clock."""
+"""Least share of the measured step; classes below it say more about the clock than about the model."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,7 @@ _SI: Final = {
     "link_gb_per_s": ("link_bandwidth_bytes_per_s", 1e9),
     "host_gb_per_s": ("host_bandwidth_bytes_per_s", 1e9),
 }
-"""Field of `Device`, and factor, of each entry that is not in SI units."""
+"""Entries that are not in SI units: the field of `Device` that each sets, and the factor."""
 
 
 def device(name: str) -> Device:

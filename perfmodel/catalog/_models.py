@@ -65,7 +65,7 @@ def model(name_or_path: str | Path | Model) -> Model:
 _VARIANT: Final = re.compile(
     r"-(hf|base|instruct|chat|sft|it|pt|thinking|fp16|bf16|fp8|bnb|awq|gptq|[48]-?bits?|v\d+(\.\d+)*|2[0-9]{3})$"
 )
-"""The end of a name on a hub that tells how a model was trained on, not what it is."""
+"""Endings of names on a hub that tell how a model was fine-tuned; the architecture does not depend on them."""
 
 
 def hub_names(name: str) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class JobFile:
     problem_fields: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `catalog.problem`: model, cluster, framework, devices and fields of the job."""
     layout: str = ""
-    """Layout in its notation; empty where the file says none."""
+    """Layout in its notation; empty if the file has none."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """Search settings as written in the file."""
     serving: Mapping[str, Any] = field(default_factory=dict)

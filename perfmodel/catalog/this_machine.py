@@ -1,4 +1,4 @@
-"""The machine at hand: its cores, and its CPU as a device, from what the operating system tells."""
+"""Describes this machine from what the operating system reports: its cores, and its CPU as a device."""
 
 import os
 import re

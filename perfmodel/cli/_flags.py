@@ -209,7 +209,7 @@ _JOB_FLAGS: Final = (
     "framework",
     "calibration",
 )
-"""Flags that say a job to another command, but for its batch."""
+"""Flags that pass a job on to another command, except for its batch."""
 
 
 def add_seq_len(command: argparse._ActionsContainer) -> None:

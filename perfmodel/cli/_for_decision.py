@@ -23,7 +23,7 @@ TOP: Final = 24
 SHOWN: Final = 3
 """Measurements of a kind that are listed."""
 _OWN: Final = ("devices", "top", "calibration", "fix", "schedules", "vary", "fewer_devices")
-"""Flags that say something of a decision alone."""
+"""Flags that only a decision uses."""
 _NOT_OWN: Final = (
     "plan",
     "out",
@@ -38,7 +38,7 @@ _NOT_OWN: Final = (
     "layouts",
     "device",
 )
-"""Flags that say something of measuring here alone."""
+"""Flags that only a measurement on this machine uses."""
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ class EventTimes:
         return cls(time_s, lo_s, hi_s, tuple(row[3] for row in rows))
 
     def rows(self) -> Iterator[tuple[float, float, float, str]]:
-        """Return the times as rows, from which `of_rows` makes them again."""
+        """Return the times as rows; `of_rows` converts them back."""
         return zip(self.time_s.tolist(), self.lo_s.tolist(), self.hi_s.tolist(), self.provenance, strict=True)
 
     @classmethod
@@ -101,7 +101,7 @@ class PricesCollectives(Protocol):
 
 
 def collective_times(cluster: Cluster, ops: Sequence[Collective], collectives: PricesCollectives) -> EventTimes:
-    """Times of collectives on a cluster: of its links, then what the cluster states beyond them, one after the other.
+    """Times of collectives on a cluster: those of its links, then the corrections that the cluster states, in order.
 
     Each step is a function with what it rests on; `perfmodel.cost.learn.collectives` has the steps of links.
     """
@@ -134,7 +134,8 @@ def waiting_for_ring(cluster: Cluster, ops: Sequence[Collective], times: EventTi
 def no_less_than_relayed(
     cluster: Cluster, ops: Sequence[Collective], times: EventTimes, collectives: PricesCollectives
 ) -> EventTimes:
-    """Let collectives take no less than what they send on inside nodes takes (`Collective.relayed_bytes`)."""
+    """Make collectives take at least as long as forwarding their messages inside nodes takes
+    (`Collective.relayed_bytes`)."""
     # Between nodes a rank may receive for its neighbours, and passes on inside the node what is theirs.
     relayed = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
     if not relayed:

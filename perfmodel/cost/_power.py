@@ -72,9 +72,9 @@ def has_power_law(device: Device) -> bool:
 def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, "n"]:
     """Least times of ops under the power limit; 0 if unknown or not binding.
 
-    Of t in (P_limit - P_idle) t = E_memory + E_compute (t_ref / t)^v, where t_ref is the time at the rate at which the
-    energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy with the square of the
-    voltage, which the clock needs).
+    Solves (P_limit - P_idle) t = E_memory + E_compute (t_ref / t)^v for t. Here t_ref is the time at the rate at which
+    the energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy grows with the square
+    of the voltage, which the clock needs).
     """
     least_s = np.zeros(len(ops))
     energy = _OF_DIE.get(device.die)

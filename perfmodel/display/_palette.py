@@ -49,7 +49,8 @@ EVENTS: Final = {
     "communication": Look(VERMILLION, "communication"),
     "copy": Look("#8C6D46", "copy"),
 }
-"""Looks by the name of a `program.Kind`, or of a `readers.ActivityKind` where a trace does not tell more."""
+"""Looks by the name of a `program.Kind`, or of a `readers.ActivityKind` if a trace does not name the
+kind."""
 
 PARTS: Final = {
     "forward": Look(SKY, "forward"),

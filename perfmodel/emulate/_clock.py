@@ -30,7 +30,7 @@ def fine_timers() -> None:
 
 
 def own_threads() -> set[int]:
-    """Threads of this process; empty where the system does not tell."""
+    """Ids of the threads of this process; empty if the system does not report them."""
     try:
         return {int(path.name) for path in Path("/proc/self/task").iterdir()}
     except OSError:

@@ -29,8 +29,8 @@ _PRICED_AS: Final[Mapping[str, str]] = {
     "scatter": "all_gather",
     "barrier": "all_reduce",
 }
-"""Kinds without measurements of their own: a reduction to one rank is a broadcast run backwards, and a gather moves
-through its root's link what an all-gather moves through everybody's (Thakur et al. 2005, section 4)."""
+"""Kinds that have no measurements, and the kind that prices them. A reduction to one rank is a broadcast run backwards;
+a gather moves through its root's link what an all-gather moves through every link (Thakur et al. 2005, section 4)."""
 
 
 def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:

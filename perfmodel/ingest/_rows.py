@@ -14,7 +14,7 @@ from perfmodel.errors import PerfModelError, TableError, UnknownNameError
 from perfmodel.ops import CollectiveKind
 
 Row = dict[str, Any]
-"""Column -> value; what is not known is left out."""
+"""Value of each column; unknown values are left out."""
 
 _FIRST: Final = ("source", "device", "interconnect", "op_family", "op", "collective", "algorithm", "dtype", "pass")
 _LAST: Final = ("time_us", "time_us_std", "n_repeats", "software", "variant")
@@ -29,7 +29,7 @@ class ReadOptions:
     device: str = ""
     """Name for the `device` column instead of the one in the file."""
     ranks: int | None = None
-    """Ranks that took part in the collectives of files that do not say."""
+    """Number of ranks for collectives in files that do not state it."""
     ranks_per_node: int | None = None
     collective: str = ""
     """Kind of logs that do not print the program's name, as in the tables (all_to_all)."""

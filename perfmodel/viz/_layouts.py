@@ -145,8 +145,8 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     labelled.
 
     Args:
-        layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them); with
-            `devices` too, where they differ, the layouts are named with it.
+        layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them). If
+            it also has `devices`, and they differ, labels name the number of devices.
         cost: column of what a step costs, in any unit; none by default.
         cost_label: of its axis.
 

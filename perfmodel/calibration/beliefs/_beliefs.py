@@ -35,11 +35,11 @@ SHORT_NOISE: Final = 2 * log(0.05)
 """Log variance of a measured median that is added for times near the clock's resolution (5 %)."""
 SHORT_S: Final = 8e-6
 FEWEST: Final = 16
-"""Measurements of a group from which hyperparameters are fitted to them."""
+"""Least number of measurements of a group to which hyperparameters are fitted."""
 START: Final = {"offset": 2 * log(0.4), "kind": 2 * log(0.2), "smooth": 2 * log(0.25), "rough": 2 * log(0.15)}
 """Log variances believed before: a base off by half, shapes that depart from it by a quarter."""
 OWN: Final = 2 * log(0.05)
-"""Log variance of what is an event's own and tells nothing of its neighbours, believed before."""
+"""Prior log variance of the part of an event's time that its neighbours do not share."""
 LEAST_OWN: Final = 2 * log(0.02)
 """The least that is believed of it after a fit: kernels of neighbouring shapes differ by as much."""
 MOST_FITTED: Final = 128

@@ -83,8 +83,8 @@ class Gemma2(Gemma):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3(Gemma):
-    """Gemma 3: every sixth layer attends in full, queries and keys are normalised. Configurations leave out what is
-    as in the class of Hugging Face."""
+    """Gemma 3: every sixth layer attends in full; queries and keys are normalised. Configurations omit what equals the
+    defaults of the Hugging Face class."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
 
@@ -108,7 +108,8 @@ class Gemma3(Gemma):
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2(Llama):
-    """OLMo 2: what sub-layers give is normalised instead of what they get, and queries and keys of all heads."""
+    """OLMo 2: the outputs of sub-layers are normalised instead of their inputs, and so are the queries and keys of all
+    heads."""
 
     def fields(self) -> Fields:
         # Queries are normalised before they are divided into heads, with a scale for every element.

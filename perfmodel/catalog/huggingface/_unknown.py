@@ -16,7 +16,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "vocab": ("vocab_size", "padded_vocab_size"),
     "seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
 }
-"""Sizes of a transformer, and what configurations call them."""
+"""Sizes of a transformer, with the keys of configurations that hold them."""
 
 
 def _all_keys(size: str) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
     "shared_ffn_hidden": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
     "first_dense_layers": _all_keys("first_k_dense_replace"),
 }
-"""Sizes of experts, and what configurations call them."""
+"""Sizes of experts, with the keys of configurations that hold them."""
 LATENT: Final[Mapping[str, tuple[str, ...]]] = {
     "kv_lora_rank": ("kv_lora_rank",),
     "q_lora_rank": ("q_lora_rank",),
@@ -138,7 +138,7 @@ REASONS: Final[Mapping[str, str]] = {
     "musicgen": _SOUND,
     "musicgen_melody": _SOUND,
 }
-"""Families that `Transformer` cannot describe exactly, and what it lacks for them."""
+"""Families that `Transformer` cannot describe exactly, and the features that it lacks."""
 _ALSO: Final = {"step3p7": "step3p5", "rwkv7": "rwkv", "rwkv5": "rwkv", "rwkv6": "rwkv", "hrm_text": "hrm"}
 """Families that lack what another one lacks."""
 ASK: Final = "?"

@@ -59,7 +59,7 @@ class AdapterSet:
     """One set of equal adapters, from a clause."""
 
     count: int | None = None
-    """None where the clause does not say it, as all that follows."""
+    """Number of adapters. None, here and below, if the clause does not state it."""
     gbit_per_s: float | None = None
     """Rate as it is stated: of one adapter or of all together."""
     link_gbit_per_s: float | None = None

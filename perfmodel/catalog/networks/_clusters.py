@@ -15,7 +15,7 @@ from perfmodel.spec import Cluster, Device, NetworkLevel
 UNBOUNDED = 1 << 20
 """Least number of devices of the outermost level where the words state no size."""
 DEVICES_PER_NODE: Final = 8
-"""Devices of a server where nobody says how many it has."""
+"""Devices of a server if their number is not stated."""
 NVL72_DEVICES: Final = 72
 """Devices that one NVLink domain joins, in trays of four."""
 NVL_TRAY_DEVICES: Final = 4

@@ -16,7 +16,7 @@ JOINT_POWER: Final = 3.0
 FLOOR_POWER: Final = 8.0
 """Power of the norm that joins a kernel with the host-side launch floor it hides behind."""
 FEATURE_CLIP: Final = 6.0
-"""Standard deviations beyond which a feature says no more."""
+"""Standard deviations at which features are clipped."""
 
 
 LAYERED: Final = ("kernels", "biases", "tables")

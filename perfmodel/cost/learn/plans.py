@@ -18,7 +18,7 @@ kernel, of which it says nothing."""
 MAX_DONORS: Final = 6
 """Devices that a time is averaged over at most."""
 NEAR_SIMILARITY: Final = 0.45
-"""Similarity from which a related device counts as a near relative (same generation, similar figures)."""
+"""Least similarity at which a related device counts as a near relative (same generation, similar figures)."""
 _TRUST: Final = {
     SoftwareNearness.NAMED: 1.0,
     SoftwareNearness.OTHER_VERSION: 0.5,

@@ -221,7 +221,7 @@ def product(software: str) -> str:
 
 
 FEW_ROWS: Final = 30
-"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
+"""Least number of rows of a kind at which a stack is trusted; the same number halves the weight of a relative."""
 
 
 class SoftwareNearness(IntEnum):
@@ -258,7 +258,7 @@ class Stack:
     host_launch: bool = False
     """Whether its times include the host's launch."""
     order: int = OWN_ORDER
-    """How closely it stands for a training job, the lowest first."""
+    """Rank of how closely the stack resembles a training job, the lowest first."""
 
     @property
     def key(self) -> str:

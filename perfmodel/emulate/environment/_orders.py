@@ -59,7 +59,7 @@ class Orders:
     sweep_every: int = 1
     """Iterations for which each of them stays."""
     straggler: float = 1.0
-    """Factor by which emulated ranks compute longer than this one."""
+    """Factor on the compute time of emulated ranks, relative to this one."""
     copies_per_s: float = 0.0
     """Speed of a core where the processor times of collectives were measured, see `_clock.Core`; 0: not known."""
     jitter: float = 0.0
@@ -145,7 +145,7 @@ def check_delay(kind: str, delay_s: float) -> None:
 
 
 class EmulationError(PerfModelError, RuntimeError):
-    """Raised for what the emulated cluster cannot do; names the rank, the call and its number."""
+    """Raised when the emulated cluster cannot do what a script asks for; names the rank, the call and its number."""
 
 
 class Conditions:

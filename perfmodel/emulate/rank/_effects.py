@@ -91,7 +91,7 @@ class Effects:
                 request.wait()
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> None:
-        """From an emulated root: what the lowest real rank has."""
+        """Broadcast from an emulated root: every rank gets the data of the lowest real rank."""
         if self._group is not None:
             options = dist.BroadcastOptions()
             options.rootRank = self._real.index(root) if root in self._real else 0

@@ -21,7 +21,7 @@ _COLD_PRODUCTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When a collective may start and what it then takes."""
+    """When a collective may start, and how long it takes from then on."""
 
     start_s: float
     """When the last real rank came, on the host's monotonic clock."""

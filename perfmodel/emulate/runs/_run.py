@@ -51,7 +51,7 @@ class RankRun:
         return self.marks[self.marks.name == "iteration_end"]
 
     def iterations(self) -> "pd.DataFrame":
-        """One row per iteration after the first: time_s, its parts, and what the core and the network did.
+        """One row per iteration after the first: time_s, its parts, and the activity of the core and the network.
 
         Columns: rank, iteration, start_s, time_s, forward_s, backward_s, optimizer_s, communication_s (some
         collective is under way), exposed_s (of it, the script's thread does not run), overlap (1 - exposed share),
@@ -95,7 +95,7 @@ class PeerRun:
     """Work on the wire of the process that stood for the other ranks."""
 
     cpu_s: float
-    """Processor time, of which it needs less than the ranks that it stands for."""
+    """Processor time of the peer, which is less than that of the ranks that it emulates."""
     wall_s: float
     messages: int
     nbytes: int
@@ -169,7 +169,7 @@ def _slowest_s(table: Any) -> Float[np.ndarray, " iterations"]:
 
 
 def read_run(folder: Path) -> EmulatedRun:
-    """Read what the ranks left in a folder.
+    """Read the files that the ranks left in a folder.
 
     Raises:
         EmulationError: none did: the script ended without joining its world.

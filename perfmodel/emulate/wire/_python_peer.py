@@ -121,7 +121,7 @@ class Peer:
 
     @property
     def port(self) -> int:
-        """Port at which real ranks say which groups they form."""
+        """Port at which real ranks announce the groups that they form."""
         return self._join_listener.getsockname()[1]
 
     def serve(self) -> None:

@@ -20,9 +20,9 @@ class Entry:
 
     value: Any
     line: int
-    """Line from 1; 0 where it is not known. For what an included file says, the line that includes it."""
+    """Line number, from 1; 0 if unknown. For entries of an included file, the line that includes it."""
     included: tuple[str, int] | None = None
-    """Path of the included file that says it, and the line there."""
+    """Path and line of the included file that has the entry; None if it is not included."""
     is_default: bool = False
     """Whether the entry changes nothing: the framework has this value anyway, or the table exists only for other tables
     to inherit from."""

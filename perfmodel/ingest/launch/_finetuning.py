@@ -24,7 +24,8 @@ class Adapters:
 
     rank: Any
     targets: Any = None
-    """Products that have them: a list, names with commas, or a word for all; None if nothing says it."""
+    """Products that have adapters: a list, names with commas, or a word for all; None if the file does not state
+    them."""
     dropout: Any = None
     bits: int = 0
     """Bits of each frozen weight; 0 where they are stored in the type of the products."""

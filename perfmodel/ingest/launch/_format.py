@@ -1,4 +1,4 @@
-"""One format of launch files: how it is recognised, and the table of what its keys mean."""
+"""One format of launch files: how it is recognised, and what its keys mean."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class Stated:
 
     fields: Fields
     defaults: Fields
-    """Fields that the framework fills in where the file says nothing."""
+    """Fields that the framework fills in if the file does not set them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class LaunchFormat:
     elsewhere: tuple[str, ...] = ()
     """Fields of `Layout` that the training script sets, not the file: comments of the file keep them."""
     defaults_file: str = ""
-    """Name of the file, which others include, of all settings at the framework's own defaults."""
+    """Name of the file with all of the framework's defaults, which other files include."""
     framework: Callable[[Fields, Entries], str] | None = None
     """Name of the framework of one file, where the format serves several."""
     limits: Mapping[str, str] = field(default_factory=dict)

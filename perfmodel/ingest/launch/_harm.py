@@ -1,4 +1,4 @@
-"""Unread settings of a launch file, ranked by what they may make wrong in a prediction.
+"""Ranks the unread settings of a launch file by how much they may change a prediction.
 
 This is the one place that all formats share. A format lists what it knows to be harmless; every other unread setting
 comes here. Its name tells what it is about (`harm_of`). Settings of the model, of what is trained, of the layout, of
@@ -127,7 +127,7 @@ def harm_of(key: str) -> Harm:
 
 
 def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) -> tuple[str, ...]:
-    """Sentences that say what may be wrong in a prediction, worst first.
+    """Sentences on what may be wrong in a prediction, worst first.
 
     Args:
         unread: settings that were not understood.

@@ -105,7 +105,7 @@ class Overrides:
     seq_len: int | None = None
     dtype: str | None = None
     needs_layout: bool = True
-    """Whether the file's layout is wanted; else what it does not define of it does not matter."""
+    """Whether the caller needs the file's layout; if not, undefined values in it do not matter."""
 
     def states(self, field: str) -> bool:
         """Whether the caller sets a field of the file (`perfmodel.ingest.launch._table`)."""

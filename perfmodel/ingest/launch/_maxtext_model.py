@@ -321,4 +321,4 @@ MODEL: Final = (
     Rule(keys=_BLOCK, read=_block),
     Rule(keys=("attention_type", "q_lora_rank", *_LATENT_SIZES), read=_latent),
 )
-"""Rules of the keys that say the model; of several that say the same field the last wins."""
+"""Rules for the keys of the model. If several set one field, the last one counts."""

@@ -464,4 +464,4 @@ MODEL: Final = (
     Rule(keys=HYBRID, read=hybrid_fields, optional=(SCRIPT, "spec")),
     Rule(keys=(*DELTA_NETS, *EXPERT_LAYERS), read=_delta_nets, optional=(*_OF_DEEPSPEED, "spec")),
 )
-"""Rules of all arguments that say the model; of several that say the same field the last wins."""
+"""Rules for all arguments of the model. If several set one field, the last one counts."""

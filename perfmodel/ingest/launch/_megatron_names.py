@@ -65,4 +65,4 @@ _HARMLESS: Final = {
     "start": "use-cpu-initialization no-initialization use-ring-exchange-p2p calculate-per-token-loss",
 }
 HARMLESS: Final = tuple(" ".join(_HARMLESS.values()).split())
-"""Arguments (patterns) that change neither time nor memory of a step, or only what every run does."""
+"""Arguments (patterns) that do not change the time or memory of a step, or that every run sets alike."""

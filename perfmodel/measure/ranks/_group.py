@@ -115,7 +115,7 @@ class RankGroup:
     def sample(self, calls: int, meter: Meter) -> Sample:
         """Run `calls` calls on all ranks.
 
-        The slowest rank's time counts; of messages between two, each takes as long as on the side that waits less
+        The slowest rank's time counts. A message between two ranks takes as long as on the side that waits less
         (`transfer_time_s`).
         """
         before = self._readings(meter)

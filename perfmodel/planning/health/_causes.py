@@ -27,7 +27,7 @@ class Severity:
     description: str
     """Such as `at 25 % of its bandwidth`."""
     weight: float
-    """How likely this severity is where the fault is there."""
+    """How likely this severity is if the fault occurs."""
     step_s: float
     gradient_sync_s: float | None = None
     """Time of reductions and gathers of weights that the step waits for; None where it was not predicted."""
@@ -44,7 +44,7 @@ class Fault:
     name: str
     title: str
     prior: float
-    """How often it is there, relative to the other faults."""
+    """How often the fault occurs, relative to the others."""
     severities: tuple[Severity, ...]
     remedy: str
     setting: str = ""

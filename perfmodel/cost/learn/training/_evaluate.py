@@ -26,7 +26,7 @@ from perfmodel.cost.learn.training._train import Training, train_members
 from perfmodel.ops import KernelKind
 
 FEWEST_OF_DEVICE: Final = 200
-"""Samples from which a device is worth leaving out."""
+"""Least number of samples at which a device is left out for evaluation."""
 MOST_DEVICES: Final = 4
 """Devices left out in turn where a recipe names none."""
 LARGE_SHARE: Final = 0.10

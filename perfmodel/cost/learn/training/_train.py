@@ -290,7 +290,7 @@ def _of_member(checkpoint: Path | None, index: int) -> Path | None:
 
 
 def percentage_loss(error: Any) -> Any:
-    """Smooth |predicted / true - 1| of log errors: what is reported is what is minimised.
+    """Smooth version of |predicted / true - 1| for log errors, so that training minimises the figure that is reported.
 
     Linear beyond a factor e either way, so that a bad start does not blow up.
     """
