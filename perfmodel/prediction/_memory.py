@@ -95,7 +95,6 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     xp = ranks.stored.__array_namespace__()
     job, framework, costs = setting.job, setting.framework, setting.framework.memory
     trains_weights, runs_backward = is_trained(job), job.mode == "train"
-    ranks = ranks.with_slots(costs.slots_per_stage)
     weight_bytes = held_dtype_bytes(job)
     params = _count_params(ranks, blocks, sharding, setting)
 

@@ -58,26 +58,6 @@ class RankBlocks:
             replicas=np.full(len(live.stage), live.replicas),
         )
 
-    def with_slots(self, slots_per_stage: int) -> "RankBlocks":
-        """The ranks of a framework that plans places for so many micro-batches per stage
-        (`MemoryCosts.slots_per_stage`).
-
-        OneFlow puts a buffer behind each tensor that a backward pass reads from a forward pass, on all stages but the
-        last, with as many places as twice the number of stages (oneflow/core/job_rewriter/pipeline_buffer_pass.cpp
-        @0bc5c37, PipelineBufferPass::Apply: `buffer_size = total_stage_num * 2`).
-        """
-        xp = self.stored.__array_namespace__()
-        n_ranks = self.stored.shape[-2]
-        if not slots_per_stage or n_ranks == 1:
-            return self
-        slots = np.full((n_ranks, 1), float(slots_per_stage * n_ranks))
-        slots[-1] = 0.0
-        return replace(
-            self,
-            in_flight=xp.maximum(self.in_flight, self.stored * slots),
-            in_flight_full=xp.maximum(self.in_flight_full, self.stored_full * slots),
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class BlockBytes:

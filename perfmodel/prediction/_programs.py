@@ -204,7 +204,8 @@ def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
 
 @session_cached
 def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
-    return live_state(spec.build_schedule(), spec.offload, spec.scheduler.weights)
+    live = live_state(spec.build_schedule(), spec.offload, spec.scheduler.weights)
+    return live.with_slots(setting.framework.memory.slots_per_stage, spec.n_stages)
 
 
 # --- programs whose stages hold the blocks of a model: what all layouts that share one have in common --------

@@ -1,6 +1,6 @@
 """Peak memory of a schedule: activations and weight versions held at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -166,6 +166,20 @@ class LiveState:
     """Ranks that hold the same stage."""
     split: bool
     """Whether weight gradients are separate passes, on which only the step's end depends."""
+
+    def with_slots(self, slots_per_stage: int, n_stages: int) -> "LiveState":
+        """The state under a framework that plans places for so many micro-batches per stage, on all ranks but that of
+        the last stage; 0: as it is.
+
+        OneFlow puts a buffer behind each tensor that a backward pass reads from a forward pass, on all stages but the
+        last, with as many places as twice the number of stages (oneflow/core/job_rewriter/pipeline_buffer_pass.cpp
+        @0bc5c37, PipelineBufferPass::Apply: `buffer_size = total_stage_num * 2`).
+        """
+        if not slots_per_stage or n_stages == 1:
+            return self
+        holds_last_stage = (self.stage == n_stages - 1).any(axis=1, keepdims=True)
+        slots = np.where(holds_last_stage, 0.0, float(slots_per_stage * n_stages))
+        return replace(self, activations=np.maximum(self.activations, slots))
 
 
 def live_state(schedule: Schedule, offload: bool, weights: WeightPolicy) -> LiveState:

@@ -1,12 +1,14 @@
 """Memory that frameworks take beside states and activations: the optimizer's step, live weights, 8-bit copies."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perfmodel import catalog
 from perfmodel.prediction import StepProblem, predict, step_problem
-from perfmodel.prediction.memory import needed_memory
+from perfmodel.prediction.grids import LayoutGrid, StateChoice, price_grids
+from perfmodel.prediction.memory import needed_memory, peak_memory
 from perfmodel.spec import Framework, Job, Layout
 
 PLAIN = Framework(context_bytes=3e8, communicator_bytes=0.0, bucket_bytes=0.0)
@@ -307,3 +309,16 @@ def test_planned_slots_hold_activations_of_all_stages_but_the_last(pp: int, slot
         more = max(0, slots * pp - (pp - rank)) if rank < pp - 1 else 0
         gained = planned[rank].activations - plain[rank].activations
         assert gained == pytest.approx(more * of_a_stage, rel=0.05)
+
+
+@pytest.mark.parametrize(("slots", "pp", "zero"), [(0, 1, 3), (0, 1, 2), (2, 4, 1), (1, 2, 0)])
+def test_grids_know_the_memory_of_each_layout(slots: int, pp: int, zero: int) -> None:
+    """Whether gathers run ahead and how many places are planned matters in a grid as in a layout alone."""
+    problem = problem_of(PLAIN.replace(slots_per_stage=slots), global_batch=32)
+    first = LayoutGrid.of(Layout(pp=pp, dp=8, zero=zero, recompute="full"))
+    states = tuple(StateChoice(zero, True, ahead, offload=False) for ahead in (True, False))
+    (costs,) = price_grids(problem, [replace(first, states=states)])
+    layouts = [costs.grid.layout(place) for place in range(2)]
+    in_grid = costs.peak_bytes[..., costs.of_state].ravel()
+    assert in_grid.tolist() == pytest.approx(peak_memory(problem, layouts)[0].tolist(), rel=1e-12)
+    assert (in_grid[0] > in_grid[1]) == (zero == 3)

@@ -234,9 +234,14 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 
 def _memory_costs(model: GridModel, grid: LayoutGrid) -> GridCosts:
     """The costs of a grid without its bounds, which need times."""
-    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory.
+    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory, but for weights
+    # that ZeRO 3 gathers ahead.
     shards, of_shard = distinct([choice.sequence_parallel for choice in grid.shards])
-    states, of_state = distinct([(choice.zero, choice.offload, choice.offload_layers) for choice in grid.states])
+    memory_of_states = []
+    for choice in grid.states:
+        gathers_ahead = choice.zero == 3 and choice.overlap_param_gather
+        memory_of_states.append((choice.zero, gathers_ahead, choice.offload, choice.offload_layers))
+    states, of_state = distinct(memory_of_states)
     peak_bytes, largest = grid_memory(model, grid, shards, states)
     none_left_out = np.zeros(len(CATEGORIES), int)
     return GridCosts(grid, peak_bytes, largest, of_shard, of_state, _no_bound(grid), none_left_out)
@@ -258,7 +263,10 @@ def grid_memory(
     modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
     block_bytes = BlockBytes.of(blocks, modes, layout.pp > 1, setting.job, setting.framework)
     states = [grid.states[place] for place in state_places]
-    layouts = [layout.replace(zero=state.zero, offload_layers=state.offload_layers) for state in states]
+    layouts = []
+    for state in states:
+        placed = layout.replace(zero=state.zero, offload_layers=state.offload_layers)
+        layouts.append(placed.replace(overlap_param_gather=state.overlap_param_gather))
 
     # Schedules keep other activations alive where some are offloaded, so these have ranks of their own.
     offloads = np.array([state.offload for state in states])

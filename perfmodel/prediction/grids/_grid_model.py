@@ -201,7 +201,8 @@ class GridModel:
         spec = program_spec(self.problem.setting, layout, layer_count(blocks.pairs))
         by_stage = self._stage_block_counts(blocks, spec.n_stages)
         pipeline = self.pipelines.get(spec, by_stage.counts, blocks.layers, blocks.kinds)
-        return PipelineBlocks(spec, pipeline, by_stage.counts, by_stage.recomputed)
+        slots_per_stage = self.problem.framework.memory.slots_per_stage
+        return PipelineBlocks(spec, pipeline, by_stage.counts, by_stage.recomputed, slots_per_stage)
 
     def _stage_block_counts(self, blocks: ShardBlocks, n_stages: int) -> StageBlockCounts:
         def compute() -> StageBlockCounts:

@@ -24,6 +24,8 @@ class PipelineBlocks:
     """Blocks of every stage."""
     full: Float[np.ndarray, "fulls stages blocks"]
     """Blocks of every stage that are recomputed in full, in several choices."""
+    slots_per_stage: int
+    """See `MemoryCosts.slots_per_stage`."""
 
     @property
     def variants(self) -> Int[np.ndarray, "variants 3"]:
@@ -81,7 +83,9 @@ class PipelineBlocks:
     @cached_property
     def ranks(self) -> RankBlocks:
         """Ranks that may be the fullest."""
-        return RankBlocks.of(self.counts, self.full, self.pipeline.live)
+        # Of ranks with slots, too, the fullest is among those that hold no fewer blocks than others.
+        live = self.pipeline.live.with_slots(self.slots_per_stage, len(self.counts))
+        return RankBlocks.of(self.counts, self.full, live)
 
 
 def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recomputes"]) -> RankBlocks:
