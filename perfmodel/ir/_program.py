@@ -37,7 +37,7 @@ class GlobalTensor:
     tensor_axis: int | None = None
     """Axis that tensor parallelism slices, of parameters (None: replicated)."""
     expert_axis: int | None = None
-    """Axis of experts, of their parameters."""
+    """Axis of a parameter along which its experts lie; None for parameters without experts."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class ShardingQuery:
 
 @dataclass(frozen=True, slots=True)
 class ShardingDecision:
-    """The result of a sharding rule: how an instruction is spread, and what that asks of its operands."""
+    """The result of a sharding rule: how an instruction is sharded, and how its operands have to be sharded."""
 
     inputs: tuple[Sharding, ...]
     """Sharding that each operand is to be converted to; `Partial` only where it is so already."""

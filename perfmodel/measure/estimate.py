@@ -48,7 +48,7 @@ PROGRAM_START_S: Final = 15.0
 FLUSH_S: Final = 0.02
 """Seconds to flush the caches before a cold call."""
 TRUST_S: Final = 20.0
-"""Measured seconds of a family that weigh as much as what all families tell about it."""
+"""Measured seconds of one family that weigh as much as the information from all families."""
 
 GuessCalls = Callable[[Sequence[Point]], Sequence[float]]
 """Seconds of one call of each point, NaN where nothing is known."""

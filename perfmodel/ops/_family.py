@@ -121,9 +121,9 @@ class Family:
     physics: Callable[[Any, Any, Machine], Physics]
     """`(xp, shape columns, machine)`: FLOPs rounded up to whole tiles and waves, traffic, and features."""
     known_op: Callable[[str], str]
-    """Name under which regressors know an op; empty where its shape says it."""
+    """Name under which regressors know an op; empty if its shape determines the op."""
     op_by_shape: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
-    """Names of the ops whose shape says them."""
+    """Names of the ops that their shape determines."""
     kind_flags: Callable[[KernelKind], Mapping[str, float]] = lambda kind: {}
     """Shape columns that a kind fixes."""
     as_measured: Callable[

@@ -211,7 +211,7 @@ class EventShares:
 
 
 def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
-    """Distinct events of a step (DistSim section 4.1) with what each contributes.
+    """Distinct events of a step (DistSim section 4.1), with the contribution of each.
 
     Hidden communication counts with its exposed part only; a block that waits for its host counts with the time
     of its kernels.

@@ -52,7 +52,7 @@ class MemoryBatch:
     optimizer: Float[Any, "*#layouts ranks"]
     """States of the optimizer, with master weights."""
     activations: Float[Any, "*#layouts ranks"]
-    """Saved for backward, of all micro-batches in flight."""
+    """Bytes saved for backward, of all micro-batches in flight."""
     buffers: Float[Any, "*#layouts ranks"]
     """Transient workspace, communication buckets, gathered weights, context of the framework."""
 

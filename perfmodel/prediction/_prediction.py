@@ -106,7 +106,7 @@ class MemoryAccount:
     """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
     (`perfmodel.spec.MemoryCounter`)."""
     reported_stages: int | None
-    """Pipeline ranks, from the first, whose memory the framework's reports tell; None: all."""
+    """Number of pipeline ranks, from the first, whose memory the framework reports; None: all."""
     saved_bytes_per_stage: tuple[float, ...]
     """Activations that one micro-batch leaves behind for backward on each global stage."""
 

@@ -89,7 +89,7 @@ def event_prices(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, Even
 
 
 def times_alone(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
-    """Times of events by themselves: of kernels on a cool device, of collectives on links that nobody else uses."""
+    """Times of events in isolation: kernels on a cool device, collectives on idle links."""
     return event_times(ops, problem.cluster, problem.kernels, problem.collectives)
 
 
@@ -225,7 +225,7 @@ def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: Eve
 
 
 def moved_by_runs(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
-    """Move times by what runs showed: the user's own, or those of the published record (`Adjustment.times`).
+    """Correct times by measured runs: the user's own, or those of the published record (`Adjustment.times`).
 
     Most runs are of a die's whole parts. What makes kernels wait there does not grow where tensor units are slower, so
     the time by which these lengthen a product stays as it is.

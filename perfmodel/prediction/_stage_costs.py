@@ -34,7 +34,7 @@ class StageCosts:
     forward_s: OfStages
     """Seconds per micro-batch; `inf` where the stage is impossible or does not fit into memory."""
     backward_s: OfStages
-    """Seconds per micro-batch, with what is recomputed; 0 for inference."""
+    """Seconds of a backward pass per micro-batch, including recomputation; 0 for inference."""
     sends_s: Float[np.ndarray, "stages cuts"]
     """Both transfers between a stage that ends before layer j and the next one; 0 after the last stage."""
     full_layers: Int[np.ndarray, "stages cuts cuts"]

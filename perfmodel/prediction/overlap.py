@@ -53,7 +53,7 @@ class BlockEvents(NamedTuple):
     kernel_spread: Float[Any, ""]
     """Spread of the ranks' times for the kernels between two collectives, relative to these."""
     lost: Float[Any, " ops"]
-    """Share of the time beside a collective by which each kernel is slowed (`lost_shares`)."""
+    """Share of the time beside a collective that each kernel loses (`lost_shares`)."""
     sm_share: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
     ring_steps: int
@@ -94,7 +94,7 @@ class PhaseTimes:
     exposed: Float[Any, "blocks phases ops"]
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
     slowing: Float[Any, "blocks phases ops"]
-    """Share of each collective's time by which the kernels that hide it run longer (`lost_shares`)."""
+    """Additional time of the kernels that hide a collective, as a share of the collective's time (`lost_shares`)."""
     waiting_s: Float[Any, "blocks phases"]
     """Seconds that collectives wait for the slowest of their ranks."""
 

@@ -17,7 +17,7 @@ class Arrival(NamedTuple):
     """Transfers of one kind, by the instructions that wait for them."""
 
     receiver: Ids
-    """Instructions that need what is sent."""
+    """Instructions that need the transferred data."""
     source: Ids
     """Op that each receiver waits for."""
     lag: Ids | int

@@ -23,7 +23,7 @@ class Kind(IntEnum):
     """Joins and barriers: no time of their own. Class 0 is always of this kind."""
     FORWARD = 1
     BACKWARD = 2
-    """Input and weight gradient together, with whatever is recomputed."""
+    """Input and weight gradient together, including recomputation."""
     BACKWARD_INPUT = 3
     BACKWARD_WEIGHT = 4
     SEND_FORWARD = 5

@@ -21,7 +21,7 @@ class ChimeraModel:
     compute_s: float
     """n_f T_f + n_b T_b."""
     transfers_s: float
-    """(n_f + n_b) T_p2p; what middle bubbles would hide of it is not considered."""
+    """(n_f + n_b) T_p2p; transfers that middle bubbles could hide count too."""
     unoverlapped_s: float
     """Time of the gradients' all-reduce that does not fit into the free regions of the worst device."""
 

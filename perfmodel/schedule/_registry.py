@@ -162,7 +162,7 @@ class Scheduler:
 
 
 DEFAULT_SLICES = 2
-"""Slices per sequence where the name says no number."""
+"""Slices per sequence if the name has no number."""
 _SCHEDULERS: dict[str, Scheduler] = {}
 
 

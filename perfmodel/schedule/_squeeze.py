@@ -131,7 +131,7 @@ class _Device:
         return after + int(idle_slots[0]) if len(idle_slots) else before
 
     def move(self, source: int, target: int, change: int) -> None:
-        """Let a pass run earlier; `change` is what it adds to the micro-batches held."""
+        """Let a pass run earlier; `change` is the number of micro-batches that are held in addition."""
         self.idle[source], self.idle[target] = True, False
         self.alive[target:source] += change
 

@@ -162,7 +162,7 @@ class ScheduleFacts:
     makespan_bubble_fraction: float
     """Idle share of the makespan, averaged over devices, if transfers took no time."""
     activations: tuple[float, float]
-    """Most micro-batches alive on the device that needs least, and on the one that needs most."""
+    """Most micro-batches alive at once, on the device with the fewest and on the one with the most."""
     weights: tuple[int, int]
     """Copies and versions of a stage's weights, likewise."""
     version_difference: int

@@ -20,7 +20,7 @@ _ROOM: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """A server with a chosen operating point, and what was chosen."""
+    """A server with an operating point, and the settings that were chosen for it."""
 
     serving: Serving
     chosen: tuple[str, ...]

@@ -67,7 +67,7 @@ _FEWEST: Final = 5
 TUNINGS: Final = tuple(Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16, 32), (0, 1, 2, 4, 8)))
 """That are tried."""
 ROWS_OF_SOURCE: Final = 6
-"""Most rows of a source from which it is learned how much people prefer what is faster."""
+"""Most rows of a source that are used to learn how strongly people prefer fast settings."""
 _TRIED: Final = 40
 """Runs of a source that are looked at: many leave nothing open."""
 

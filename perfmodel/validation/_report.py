@@ -105,7 +105,7 @@ class ValidationReport(dict[str, Any]):
 LIKELY: Final = 0.5
 """Least probability at which a run is predicted to fit."""
 EDGES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Ends of the ranges of probabilities that are held against what happened."""
+"""Bounds of the ranges of predicted probabilities that are compared with the observed shares."""
 
 
 def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, Any]:

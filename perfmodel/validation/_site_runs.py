@@ -45,7 +45,7 @@ class SiteRun:
     events: float
     """Standard deviation of the log step time from the events' own intervals."""
     at: Coordinates
-    """Coordinates of the layout, by which near ones are told."""
+    """Coordinates of the layout; runs with near coordinates are correlated."""
     open_deviation: float
     """Standard deviation of the log step time between all that the run may have been."""
     contradicts: float

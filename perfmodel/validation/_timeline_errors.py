@@ -35,7 +35,7 @@ class Activities:
     device: Int[np.ndarray, " activities"]
     stage: Int[np.ndarray, " activities"]
     phase: np.ndarray
-    """Name of what is computed: forward, backward, ..."""
+    """Name of the computation: forward, backward, ..."""
     micro_batch: Int[np.ndarray, " activities"]
     predicted_s: Float[np.ndarray, "activities 2"]
     """Start and end."""

@@ -170,11 +170,11 @@ class BlockOps:
     """Parameters shared with the block before it; held again only where a rank has none of that."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
     workspace_bytes: float = 0.0
-    """Transient peak inside the block beside what `activation_bytes` counts."""
+    """Transient peak inside the block, in addition to `activation_bytes`."""
     boundary_bytes: float = 0.0
     """Activation that one device sends if the next block is on another stage."""
     boundary_comm: tuple[Comm, ...] = ()
-    """Collectives by which the receiving stage completes what was sent sharded."""
+    """Collectives that complete a sharded transfer at the receiving stage."""
 
     def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
         """Number of trained matrices by shape, in routed experts or outside."""

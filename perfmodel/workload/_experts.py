@@ -360,7 +360,8 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
 
 
 def fuses_experts(model: Model, job: Job, dtype: str, recipe: str) -> bool:
-    """Whether one kernel runs the product of all experts with what follows it (`ExpertTokens.fused_experts`).
+    """Whether one kernel runs the product of all experts together with the following one
+    (`ExpertTokens.fused_experts`).
 
     Args:
         dtype, recipe: of the products.

@@ -38,7 +38,7 @@ class Parameters:
     mamba: int = 0
     """Mamba-2 mixers, gated delta nets and short convolutions of hybrids."""
     norms: int = 0
-    """Norms, and what scales and shifts them (adaLN)."""
+    """Norms, with the scales and shifts of adaLN."""
     further_tokens: int = 0
     """Modules of multi-token prediction, which use embedding and head of the model."""
     head: int = 0

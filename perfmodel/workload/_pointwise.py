@@ -15,7 +15,8 @@ from perfmodel.workload._quantisation import QUANTISING
 
 
 def norm(model: Transformer, local: ShardSizes) -> Piece:
-    """Layer or RMS norm over the hidden size; saves its input, or what its operators need (`small_norm`)."""
+    """Layer or RMS norm over the hidden size; saves its input, or the tensors that its operators need
+    (`small_norm`)."""
     return small_norm(model, local, local.norm_tokens, local.hidden)
 
 

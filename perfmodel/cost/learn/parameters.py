@@ -223,7 +223,7 @@ def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
 
 
 _BOUND: Final = 0.40
-"""Share of the bandwidth from which a kernel is taken to be limited by it."""
+"""Least share of the bandwidth at which a kernel counts as limited by it."""
 _UNBOUND: Final = 0.15
 """Share at which it is taken to be limited by what multiprocessors issue."""
 _FOLLOWS_ISSUE: Final = 0.75

@@ -17,7 +17,7 @@ LATENT_DEFAULTS: Final = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-"""Sizes of latent attention where nobody says them (Megatron-Core `MLATransformerConfig`)."""
+"""Sizes of latent attention if a file does not state them (Megatron-Core `MLATransformerConfig`)."""
 PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.", "delta.")
 """Beginnings of the fields of a file that describe its model."""
 

@@ -15,7 +15,7 @@ from perfmodel.ingest.launch._format import undefined
 from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, OWN_PROGRAM, PROGRAM, TENSOR, TRAINER
 
 OWN_FORM: Final = replace(TRAINER, name="own-program")
-"""The format of such commands once their arguments are called as the Trainer's."""
+"""Format of commands of such programs, once their arguments are renamed to the Trainer's."""
 _NAMES: Final[Mapping[str, str]] = {
     "batch_size": MICRO,
     "micro_batch_size": MICRO,
@@ -59,7 +59,8 @@ _REWARDS: Final = ("reward_pretrain", "remote_rm_url", "critic_pretrain")
 
 
 def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> dict[str, Entry] | None:
-    """Entries of a command under the names of Hugging Face's Trainer; None unless a program of its own fine-tunes.
+    """Entries of a command under the names of Hugging Face's Trainer; None if it does not fine-tune with a program of
+    its own.
 
     Args:
         texts: words of the command.
@@ -104,7 +105,8 @@ def _program_at(names: Sequence[str]) -> int | None:
 
 
 def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
-    """Raise `LaunchFileError` for a command that trains by reinforcement, with what can be asked instead."""
+    """Raise `LaunchFileError` for a command that trains by reinforcement, and say which of its models can be
+    predicted."""
     actor = next((str(entries[name].value) for name in _ACTORS if name in entries), None)
     if actor is None and any(name in entries for name in _REWARDS) and "pretrain" in entries:
         actor = str(entries["pretrain"].value)

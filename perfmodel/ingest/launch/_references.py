@@ -10,7 +10,8 @@ from typing import Any, Final
 from perfmodel.ingest.launch._entries import Entry, broken
 
 MOST_RESOLVED: Final = 1_000_000
-"""Characters of one value with its references replaced: each reference may double what the one before it stands for."""
+"""Longest value, in characters, with its references replaced; each reference may double the length of the one before
+it."""
 MOST_OPERANDS: Final = 16
 """Operands of one product or sum at most; more factors make a number of thousands of digits."""
 MOST_REFERENCES: Final = 100_000

@@ -138,7 +138,7 @@ MANY: Final = Values(WHOLE.read, lambda value: value if value > 1 else None)
 """A whole number that is 1 where it is not written."""
 TEXT: Final = Values(_text)
 PRESENT: Final = Values(lambda value: True)
-"""A setting that turns something on, whatever its value."""
+"""A setting that is on if the key is present, with any value."""
 
 _OPTIMIZERS: Final = {
     "adam": "adam fusedadam adamw decoupledadamw onebitadam cpuadam adampax distributedfusedadam adamwtorchfused",

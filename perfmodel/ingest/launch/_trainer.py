@@ -32,9 +32,9 @@ PROGRAM: Final = "<script>"
 OWN_PROGRAM: Final = "<own program>"
 """The entry that names a training program which somebody wrote for himself (`_own_programs`)."""
 TENSOR: Final = "tensor_parallel_size"
-"""The entry of DeepSpeed's tensor parallelism, by whatever name a program has for it."""
+"""The entry for DeepSpeed's tensor parallelism, under every name that programs have for it."""
 WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_processes", "num_machines", "world_size")
-"""Processes that a launcher starts, which a command line says and a file may."""
+"""Entries for the number of processes that a launcher starts, from the command line or a file."""
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int | None:
@@ -82,7 +82,7 @@ _TORCH_TYPES: Final = words(
 
 
 def half_of(settings: Mapping[str, Any]) -> str:
-    """Element type of matrix products: that of the active switch, else fp32."""
+    """Element type of matrix products: that of the switch that is on, else fp32."""
     return next((name for name in ("fp8", "bf16", "fp16") if is_on(settings.get(name))), "fp32")
 
 

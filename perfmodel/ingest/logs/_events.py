@@ -170,7 +170,7 @@ _RESERVED: Final = (
 
 
 def peak_bytes(lines: Sequence[str]) -> tuple[float | None, float | None]:
-    """The largest peaks in a log: of tensors, and of what the allocator holds for them."""
+    """The largest peaks in a log: bytes of tensors, and bytes that the allocator holds for them."""
     return _largest(lines, _ALLOCATED), _largest(lines, _RESERVED)
 
 

@@ -33,7 +33,7 @@ class LogFormat:
     read: Callable[[Sequence[str]], Iterator[tuple[int, LoggedStep]]]
     """Gives (number of the line, what it says) for each line about a step."""
     retime: Callable[[Mapping[int, LoggedStep]], dict[int, LoggedStep]] = dict
-    """Times the steps by the log's clock, where what it prints is not the time of whole steps."""
+    """Times the steps by the log's clock, if the printed times do not cover whole steps."""
 
 
 def _by_line(

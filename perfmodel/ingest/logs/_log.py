@@ -62,7 +62,7 @@ class LogEvent:
     after_step: int
     """The last step that the log named before it; 0 before the first."""
     seconds: float | None = None
-    """How long it took, where the log says so."""
+    """Duration of the event; None if the log does not state it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Settings that a log states: what really ran, whatever the launch script says."""
+"""Reads the settings that a log states: these are what really ran, even if the launch script differs."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

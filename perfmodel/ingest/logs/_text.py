@@ -79,7 +79,7 @@ _PROCESSES: Final = (
 
 
 def process_of(line: str) -> str:
-    """The process that wrote a line, as its launcher names it; empty where the line does not say."""
+    """The process that wrote a line, as its launcher names it; empty if the line does not name one."""
     # Launchers nest (srun starts torchrun): all names together tell the process, as ranks repeat on every node.
     names = []
     for pattern in _PROCESSES:

@@ -57,7 +57,7 @@ class NsysFile:
 
     path: Path
     epoch_ns: int | None
-    """When the session started; none for reports too old to say."""
+    """Start of the session; None for old reports, which do not state it."""
     device_names: dict[int, str]
     kernels: tuple[Record, ...]
     """Rows of kernels, `name` as text."""

@@ -1,4 +1,4 @@
-"""Programs of one rank, whose collectives stand for many, written down for all of them."""
+"""Turns the program of one rank, whose collectives stand for those of many ranks, into a program of all ranks."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -37,7 +37,7 @@ def pipeline(
     send_stream: Stream = "compute",
     weights: WeightPolicy = "flush",
 ) -> Program:
-    """Cut a one-device program into stages and micro-batches, and run them as a schedule says.
+    """Divide a one-device program into stages and micro-batches, and run them in the order of a schedule.
 
     Passes are told apart by the instructions' tags. Values that cross stages are sent once to every device
     that needs them, when the pass that makes them ends. Gradients and the loss are accumulated in the

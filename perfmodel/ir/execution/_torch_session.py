@@ -114,7 +114,7 @@ class _Collective:
         return self.group.index(self.rank)
 
     def in_order(self, by_rank: Sequence[TorchTensor]) -> list[TorchTensor]:
-        """Reorder what torch gives by rank into the order of the members."""
+        """Reorder values that torch returns by rank into the order of the members."""
         tensor_of = dict(zip(sorted(self.group), by_rank, strict=True))
         return [tensor_of[member] for member in self.group]
 

@@ -83,7 +83,7 @@ class _Walk:
     nodes: list[Node] = field(default_factory=list)
 
     def inline(self, computation: Computation, parameters: dict[str, Operand]) -> Operand:
-        """Append the nodes of a computation whose parameters are known; returns what its root is."""
+        """Append the nodes of a computation whose parameters are known; return the value of its root."""
         known = dict(parameters)
         for instruction in computation.instructions:
             # Parameters are bound before.

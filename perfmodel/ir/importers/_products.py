@@ -93,7 +93,7 @@ def _valid_taps(n_in: int, kernel: int, n_out: int, stride: int, low: int, in_di
 
 
 def convolution(shape: ConvShape) -> KernelOp:
-    """The kernel that a convolution is timed as: forward, or the gradient that its dilations tell it to be.
+    """The kernel that times a convolution: the forward pass, or the gradient if its dilations show that it is one.
 
     Input gradients have holes in the left operand (the forward stride), weight gradients a kernel larger than
     the output; one of more than two spatial axes is timed as the product that it lowers to.

@@ -142,7 +142,7 @@ class OpTable:
 
     @property
     def unmapped_flops(self) -> float:
-        """FLOPs of operations that no op of ours stands for."""
+        """FLOPs of operations that no op of this package represents."""
         return sum(u.count * u.flops for u in self.unmapped)
 
     @property

@@ -28,7 +28,7 @@ LAUNCHERS: Final = (
 )
 """Launchers with the variables that they set: a process's number and how many there are."""
 NODE: Final = "PERFMODEL_NODE"
-"""Variable that names the node where its host name does not tell it from others."""
+"""Variable that names the node if its host name is not unique."""
 _OTHERS: Final = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "RANK", "WORLD_SIZE")
 """Variables by which frameworks join a launcher's group, besides those that begin with `_PREFIXES`."""
 _PREFIXES: Final = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
@@ -141,7 +141,7 @@ class Meeting:
 
 
 def made_meeting(launch: Launch) -> Meeting:
-    """Make the address on which process 0 will wait; port 0 stands for any free port."""
+    """Return the address on which process 0 will wait; port 0 means any free port."""
     key = _key_of_environment() or secrets.token_hex(32)
     return Meeting(launch.host or socket.gethostname(), launch.port or 0, key)
 
@@ -197,7 +197,8 @@ class Server:
 
 
 def listening_address(host: str) -> str:
-    """The one address of this node that process 0 listens on; empty, for all of them, where the name does not tell.
+    """The one address of this node that process 0 listens on; empty, for all addresses, if the host name does not
+    determine one.
 
     Many systems have their own name stand for a loopback address that other nodes cannot reach.
     """

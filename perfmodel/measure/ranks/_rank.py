@@ -41,7 +41,7 @@ class Place:
     local_rank: int = 0
     """Number of the rank among those of its node."""
     device: int | None = None
-    """GPU of the rank among those that it sees; none: that of its local rank."""
+    """GPU of the rank among those visible to it; None: the one of its local rank."""
 
     def on_one_of(self, cores: Sequence[int]) -> Self:
         """Assign a core; ranks share cores if there are too few."""

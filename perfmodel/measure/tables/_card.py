@@ -68,7 +68,7 @@ class Card:
     table: str
     """File name, in the card's own folder."""
     table_sha256: str
-    """Checksum of the table, by which a changed table is noticed."""
+    """Checksum of the table, which shows whether the table was changed."""
     rows: int
     suspect_rows: int
     """Rows that stayed above the interference limit, their `variant` says so; not for fitting."""

@@ -27,7 +27,7 @@ from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.viz import interactive
 
 TOP: Final = 100
-"""Layouts of a search, unless its options say otherwise."""
+"""Number of layouts that a search returns for the report, by default."""
 TIMELINES: Final = 3
 """Layouts, the first, whose timeline is in the page."""
 LAUNCHED: Final = 20

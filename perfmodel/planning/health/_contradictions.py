@@ -11,7 +11,7 @@ from perfmodel.spec.notation import written
 
 _OF_JOB: Final = ("global_batch", "seq_len")
 _DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")
-"""Settings that make another job: what the log says of them is predicted."""
+"""Settings that make it another job; the values in the log are predicted."""
 _OPTIONS: Final = (
     "sequence_parallel",
     "overlap_grad_reduce",
@@ -19,7 +19,7 @@ _OPTIONS: Final = (
     "tp_overlap",
     "recompute",
 )
-"""Settings of the same job: what they cost is reported as a cause."""
+"""Settings of the same job; their cost is reported as a cause."""
 _SHARDED: Final = ("overlap_param_gather",)
 _FLOPS_RANGE: Final = (0.65, 1.55)
 """FLOPs of a token as the log counts them over the model's own, within which conventions of counting explain it."""
@@ -37,7 +37,7 @@ class Contradiction:
 
     @property
     def sentence(self) -> str:
-        """The contradiction in words, with what to do."""
+        """The contradiction in words."""
         return f"{self.setting} is {self.log} in the log and {self.script} in the script"
 
 

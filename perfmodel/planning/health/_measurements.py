@@ -16,7 +16,8 @@ class Measurement:
     outcomes: Mapping[str, str]
     """Outcome of the measurement by name of the cause; causes that are left out show nothing unusual."""
     effort_bits: float = 0.0
-    """How much more it has to tell than the simplest, to be worth its effort."""
+    """Additional information, in bits, that the measurement must give to be worth its effort, compared with the
+    simplest one."""
 
 
 MEASUREMENTS: Final = (

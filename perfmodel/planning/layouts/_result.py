@@ -124,7 +124,7 @@ class SearchResult:
     robustness: Robustness | None = None
     """How sure the ranking is, given the errors of predictions."""
     method: str = "enumerate"
-    """Method by which the layouts were looked for."""
+    """Method of the search."""
     why: str = ""
     """Reason for the method."""
     improvements: tuple[Improvement, ...] = ()

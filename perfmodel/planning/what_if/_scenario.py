@@ -36,7 +36,7 @@ NETWORK: Final = (
 )
 """Parameters of the links."""
 HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
-"""Parameters of the machine whose sensitivities are reported: multiples of what it is."""
+"""Parameters of the machine whose sensitivities are reported, as multiples of their present values."""
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (
     *HARDWARE,

@@ -113,7 +113,7 @@ class Curve:
     values: tuple[float, ...]
     """Values, or multiples, of the parameter."""
     multiple: bool
-    """Whether the values are multiples of what the parameter was."""
+    """Whether the values are multiples of the present value."""
     step_s: tuple[float, ...]
     """Step time at each."""
     hidden_up_to: float | None

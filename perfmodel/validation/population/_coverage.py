@@ -59,7 +59,7 @@ class LeftOutRuns:
     half_width: Float[np.ndarray, " runs"]
     """Half-width that the model of sites gives."""
     unknown: Float[np.ndarray, "runs drivers"]
-    """How much of each of `UNKNOWNS` the run has, given what was left out."""
+    """Amount of each of `UNKNOWNS` that the run has, after what was left out."""
     open_deviation: Float[np.ndarray, " runs"]
     """Standard deviation of the log step time over the possible completions of the run, which predictions include."""
     looked_at: Bool[np.ndarray, " runs"]

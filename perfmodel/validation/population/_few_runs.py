@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from perfmodel.prediction.sites.known_runs import CovarianceTerms, Scales, half_width, known_runs, widened
 
 FEW: Final = (0, 1, 2, 3, 5, 8)
-"""Runs of a source that the card says the worth of."""
+"""Numbers of runs of a source for which the card reports the gain."""
 OTHERS: Final = -1
 """Stands for all runs of a source but the one predicted: what no update by fewer can be expected to reach."""
 _DRAWS: Final = 20

@@ -18,7 +18,7 @@ class Folds:
     """Sets of runs that are left out in turn; each run is predicted in at most one of them."""
 
     names: tuple[str, ...]
-    """Name of what each fold leaves out."""
+    """Name of the group that each fold leaves out."""
     left_out: Bool[np.ndarray, "folds runs"]
     """Runs that each fold leaves out."""
     predicted: Bool[np.ndarray, "folds runs"]

@@ -190,7 +190,7 @@ class LeftOut(NamedTuple):
     own_parts: OwnParts
     """Covariances by what is the sources' own."""
     noise: Any
-    """Variance of what each run has for itself."""
+    """Variance that each run has for itself."""
 
 
 @dataclass(frozen=True, eq=False)

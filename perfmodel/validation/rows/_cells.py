@@ -158,7 +158,7 @@ class Spread:
     global_batch: int
     """Whole micro-batches per replica; a smaller last micro-batch is rounded up, as it runs as one."""
     assumed: tuple[str, ...]
-    """Names of what nothing in the row tells."""
+    """Names of settings that nothing in the row states."""
 
 
 def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:

@@ -1,4 +1,4 @@
-"""Reads the layout and job that a published row states, in the words of a launch or in columns of their own."""
+"""Reads the layout and job that a published row states, either as launch arguments or in columns."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -24,7 +24,7 @@ class Variant:
     """One value of a choice, and the settings that it implies."""
 
     value: str
-    """Value of the choice, by which runs are told apart."""
+    """Value of the choice."""
     counted_as: str = ""
     """Value by which published runs are counted, which may be coarser; empty where it is `value`."""
     share: float = 1.0
@@ -55,7 +55,7 @@ class OpenChoice(ABC):
     takes_memory: bool = True
     """Whether the choice decides how much memory a run needs."""
     tunable: bool = True
-    """Whether who runs it can choose freely, and so prefers what is faster."""
+    """Whether users of the framework can choose freely, and so prefer the faster value."""
 
     @abstractmethod
     def matters(self, case: Case) -> bool:

@@ -44,7 +44,7 @@ class FilledRow:
 
     cells: Row
     weight: float = 1.0
-    """Prior probability of what was filled in."""
+    """Prior probability of the values that were filled in."""
     chosen: dict[str, str] = field(default_factory=dict)
     """Values that were filled in, by choice."""
 

@@ -126,8 +126,8 @@ class _Weighed:
     completion: Completion
     problem: StepProblem
     can_fit: float
-    """Probability that what it needs fits, fragmentation aside: an allocator gives back what it loses between tensors
-    before it gives up, so this is what a run that ran tells."""
+    """Probability that the needed memory fits, fragmentation aside. An allocator frees fragmented memory before it
+    fails, so a run that succeeded shows no more than this."""
     fits_probability: float
     """As `Prediction.fits_probability`."""
 

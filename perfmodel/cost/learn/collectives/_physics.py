@@ -112,7 +112,7 @@ class LinkConstants:
     neighbour_share: Array
     """Share of the bandwidth that a send to a neighbour keeps on many nodes."""
     eager_bytes: Array
-    """Bytes on the wire from which a message between nodes asks before it is sent: twice the latency."""
+    """Message size between nodes above which the sender first asks the receiver, which doubles the latency."""
     tree_share: Array
     """Bandwidth between nodes of a tree whose nodes add without a switch, relative to a ring's: half of its channels'
     traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""

@@ -24,9 +24,9 @@ DEVICE_FOLDS: Final = 3
 """Folds in which devices are left out: physics is fitted anew in each."""
 _LOG: Final = logging.getLogger(__name__)
 FEWEST: Final = 30
-"""Errors that a width of its own needs."""
+"""Least number of errors for which a separate width is fitted."""
 FEWEST_SERIES: Final = 4
-"""Series that those must come from, where they tell of other series."""
+"""Least number of series that these errors come from, if they are used for other series."""
 LEVEL_OF_OTHERS: Final = 0.95
 """Quantile of other fabrics' and rank counts' errors that holds 90 % of a new one's: those differ as wholes, so that
 as many rows of them as of rows drawn alike stand for less."""

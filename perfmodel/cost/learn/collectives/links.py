@@ -124,7 +124,7 @@ Ethernet per port)."""
 
 UNKNOWN_INTRA: Final = _device_links("unknown-intra", "", 25e9, hop_s=2e-6)
 UNNAMED: Final = _network("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, lines=True)
-"""A network told by the rate of its adapters alone (`RDMA-400G`)."""
+"""A network that is known by the rate of its adapters alone (`RDMA-400G`)."""
 UNKNOWN_INTER: Final = _network("unknown-inter", "", 12.5e9, latency_s=10e-6, hop_s=20e-6, lines=True)
 
 _GENERATION: Final = (

@@ -213,7 +213,7 @@ class Commands(Builtins):
             return self.command(node, rest)
 
     def call(self, name: str, argv: Sequence[Word]) -> bool | None:
-        """Run a function; what it declares local is forgotten after."""
+        """Run a function; its local variables are forgotten afterwards."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
             raise broken(self.state.place, 0, f"the function {name} calls itself forever; fix the script")
@@ -248,7 +248,7 @@ class Commands(Builtins):
     def in_inner_shell(
         self, text: str, line: int, prefix: Sequence[Word], arguments: Sequence[Word], *, counts: bool = True
     ) -> None:
-        """Run a text in a shell of its own, which knows this one's variables; its commands stand behind `prefix`."""
+        """Run a text in a sub-shell that inherits this one's variables; its commands are recorded after `prefix`."""
         outer, self.prefix = self.prefix, (*self.prefix, *prefix)
         with self.subshell():
             self.state.arguments = list(arguments)
@@ -311,7 +311,8 @@ class Commands(Builtins):
         self.collect(argv)
 
     def submit(self, argv: Sequence[Word], text: str, line: int, arguments: Sequence[Word], *, counts: bool) -> None:
-        """Run a script that a program starts; `sbatch` reads its `#SBATCH` lines, which options of its own replace."""
+        """Run a script that a program starts. `sbatch` reads its `#SBATCH` lines, which options on the command line
+        override."""
         prefix = list(argv)
         if prefix and Path(prefix[0].text).name == "sbatch":
             prefix[1:1] = [Word(option, line) for option in directives(text)]
@@ -346,7 +347,7 @@ class Commands(Builtins):
         return False
 
     def set_by_scheduler(self, argv: Sequence[Word]) -> None:
-        """Set the variables of SLURM for what a `srun -N 4 ...` starts, where no job has set them before."""
+        """Set SLURM's variables for a program that `srun -N 4 ...` starts, unless a job has set them before."""
         if not argv or Path(argv[0].text).name not in ("srun", "salloc"):
             return
         numbers = slurm_numbers([word.text for word in argv])

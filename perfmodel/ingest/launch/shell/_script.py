@@ -31,7 +31,7 @@ MOST_STEPS: Final = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Commands that a script runs, and what was left out."""
+    """Commands that a script runs, and commands that were not followed."""
 
     commands: tuple[Command, ...]
     notes: tuple[str, ...]
@@ -221,7 +221,7 @@ class _Interpreter(Commands):
         return len(node.commands) > 1 or not is_own
 
     def capture(self, node: tree.Pipeline) -> bool:
-        """Add what a pipeline writes to the output; raises `_Unknown` where nobody knows it."""
+        """Add the output of a pipeline to the captured text; raises `_Unknown` if it cannot be determined."""
 
         def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
@@ -295,7 +295,8 @@ class _Interpreter(Commands):
             self.state.variables, self.state.arguments = variables, arguments
 
     def left_out(self, body: tree.Sequence, line: int, reason: str) -> list[str]:
-        """Leave out commands that run or do not, or an unknown number of times; says so where they change anything.
+        """Skip commands that may or may not run, or that run an unknown number of times, and record it if they change
+        anything.
 
         Returns:
             Names of the variables that they set.
@@ -387,13 +388,13 @@ class _Interpreter(Commands):
         return None
 
     def calculations(self, text: str, line: int) -> None:
-        """Do what a list of expressions, `i = 0, j = 1`, assigns."""
+        """Carry out the assignments in a list of expressions, such as `i = 0, j = 1`."""
         for expression in text.split(","):
             if expression.strip():
                 self.arithmetic(expression, line)
 
     def loop_left_out(self, body: tree.Sequence, line: int) -> None:
-        """Leave out a loop that is not followed: nobody knows what the variables that it sets are after it."""
+        """Skip a loop that cannot be followed: the variables that it sets are unknown afterwards."""
         for name in self.left_out(body, line, "the loop cannot be followed"):
             self.state.variables.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Shell scripts as trees: a parser of what launch scripts are written in (POSIX shell, and of bash arrays, `[[`, `((`).
+"""Parses shell scripts into trees: the part of POSIX shell and bash (arrays, `[[`, `((`) that launch scripts use.
 
 The parser only divides text. It expands nothing and runs nothing: `_script` walks the tree.
 """

@@ -1,13 +1,13 @@
-"""The tree of a launch script: what the parser makes of its text, before anything is expanded."""
+"""The tree of a launch script, as the parser returns it, before anything is expanded."""
 
 import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
 JOINED: Final = "\v"
-"""A blank in place of a continued line inside quotes, so that the lines of what follows can be counted."""
+"""A blank that replaces a continued line inside quotes, so that lines can still be counted."""
 HELD: Final = "\x01"
-"""A blank in what could not be expanded, at which it is not divided."""
+"""A blank in text that could not be expanded; words are not split at it."""
 DECLARING: Final = ("export", "local", "declare", "readonly", "typeset")
 """Commands whose arguments are assignments."""
 READING: Final = ("read", "mapfile", "readarray")
@@ -27,7 +27,7 @@ class Part:
 
     @property
     def written(self) -> str:
-        """The piece as a script has it, for what cannot be expanded; it stays one word."""
+        """The piece as written in the script, for text that cannot be expanded; it stays one word."""
         # Blanks inside `$(git rev-parse HEAD)` divide no word, since nobody knows what the command prints.
         form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[self.kind]
         return form.format(re.sub(r"\s", HELD, self.text))
@@ -162,7 +162,7 @@ class CountingFor:
 
 @dataclass(frozen=True)
 class Case:
-    """A word, and what runs if it matches patterns."""
+    """A word, and the commands that run if it matches patterns."""
 
     subject: RawWord
     clauses: tuple[tuple[tuple[RawWord, ...], Sequence], ...]

@@ -149,7 +149,7 @@ def replaced(value: str, text: str) -> str:
 
 
 class Condition:
-    """The value of `[ ... ]` and `[[ ... ]]`: True, False, or None where it depends on what the script does not say."""
+    """Evaluates `[ ... ]` and `[[ ... ]]` to True, False, or None if the script does not determine it."""
 
     def __init__(self, tokens: Sequence[str], *, double: bool, exists: Callable[[str], bool | None]) -> None:
         self.tokens = list(tokens)
