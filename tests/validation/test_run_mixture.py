@@ -12,6 +12,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
 from perfmodel.validation.unstated import CONVERSATION_TOKENS, OPEN_CHOICES, case_features, real_tokens
+from perfmodel.validation.unstated.priors import choice_priors
 
 ROW = {
     "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
@@ -155,6 +156,47 @@ def test_a_machine_is_as_large_as_its_devices_make_it(cluster):
         large = replace(case.relaid(dp=devices // 2), cluster=catalog.cluster(cluster))
         scales.append(case_features(large, 2025).scale)
     assert scales == ["up to 8 nodes", "8 to 64 nodes", "above 64 nodes"]
+
+
+NEEDS = ["up to 0.25", "0.25 to 0.5", "0.5 to 1", "1 to 2", "above 2"]
+"""Classes of the memory that a run needs without recomputation, from little to much."""
+
+
+def need(**cells) -> int:
+    """Place of a run's class in `NEEDS`."""
+    return NEEDS.index(case_features(read_case(ROW | cells), 2025).need.removesuffix(" of memory"))
+
+
+def test_need_of_memory_falls_with_shards_and_grows_with_the_model_and_its_tokens():
+    # 8 billion parameters over two ranks: 16 + 4 + 6 GB of states, and 17 GB for a sequence of 8192 tokens, of 80 GB.
+    assert NEEDS[need()] == "0.5 to 1"
+    assert need(tp=8, dp=2) < need(tp=2) <= need(tp=1, dp=16)
+    assert need(zero_stage=3) <= need(zero_stage=1) < need(zero_stage=0)
+    lengths = [need(seq_len=length) for length in (2048, 8192, 32768)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
+    # Recomputation is what the class explains, so it does not move it.
+    assert need(recompute="full") == need()
+    many_devices = {"model": "mixtral-8x7b", "n_devices": 64, "tp": 1, "dp": 64, "global_batch": 64, "seq_len": 4096}
+    assert need(**many_devices, ep=8) < need(**many_devices, ep=1)
+
+
+def test_who_has_memory_to_spare_repeats_less():
+    """Runs that state their recomputation say so: the more of a device a run fills, the more it repeats."""
+    priors = choice_priors()
+    unrepeated = []
+    for name in NEEDS:
+        contexts = ("", f"need {name} of memory")
+        chances = priors.probabilities("recompute", contexts, ("none", "selective", "full"))
+        unrepeated.append(float(chances[0]))
+    assert unrepeated == sorted(unrepeated, reverse=True)
+    roomy, tight = predict_run(ROW | {"recompute": None, "tp": 8, "dp": 2}), predict_run(ROW | {"recompute": None})
+
+    def share_without(run) -> float:
+        return sum(w for w, c in zip(run.weights, run.completions, strict=True) if c.layout.recompute == "none"
+                   and not c.layout.recompute_full_layers)  # fmt: skip
+
+    assert share_without(roomy) > share_without(tight)
 
 
 def test_a_name_means_what_it_meant_in_its_year():

@@ -6,16 +6,21 @@ from typing import Final
 
 from perfmodel.catalog.networks import DEVICES_PER_NODE
 from perfmodel.spec import Cluster, Device, Framework, Model, Transformer
+from perfmodel.units import dtype_bytes
 from perfmodel.validation.rows import Case
 from perfmodel.validation.unstated.priors import EVERYWHERE
-from perfmodel.workload import parameter_count
+from perfmodel.workload import parameter_count, parameters
 
 _SIZES_B: Final = (2.0, 15.0, 50.0, 150.0)
 """Billions of parameters between classes of models."""
 _LENGTHS: Final = (768, 3072, 12288)
 """Tokens between classes of sequences."""
+_WEIGHT_BYTES, _GRADIENT_BYTES, _OPTIMIZER_BYTES = 2.0, 4.0, 12.0
+_BYTES_PER_ELEMENT: Final = 34.0
 _NODES: Final = (8, 64)
 """Nodes between classes of machines, of `DEVICES_PER_NODE` each."""
+_NEEDS: Final = (0.25, 0.5, 1.0, 2.0)
+"""Shares of a device's memory between classes of what a run needs without recomputation."""
 _ERAS: Final = (2022, 2024)
 """Last years of all eras but the newest: before fused attention was usual, and before products of 8 bits were."""
 
@@ -41,6 +46,8 @@ class RunFeatures:
     """`pipeline` or `one stage`."""
     scale: str = ""
     """Class by devices (`scale_of`)."""
+    need: str = ""
+    """Class by the share of a device's memory that a run needs without recomputation (`need_of`)."""
     fabric: str = ""
     """Kind of the network between nodes: `InfiniBand`, `Ethernet`, `cloud` or `other`; empty where it is not named."""
 
@@ -75,7 +82,42 @@ def case_features(case: Case, year: int | None) -> RunFeatures:
     features = model_features(case.model, case.cluster.device, case.job.seq_len, case.framework, year)
     stages = "pipeline" if case.layout.pp > 1 else "one stage"
     scale = scale_of(case.layout.devices)
-    return replace(features, stages=stages, scale=scale, fabric=fabric_of(case.cluster))
+    return replace(features, stages=stages, scale=scale, fabric=fabric_of(case.cluster), need=need_of(case))
+
+
+def need_of(case: Case) -> str:
+    """Class by the memory that a run would need without recomputation, over what its devices have.
+
+    Empty but for training of transformers. By closed forms, as a class needs no more: weights in 16 bits (frozen ones
+    in as many as products read), gradients, and three fp32 states of the optimizer (ZeRO, arXiv 1910.02054, section 3),
+    of which stages of ZeRO divide some; and 34 bytes of activations per token, element and layer (Korthikanti et al.,
+    arXiv 2205.05198, equation 2, with fused attention), of as many micro-batches as a pipeline of that depth has in
+    flight.
+    """
+    model, layout, job = case.model, case.layout, case.job
+    if not isinstance(model, Transformer) or job.mode != "train":
+        return ""
+    ranks = layout.dp * layout.cp
+    experts_tp = layout.etp or layout.tp
+    counted = parameters(model)
+    frozen = job.fine_tuning.frozen
+    weight_bytes = dtype_bytes(job.dtype) if frozen and job.narrow.fp8_params else _WEIGHT_BYTES
+
+    # Experts lie on other ranks than the rest, and are divided over those that hold the same ones.
+    states_bytes = 0.0
+    for params, shards, replicas in (
+        (counted.total - counted.experts, layout.tp, ranks),
+        (counted.experts, layout.ep * experts_tp, max(1.0, ranks * layout.tp / (layout.ep * experts_tp))),
+    ):
+        per_param = weight_bytes / (replicas if layout.zero >= 3 else 1.0)
+        if not frozen:
+            per_param += _GRADIENT_BYTES / (replicas if layout.zero >= 2 else 1.0)
+            per_param += _OPTIMIZER_BYTES / (replicas if layout.zero >= 1 else 1.0)
+        states_bytes += params / (shards * layout.pp) * per_param
+
+    tokens = layout.micro_batch * job.seq_len / (layout.tp * layout.cp)
+    activation_bytes = _BYTES_PER_ELEMENT * tokens * model.hidden * model.layers
+    return _class_of((states_bytes + activation_bytes) / case.cluster.device.memory_bytes, _NEEDS, " of memory")
 
 
 def scale_of(devices: int) -> str:

@@ -23,7 +23,8 @@ class Recompute(OpenChoice):
     """Recomputation: none, parts of layers, some layers, or all layers."""
 
     name = "recompute"
-    chain = (("size",), ("size", "era"), ("framework",))
+    # Whoever has room to spare repeats nothing.
+    chain = (("size",), ("size", "era"), ("need",), ("framework",))
 
     def matters(self, case: Case) -> bool:
         return isinstance(case.model, Transformer) and case.job.mode == "train" and not case.layout.offload_layers
