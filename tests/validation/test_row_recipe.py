@@ -192,6 +192,14 @@ def test_notes_tell_whether_a_launch_compiles(cells: dict[str, str], compiles: b
 
 
 @pytest.mark.parametrize(
+    ("stated", "framework"), [("ATorch FSDP", "atorch@2023"), ("PyTorch FSDP", "fsdp@2023"), (None, "fsdp@2023")]
+)
+def test_rows_of_atorch_are_of_its_own_entry(stated: str | None, framework: str) -> None:
+    row = {"notes": "", "framework": "fsdp@2023", "framework_as_stated": stated}
+    assert prepare(pd.DataFrame([row]))["framework"].tolist() == [framework]
+
+
+@pytest.mark.parametrize(
     ("page", "recompute", "settings"),
     [
         ("FlagOpen/FlagPerf@1b5:training/nvidia/llama2_7b-deepspeed/README.md", None, ("true", "none")),
