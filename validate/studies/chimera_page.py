@@ -224,8 +224,7 @@ it). Over PipeDream the paper's figure is the upper end that it states over asyn
 _SYNC = """`over eager`: throughput of the paper's `eager-sync-opt` over reducing every stage as soon as it is done;
 `over end`: over reducing at the end. `loss`: share of a reduction's time by which passes beside it run longer (cost
 of progress). Without such a cost starting early never hurts, so that the paper's 1.09 over `eager` on 64 nodes is out
-of reach by construction; with it the figure moves towards 1, and reaches it where messages, not passes, are what a
-step waits for. The paper does not state the cost of progress.
+of reach by construction. The paper does not state the cost of progress.
 """
 _LARGE = """Direct concatenation (`chimera`) is the paper's best for Bert-48, forward doubling for GPT-2. Speed-ups
 are means over the batches, the best way of each batch over the other scheme.

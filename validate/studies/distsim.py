@@ -174,8 +174,9 @@ def _curve() -> str:
 
 8M16P1D over the batch, relative to batch 1; `pipeline`: m p / (m + p - 1), what equal stages give. DistSim compares its
 curve with Megatron-LM's (figure 17 there), whose values are in a picture only. Ours is off the pipeline's law by
-{off:.1%} at most: at one micro-batch a sequence nothing but the bubble depends on the batch, which is what both papers'
-curves show. Read into it: sequences of 2,048 tokens, fp16, micro-batches of one, attention of products and a softmax.
+{off:.1%} at most: at one micro-batch a sequence nothing but the bubble depends on the batch. Whether the papers' curves
+follow it as closely cannot be read off their pictures. Read into it: sequences of 2,048 tokens, fp16, micro-batches of
+one, attention of products and a softmax.
 
 Megatron-LM states that recompute costs up to {RECOMPUTE_COST:.0%} of the throughput (ours: {cost:.0%}) and,
 since only small batches fit without it, gains up to {RECOMPUTE_GAIN:g} times theirs (ours: {gain:.2f}). {why}

@@ -9,8 +9,8 @@ import pytest
 from execution_cases import event_loop, listing, unit_timer
 
 from perfmodel import catalog
-from perfmodel.ir import Function, parse_function
-from perfmodel.ir.distribute import Degrees, distribute
+from perfmodel.ir import Function, live_memory, parse_function
+from perfmodel.ir.distribute import Degrees, distribute, on_one_stream
 from perfmodel.ir.execution import (
     Timer,
     chrome_trace,
@@ -42,6 +42,30 @@ def functions() -> list[Function]:
     ):
         made.append(distribute(STEP, degrees).function)
     return made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=2,tp=2,pp=2,micro_batches=4",
+        "dp=2,tp=2,pp=2,micro_batches=4,zero=1",
+        "dp=2,tp=2,sequence_parallel=true,zero=3",
+        "dp=4,pp=2,micro_batches=2,zero=2,checkpoint=true",
+        "tp=4,pp=2,micro_batches=4",
+    ],
+)
+@pytest.mark.parametrize("one_stream", [False, True])
+def test_one_rank_of_each_group_takes_as_long_as_all(text: str, one_stream: bool) -> None:
+    """On nodes of four devices, so that some groups leave their node."""
+    cluster, timer = catalog.cluster("a10x4"), random_timer(2)
+    spans_s, peaks_bytes = [], []
+    for representative in (False, True):
+        program = distribute(STEP, Degrees.parse(text), representative=representative)
+        program = on_one_stream(program) if one_stream else program
+        spans_s.append(simulate(program_structure(program.function, cluster), timer).makespan_s)
+        peaks_bytes.append(live_memory(program.function).peak_bytes.max())
+    assert spans_s[1] == pytest.approx(spans_s[0], rel=1e-12)
+    assert peaks_bytes[1] == peaks_bytes[0]
 
 
 @pytest.mark.parametrize("function", functions(), ids=lambda f: f"{f.name}-{len(f.instructions)}")
