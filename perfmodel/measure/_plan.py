@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.catalog import checked
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
@@ -54,6 +54,10 @@ class Plan:
     """Kernels to be measured at the clock that the device keeps under load."""
     load_s: float = LOAD_S
     """Seconds for which such a kernel runs before its first sample."""
+    beside_kernels: tuple[tuple[KernelOp, Collective], ...] = ()
+    """Kernels to be measured on all ranks of a collective, by themselves and while it runs."""
+    beside_table: str = "kernels_beside.csv"
+    """File name of their table."""
     interconnect: str = INTERCONNECT
     """Text of the `interconnect` column of collectives."""
     any_device: bool = False
@@ -69,6 +73,15 @@ class Plan:
         cold = [Point(op, cold=True) for op in self.cold_kernels]
         loaded = [Point(op, loaded=True) for op in self.loaded_kernels]
         return (*map(Point, self.kernels), *cold, *loaded)
+
+    @property
+    def beside_points(self) -> tuple[Point, ...]:
+        """Rows of the table of kernels beside collectives: each kernel by itself first."""
+        points: dict[Point, None] = {}
+        for op, collective in self.beside_kernels:
+            points[Point(op)] = None
+            points[Point(op, beside=collective)] = None
+        return tuple(points)
 
     @property
     def collective_points(self) -> tuple[Point, ...]:
@@ -91,6 +104,7 @@ class PlanFile:
     attempts: int = 3
     patience_s: float = 0.0
     load_s: float = LOAD_S
+    beside_table: str = "kernels_beside.csv"
     interconnect: str = INTERCONNECT
     any_device: bool = False
     nccl_tests: dict[str, Any] | None = None
@@ -111,9 +125,13 @@ class PlanFile:
         cold_kernels: list[KernelOp] = []
         loaded_kernels: list[KernelOp] = []
         kernels_in = {"warm": kernels, "cold": cold_kernels, "loaded": loaded_kernels}
+        beside_kernels: list[tuple[KernelOp, Collective]] = []
         for i, grid in enumerate(self.kernels):
-            for op, cache in _kernels(grid, i):
-                kernels_in[cache].append(op)
+            for op, cache, beside in _kernels(grid, i):
+                if beside is None:
+                    kernels_in[cache].append(op)
+                else:
+                    beside_kernels.append((op, beside))
         collectives: list[Collective] = []
         for i, grid in enumerate(self.collectives):
             collectives += _collectives(grid, i, tests is not None)
@@ -125,6 +143,7 @@ class PlanFile:
             "kernels": tuple(kernels),
             "cold_kernels": tuple(cold_kernels),
             "loaded_kernels": tuple(loaded_kernels),
+            "beside_kernels": tuple(beside_kernels),
             "collectives": tuple(collectives),
             "nccl_tests": None if tests is None else _make(NcclTests, tests, "nccl_tests"),
             "emulated_network": None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
@@ -137,7 +156,7 @@ def read_plan(path: Path | str) -> Plan:
 
     A `[[kernels]]` or `[[collectives]]` entry is a grid: every list stands for all of its values,
     and a key that names several fields (`"m,n" = [[8, 8], [64, 8]]`) varies them together. `cache` of
-    kernels is "warm" (default), "cold", "loaded" or a list of these.
+    kernels is "warm" (default), "cold", "loaded" or a list of these; `beside` a collective, or a list of these.
 
     Raises:
         CalibrationError: for a file that is not TOML, misses a key or has an unknown one, or
@@ -186,36 +205,59 @@ def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     return expanded
 
 
-def _kernels(grid: dict[str, Any], index: int) -> list[tuple[KernelOp, str]]:
-    """The ops of a grid, each with its cache."""
+class _PlannedKernel(NamedTuple):
+    """A kernel to measure, with the state of the machine."""
+
+    op: KernelOp
+    cache: str
+    """One of `CACHES`."""
+    beside: Collective | None
+    """A collective that runs meanwhile."""
+
+
+def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
+    """The ops of a grid, each with its cache or the collective beside it."""
     entry, family = f"kernels[{index}]", grid.get("family")
     if not isinstance(family, str) or family not in MEASURED_FAMILIES:
         raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
     # `pass` is a word of Python, so the op's field is called `pass_`.
-    ops = []
+    kernels = []
     op_grid = {"pass_" if key == "pass" else key: value for key, value in grid.items() if key != "family"}
     for point in expand(op_grid):
+        if "beside" in point and "cache" in point:
+            raise CalibrationError(
+                f"{entry}: cache does not go with beside, whose kernels find their data in the caches"
+            )
         cache = point.pop("cache", "warm")
         if not isinstance(cache, str) or cache not in CACHES:
             raise UnknownNameError(f"cache of {entry}", str(cache), CACHES)
-        ops.append((_make(MEASURED_FAMILIES[family], point, entry), cache))
-    return ops
+        beside = None
+        if "beside" in point:
+            beside = _beside(point.pop("beside"), entry)
+        kernels.append(_PlannedKernel(_make(MEASURED_FAMILIES[family], point, entry), cache, beside))
+    return kernels
+
+
+def _beside(stated: Any, entry: str) -> Collective:
+    """The collective that runs beside a kernel."""
+    if not isinstance(stated, dict):
+        raise CalibrationError(f"{entry}: beside must be a table of a collective's keys, got {stated!r}")
+    return _collective(stated, f"{entry}.beside", nccl_tests=False)
 
 
 def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Collective]:
     """The ops of a grid, on one node unless it says otherwise."""
-    entry = f"collectives[{index}]"
-    ops = []
-    for point in expand(grid):
-        stated_bytes = point.get("bytes")
-        op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry)
+    return [_collective(point, f"collectives[{index}]", nccl_tests) for point in expand(grid)]
 
-        # Whole elements per rank, as close below the stated size as they come.
-        if isinstance(stated_bytes, int):
-            unit = (ALIGNMENT if nccl_tests else dtype_bytes(op.dtype)) * op.num_ranks
-            op = replace(op, bytes=stated_bytes - stated_bytes % unit)
-        ops.append(op)
-    return ops
+
+def _collective(point: dict[str, Any], entry: str, nccl_tests: bool) -> Collective:
+    """A collective with whole elements per rank, as close below the stated size as they come."""
+    stated_bytes = point.get("bytes")
+    op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry)
+    if isinstance(stated_bytes, int):
+        unit = (ALIGNMENT if nccl_tests else dtype_bytes(op.dtype)) * op.num_ranks
+        op = replace(op, bytes=stated_bytes - stated_bytes % unit)
+    return op
 
 
 def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
@@ -245,6 +287,10 @@ _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "
 """Keys by which neighbouring ops must agree to share an entry."""
 
 
+_OPS_OF_PLANS: Final = ("kernels", "cold_kernels", "loaded_kernels", "beside_kernels", "collectives")
+"""Fields of a plan that are ops, which its text states as entries."""
+
+
 def write_plan(path: Path | str, plan: Plan) -> None:
     """Write a plan that `read_plan` reads back unchanged, if its collectives divide evenly over their ranks."""
     write_text(path, plan_text(plan))
@@ -256,7 +302,7 @@ def plan_text(plan: Plan) -> str:
     plain_values, tables = {}, {}
     for field_info in fields(plan):
         name, value = field_info.name, getattr(plan, field_info.name)
-        if value == field_info.default or name in ("kernels", "cold_kernels", "loaded_kernels", "collectives"):
+        if value == field_info.default or name in _OPS_OF_PLANS:
             continue
         if is_dataclass(value):
             tables[name] = value
@@ -268,6 +314,8 @@ def plan_text(plan: Plan) -> str:
     parts += _entries("kernels", map(_columns, plan.kernels))
     parts += _entries("kernels", ({**_columns(op), "cache": "cold"} for op in plan.cold_kernels))
     parts += _entries("kernels", ({**_columns(op), "cache": "loaded"} for op in plan.loaded_kernels))
+    beside = ({**_columns(op), "beside": _columns(collective)} for op, collective in plan.beside_kernels)
+    parts += _entries("kernels", beside)
     parts += _entries("collectives", map(_columns, plan.collectives))
     return "\n\n".join(parts) + "\n"
 
@@ -329,5 +377,9 @@ def _key(name: str) -> str:
 
 def _value(value: Any) -> str:
     """A value of TOML."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(_lines(value.items()))} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
     # JSON's strings, numbers, booleans and lists are TOML's, but for escaped characters beyond the basic plane and DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

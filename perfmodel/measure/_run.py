@@ -16,6 +16,7 @@ from perfmodel.measure.backends import (
     INTERCONNECT,
     Backend,
     NcclTests,
+    beside_row,
     call_overhead_s,
     check_device,
     check_jax_kernel,
@@ -55,6 +56,7 @@ from perfmodel.measure.tables import (
     write_card,
 )
 from perfmodel.measure.timing import StoppingRule, wait_until_quiet
+from perfmodel.ops import Collective
 
 Progress = Callable[[Point], None]
 """Called with each point before it is measured."""
@@ -139,7 +141,7 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
     Raises:
         PerfModelError: for an op, element type or placement that the backend does not measure.
     """
-    if not (plan.kernel_points or plan.collectives):
+    if not (plan.kernel_points or plan.beside_kernels or plan.collectives):
         raise PerfModelError("calibrate: the plan has nothing to measure; add [[kernels]] or [[collectives]]")
     if backend == "nccl-tests":
         _nccl_tests_of(plan)
@@ -147,6 +149,7 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
     check_op = check_torch_kernel if backend == "torch" else check_jax_kernel
     for point in plan.kernel_points:
         check_op(point.kernel)
+    _check_beside(plan, backend, started=started)
     if started and plan.emulated_network:
         raise CalibrationError("[emulated_network]: this run was started on real nodes; remove the table")
 
@@ -162,6 +165,24 @@ def check_plan(plan: Plan, backend: str, *, started: bool) -> None:
             )
 
 
+def _check_beside(plan: Plan, backend: str, *, started: bool) -> None:
+    """Refuse kernels beside collectives that ranks of one machine cannot run."""
+    if not plan.beside_kernels:
+        return
+    if backend != "torch":
+        raise CalibrationError(
+            "[[kernels]] beside: JAX runs one program at a time on a device; measure with --backend torch"
+        )
+    if started:
+        raise CalibrationError("[[kernels]] beside: measured on one machine alone; leave it out of a launched run")
+    for op, collective in plan.beside_kernels:
+        check_torch_kernel(op)
+        check_collective(collective)
+        if collective.concurrent > 1:
+            raise CalibrationError("[[kernels]] beside: one group at a time; leave concurrent out")
+        check_group(collective.num_ranks)
+
+
 def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> None:
     """Refuse a plan that this machine, or the processes started for it, cannot measure.
 
@@ -173,12 +194,14 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
         return
 
     # Kernels, on the device that the backend finds.
-    if plan.kernel_points:
+    if plan.kernel_points or plan.beside_kernels:
         with open_backend(backend) as opened:
             if not plan.any_device:
                 check_device(plan.device, opened.accelerator)
-            for point in plan.kernel_points:
+            for point in (*plan.kernel_points, *plan.beside_points):
                 opened.check(point.kernel, cold=point.cold)
+    if plan.beside_kernels:
+        transport_of(backend).check_ranks(max(collective.num_ranks for _, collective in plan.beside_kernels))
 
     # Collectives, between processes that have come, or on as many devices of this machine.
     for op in plan.collectives:
@@ -211,7 +234,7 @@ def check_folder(plan: Plan, folder: Path, backend: str) -> None:
 def _nccl_tests_of(plan: Plan) -> NcclTests:
     """How the plan starts nccl-tests; raises `PerfModelError` unless that measures all that the plan asks for."""
     tests = plan.nccl_tests
-    if plan.kernel_points or not plan.collectives or tests is None:
+    if plan.kernel_points or plan.beside_kernels or not plan.collectives or tests is None:
         raise CalibrationError(
             "backend nccl-tests measures only collectives; give a plan with [[collectives]] and "
             "[nccl_tests], without [[kernels]]"
@@ -233,6 +256,8 @@ def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: S
     if plan.kernel_points:
         with open_backend(backend) as opened:
             yield _kernels(plan, folder, opened, progress)
+    if plan.beside_kernels:
+        yield _beside(plan, folder, backend, progress)
     if plan.collectives:
         yield _collectives(plan, folder, backend, progress, agents)
 
@@ -259,6 +284,42 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
         packages=backend.packages,
         accelerator=backend.accelerator,
         method=method,
+    )
+
+
+def _beside(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
+    """The table of kernels beside collectives, measured on our own ranks."""
+    transport = transport_of(backend)
+    meter = transport.meter()
+    rule = plan.rule.resolved_by(meter)
+    # Ranks have cores of their own, so that the backend, which keeps this process to one, is closed before they start.
+    with open_backend(backend) as opened:
+        kernel_software, packages, accelerator = opened.software, opened.packages, opened.accelerator
+    collective_of = dict(plan.beside_kernels)
+
+    # A kernel by itself runs on the ranks of a collective that it is measured beside, too.
+    def on_ranks(point: Point) -> Collective:
+        return point.beside or collective_of[point.kernel]
+
+    def measure(points: Sequence[Point]) -> Iterator[Row]:
+        quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
+        for collective, same_ranks in groupby(quiet, key=on_ranks):
+            with RankGroup(collective.num_ranks, transport.session) as group:
+                group.load(collective)
+                for point in same_ranks:
+                    progress(point)
+                    yield beside_row(group, point, plan.device, plan.rule, meter, kernel_software)
+
+    return TableRun(
+        path=folder / plan.beside_table,
+        device=plan.device,
+        points=plan.beside_points,
+        measure=measure,
+        rule=rule,
+        attempts=plan.attempts,
+        packages=packages,
+        accelerator=accelerator,
+        method=lambda: {"kernels": "on all ranks at once, the slowest counts", **transport.method},
     )
 
 
@@ -390,7 +451,7 @@ def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Ite
 def _tidy(plan: Plan, folder: Path) -> None:
     """Remove what writes left behind that were killed before their rename."""
     # Files are written under a temporary name beside their own (`perfmodel.ingest.tables`).
-    for table in (folder / plan.kernel_table, folder / plan.collective_table):
+    for table in (folder / plan.kernel_table, folder / plan.beside_table, folder / plan.collective_table):
         for name in (table.name, card_path(table).name, f".{table.name}.partial"):
             for leftover in folder.glob(f".{name}.*.tmp"):
                 with suppress(OSError):

@@ -69,14 +69,16 @@ class PointEstimate:
 
 def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
     """Estimate every row of a plan, in measuring order."""
-    points = (*plan.kernel_points, *plan.collective_points)
+    kernel_points = (*plan.kernel_points, *plan.beside_points)
+    points = (*kernel_points, *plan.collective_points)
     # All guesses in one call, as a model prices many ops at once.
     call_s = guess(points)
-    n_kernels = len(plan.kernel_points)
+    n_kernels = len(kernel_points)
     seconds = []
-    for point, kernel_s in zip(plan.kernel_points, call_s[:n_kernels], strict=True):
+    for point, kernel_s in zip(kernel_points, call_s[:n_kernels], strict=True):
         load_s = plan.load_s if point.loaded else 0.0
-        seconds.append(load_s + _kernel_s(point, plan.rule, kernel_s, SETUP_S[backend]))
+        start_s = GROUP_START_S if point.beside is not None else 0.0
+        seconds.append(load_s + start_s + _kernel_s(point, plan.rule, kernel_s, SETUP_S[backend]))
     if backend == "nccl-tests":
         seconds += _nccl_tests_s(plan, call_s[n_kernels:])
     else:
@@ -114,7 +116,7 @@ def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
     """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is written."""
     # An interrupted run has copied the finished table's rows to the partial one when it began.
     rows: dict[str, Row] = {}
-    for name in (plan.kernel_table, plan.collective_table):
+    for name in (plan.kernel_table, plan.beside_table, plan.collective_table):
         records = PartialFile(folder / f".{name}.partial", {}).read(any_header=True)
         if records is not None:
             rows |= {record.key: record.row for record in records}
@@ -128,6 +130,8 @@ def _estimate(point: Point, seconds: float) -> PointEstimate:
     """The estimate of a row with its identity; a collective keeps a device per rank busy."""
     op = point.op
     devices = op.num_ranks * op.concurrent if isinstance(op, Collective) else 1
+    if point.beside is not None:
+        devices = point.beside.num_ranks
     return PointEstimate(point_key(point), op.family, seconds, devices)
 
 

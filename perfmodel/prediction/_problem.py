@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
-from perfmodel.cost.learn import WeightFiles, measured_loads, weight_files
+from perfmodel.cost.learn import WeightFiles, measured_held_share, measured_loads, weight_files
 from perfmodel.prediction.sites import EAGER, Adjustment, Site, SitePrior, adjustments
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
@@ -187,10 +187,14 @@ def step_problem(
         of_devices = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
         adjustment = of_devices.get(cluster.device.name) or site.expected(framework, cluster.device)
         loads = session.cost_models.get_or_compute((measured_loads, weights), lambda: measured_loads(weights))
+        share = measured_held_share(weights, cluster.device.name)
+        measured_cluster = cluster
+        if share is not None:
+            measured_cluster = replace(cluster, device=replace(cluster.device, held_share=share))
         return StepProblem(
             model=model,
             job=job,
-            cluster=cluster,
+            cluster=measured_cluster,
             kernels=kernels,
             collectives=collectives,
             framework=framework,

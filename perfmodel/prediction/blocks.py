@@ -255,7 +255,7 @@ def block_events(
     for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
         if hides and isinstance(op, Collective) and op.exchange:
             channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
-    sm_share = held_share(device, framework, channels or CHANNELS)
+    sm_share = held_share(device, framework, channels or CHANNELS, library_states_channels=channels > 0)
 
     # Kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
     # pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap").

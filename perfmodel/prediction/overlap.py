@@ -317,10 +317,23 @@ _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 """Vendors whose collectives are kernels on the multiprocessors."""
 
 
-def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
-    """Share of a device's multiprocessors that a collective occupies with its thread blocks."""
+def held_share(
+    device: Device, framework: Framework, channels: int = CHANNELS, *, library_states_channels: bool = False
+) -> float:
+    """Share of a device's multiprocessors that a collective occupies with its thread blocks.
+
+    Where kernels beside collectives were measured (`Device.held_share`), it is the share by which these slow down.
+
+    Args:
+        channels: thread blocks that the collective starts.
+        library_states_channels: the collective is one of another library than those that are measured.
+    """
+    if not framework.communication.contends:
+        return 0.0
+    if device.held_share is not None and not library_states_channels:
+        return device.held_share
     # Separate engines drive the links of TPUs. CPUs, which have no rate in fp16, have no multiprocessors to hold.
-    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.communication.contends:
+    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None:
         return 0.0
     return min(channels / device.compute_units, MOST_HELD)
 

@@ -1,6 +1,7 @@
 """Real processes exchange data over gloo, JAX's and torch's; how their calls are timed."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
-from perfmodel.measure.backends import Transport, collective_row, transport_of
+from perfmodel.measure.backends import KernelBeside, Transport, beside_row, collective_row, transport_of
 from perfmodel.measure.ranks import RankGroup, check_collective, groups_at_once, transfer_time_s
 from perfmodel.measure.tables import Point, point_key, row_key
-from perfmodel.measure.timing import NoMeter, StoppingRule
-from perfmodel.ops import Collective, CollectiveKind
+from perfmodel.measure.timing import Meter, NoMeter, Sample, StoppingRule
+from perfmodel.ops import Collective, CollectiveKind, Gemm
 
 RANKS = 2
 
@@ -65,6 +66,49 @@ def test_two_groups_at_once_do_not_mix_their_data(transport: Transport):
         assert np.array_equal(value, 2 * own + first + first + 1)
     assert row["variant"] == "groups_at_once_2"
     assert row_key(row) == point_key(Point(op)) != point_key(Point(collective("all_reduce", 64)))
+
+
+class GroupOfKnownLength:
+    """Ranks on which a call of a kernel takes a second and a collective 0.3."""
+
+    def __init__(self) -> None:
+        self.collectives: list[int] = []
+
+    def sample_kernel(self, op: Gemm, calls: int, collectives: int, meter: Meter) -> tuple[Sample, bool]:
+        self.collectives.append(collectives)
+        return Sample(calls, 1.0 * calls, 0.0), not collectives or 0.3 * collectives > calls
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=4))
+def test_collectives_outlast_the_kernel_that_they_run_beside(calls: list[int]) -> None:
+    group: Any = GroupOfKnownLength()
+    sample = KernelBeside(group, Point(Gemm(m=8, n=8, k=8), beside=collective("all_reduce")), NoMeter())
+    for number in calls:
+        assert sample(number).calls == number
+        assert 0.3 * group.collectives[-1] > number
+    # A kernel by itself runs without any.
+    alone: Any = GroupOfKnownLength()
+    KernelBeside(alone, Point(Gemm(m=8, n=8, k=8)), NoMeter())(1)
+    assert alone.collectives == [0]
+
+
+def test_collectives_that_are_too_short_are_refused() -> None:
+    group: Any = GroupOfKnownLength()
+    sample = KernelBeside(group, Point(Gemm(m=8, n=8, k=8), beside=collective("all_reduce")), NoMeter())
+    with pytest.raises(CalibrationError, match="give larger ones"):
+        sample(10**6)
+
+
+def test_kernels_run_on_all_ranks_beside_a_collective(group: RankGroup, transport: Transport) -> None:
+    if transport.package != "torch":
+        pytest.skip("only torch runs kernels beside collectives")
+    op, kernel = collective("all_reduce", 1 << 16), Gemm(m=64, n=64, k=64, dtype="fp32")
+    group.load(op)
+    rule = StoppingRule(max_s=0.2)
+    rows = [beside_row(group, Point(kernel, beside=beside), "box", rule, NoMeter(), "torch") for beside in (None, op)]
+    assert [row["variant"] for row in rows] == ["", "beside_all_reduce_65536_bytes_2_ranks"]
+    assert all(row["time_us"] > 0 for row in rows)
+    assert row_key(rows[1]) == point_key(Point(kernel, beside=op)) != row_key(rows[0]) == point_key(Point(kernel))
 
 
 @pytest.mark.parametrize("size", [8, 64, 8192])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.measure import expand, read_plan, write_plan
+from perfmodel.measure import check_plan, expand, read_plan, write_plan
 from perfmodel.measure.tables import Point, point_key
 from perfmodel.ops import Collective, Gemm, MemoryBound
 
@@ -93,6 +93,58 @@ def test_a_point_is_a_kernels_or_a_collectives():
         _ = Point(reduce).kernel
     with pytest.raises(PerfModelError, match="gemm is a kernel, not a collective"):
         _ = Point(gemm).collective
+
+
+BESIDE = """
+device = "box"
+[[kernels]]
+family = "gemm"
+dtype = "fp32"
+m = [16, 32]
+n = 16
+k = 16
+beside = [
+  {collective = "all_reduce", bytes = 1024, num_ranks = 2},
+  {collective = "all_gather", bytes = 64, num_ranks = 2}]
+"""
+
+
+def test_kernels_beside_collectives_are_measured_alone_too(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, BESIDE))
+    assert plan.kernel_points == ()
+    alone = [point for point in plan.beside_points if point.beside is None]
+    beside = [point for point in plan.beside_points if point.beside is not None]
+    assert (len(alone), len(beside)) == (2, 4)
+    assert len({point_key(point) for point in plan.beside_points}) == 6
+    assert {point.kernel for point in beside} == {point.kernel for point in alone}
+    write_plan(tmp_path / "again.toml", plan)
+    assert read_plan(tmp_path / "again.toml") == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "started", "match"),
+    [
+        (BESIDE, "jax", False, "measure with --backend torch"),
+        (BESIDE, "torch", True, "leave it out of a launched run"),
+        (BESIDE.replace("64, num_ranks = 2}]", "260, num_ranks = 65}]"), "torch", False, "2 to 64 ranks"),
+    ],
+)
+def test_kernels_that_cannot_run_beside_collectives_are_refused(
+    tmp_path: Path, text: str, backend: str, started: bool, match: str
+) -> None:
+    plan = read_plan(write(tmp_path, text))
+    with pytest.raises(PerfModelError, match=match):
+        check_plan(plan, backend, started=started)
+
+
+@pytest.mark.parametrize(
+    ("beside", "match"),
+    [('"all_reduce"', "beside must be a table"), ('{collective = "all_reduce", size = 8}', "key of kernels")],
+)
+def test_what_is_no_collective_is_refused_beside_a_kernel(tmp_path: Path, beside: str, match: str) -> None:
+    text = PLAN.replace('family = "memory"', f'family = "memory"\nbeside = {beside}')
+    with pytest.raises(CalibrationError, match=match):
+        read_plan(write(tmp_path, text))
 
 
 def test_loaded_kernels_are_rows_of_their_own(tmp_path: Path) -> None:

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost.learn import MeasuredLoad, fit_calibration
+from perfmodel.cost.learn.training import measured_held_shares
 from perfmodel.ops import Gemm, Op
 from perfmodel.planning.what_if import Scenario, model_in_scenario, parse_setting
 from perfmodel.prediction import StepProblem, evaluate, priced_events, step_problem
+from perfmodel.prediction.composition import beside_loss
+from perfmodel.prediction.overlap import held_share
+from perfmodel.prediction.sites import EAGER
 from perfmodel.spec import Job, Layout
 
 JOB = Job(global_batch=16, seq_len=1024)
@@ -75,20 +79,63 @@ def test_what_was_measured_under_one_power_limit_does_not_hold_under_another() -
     assert loads_left == {"power_limit": 0, "memory_bandwidth": 1}
 
 
-def test_a_calibration_of_loaded_kernels_slows_the_steps_that_it_predicts(tmp_path: Path) -> None:
-    m = 2 ** np.arange(7, 13)
-    device = catalog.cluster("a10x4").device.name
-    usual = pd.DataFrame(
-        {"source": "perfmodel", "device": device, "op_family": "gemm", "op": "linear", "dtype": "bf16", "m": m,
-         "n": 1024, "k": 1024, "batch": 1, "pass": "forward", "variant": "", "time_us": 5 + 0.02 * m}
+@settings(max_examples=10, deadline=None)
+@given(share=st.floats(0.0, 0.6), more=st.floats(1.0, 1.5), cluster=st.sampled_from(["dgx-h100", "localhost"]))
+def test_kernels_beside_collectives_slow_down_by_the_measured_share(share: float, more: float, cluster: str) -> None:
+    hidden = Layout(dp=4, micro_batch=2)
+    problems = []
+    for measured_share in (share, share * more):
+        machine = catalog.cluster(cluster)
+        device = replace(machine.device, held_share=measured_share)
+        problems.append(step_problem(MODEL, replace(machine, device=device), JOB))
+    assert [beside_loss(problem) for problem in problems] == pytest.approx([share, share * more])
+    shorter, longer = (evaluate(problem, [hidden]).step_time_s[0] for problem in problems)
+    assert longer >= shorter * (1 - 1e-6)
+
+
+def test_a_measured_share_counts_where_a_framework_overlaps_and_nowhere_else() -> None:
+    device = replace(catalog.device("H100-SXM5-80GB"), held_share=0.3)
+    assert held_share(device, EAGER) == 0.3
+    assert held_share(device, EAGER.replace(contends=False)) == 0
+    # Libraries that state their multiprocessors are others than those that were measured.
+    assert held_share(device, EAGER, 20, library_states_channels=True) == pytest.approx(20 / device.compute_units)
+
+
+@settings(max_examples=20)
+@given(ratios=st.lists(st.floats(0.8, 3.0), min_size=1, max_size=5))
+def test_held_shares_are_fitted_to_kernels_alone_and_beside(ratios: list[float]) -> None:
+    alone = products("a10x4", len(ratios))
+    beside = alone.assign(variant="beside_all_reduce_1024_bytes_2_ranks", time_us=alone["time_us"] * ratios)
+    (fitted,) = measured_held_shares([pd.concat([alone, beside], ignore_index=True)], "gemm")
+    shares = [1 - 1 / max(ratio, 1.0) for ratio in ratios]
+    assert fitted == (catalog.cluster("a10x4").device.name, pytest.approx(float(np.median(shares))))
+    assert measured_held_shares([alone], "gemm") == []
+    disturbed = beside.assign(variant="suspect_interference_" + beside["variant"])
+    assert measured_held_shares([pd.concat([alone, disturbed], ignore_index=True)], "gemm") == []
+
+
+def products(cluster: str, number: int = 6) -> pd.DataFrame:
+    """A table of matrix products on the device of a cluster."""
+    m = 2 ** np.arange(7, 7 + number)
+    return pd.DataFrame(
+        {"source": "perfmodel", "device": catalog.cluster(cluster).device.name, "op_family": "gemm", "op": "linear",
+         "dtype": "bf16", "m": m, "n": 1024, "k": 1024, "batch": 1, "pass": "forward", "variant": "",
+         "time_us": 5 + 0.02 * m}
     )  # fmt: skip
+
+
+def test_a_calibration_of_loaded_kernels_slows_the_steps_that_it_predicts(tmp_path: Path) -> None:
+    device, usual = catalog.cluster("a10x4").device.name, products("a10x4")
     loaded = usual.assign(variant="loaded", time_us=1.4 * usual["time_us"])
-    for name, table in (("usual", usual), ("loaded", pd.concat([usual, loaded], ignore_index=True))):
+    beside = usual.assign(variant="beside_all_reduce_1024_bytes_2_ranks", time_us=1.25 * usual["time_us"])
+    for name, table in (("usual", usual), ("loaded", pd.concat([usual, loaded, beside], ignore_index=True))):
         fit_calibration([table], tmp_path / name, family="gemm")
 
     cluster = catalog.cluster("a10x4")
     problems = {name: step_problem(MODEL, cluster, JOB, tmp_path / name) for name in ("usual", "loaded")}
     assert problems["usual"].site.loads == ()
+    assert problems["usual"].cluster.device.held_share is None
+    assert problems["loaded"].cluster.device.held_share == pytest.approx(0.2)
     assert problems["loaded"].site.loads == (MeasuredLoad(device, "gemm", "bf16", pytest.approx(1.4)),)
     free = replace(problems["loaded"], site=replace(problems["loaded"].site, power_limited=False, sustained=()))
     assert time_s(free, PRODUCT) < time_s(problems["loaded"], PRODUCT)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         WeightFiles,
         load_family,
         load_regressor,
+        measured_held_share,
         measured_loads,
         read_header,
         save_regressor,

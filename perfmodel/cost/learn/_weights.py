@@ -310,15 +310,39 @@ def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.
     """
-    if weights.content is None:
-        return ()
     loads: dict[MeasuredLoad, None] = {}
-    for name in weights.names:
-        if name.endswith(".safetensors") and any(belongs(Path(name), family) for family in FAMILIES):
-            record = load_regressor(weights.folder / name, weights.read(name)).record
-            for load in record.get("loads", []):
-                loads[MeasuredLoad(*load)] = None
+    for name in _kernel_files(weights):
+        record = load_regressor(weights.folder / name, weights.read(name)).record
+        for load in record.get("loads", []):
+            loads[MeasuredLoad(*load)] = None
     return tuple(loads)
+
+
+def measured_held_share(weights: WeightFiles, device: str) -> float | None:
+    """Share of a device that collectives beside its kernels hold, by a calibration's tables; None if unmeasured.
+
+    Products, which most collectives hide behind, count before kernels of other families, whose median is taken.
+
+    Raises:
+        CalibrationError: for a file that is truncated or of another schema version.
+    """
+    shares: dict[str, float] = {}
+    for name in _kernel_files(weights):
+        regressor = load_regressor(weights.folder / name, weights.read(name))
+        for measured_device, share in regressor.record.get("held_shares", []):
+            if measured_device == device:
+                shares[regressor.family] = share
+    if not shares:
+        return None
+    return shares.get("gemm", float(np.median([*shares.values()])))
+
+
+def _kernel_files(weights: WeightFiles) -> list[str]:
+    """Names of the files of kernels that a fit wrote; the shipped ones say nothing of the user's devices."""
+    if weights.content is None:
+        return []
+    names = [name for name in weights.names if name.endswith(".safetensors")]
+    return [name for name in names if any(belongs(Path(name), family) for family in FAMILIES)]
 
 
 def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:

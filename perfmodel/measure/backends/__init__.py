@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from perfmodel.measure.backends._backend import (
         INTERCONNECT,
         Backend,
+        KernelBeside,
         Transport,
+        beside_row,
         call_overhead_s,
         check_device,
         collective_row,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     )
     from perfmodel.measure.backends._programs import (
         MEASURED_FAMILIES,
+        Calls,
         check_jax_kernel,
         check_kernel,
         check_torch_kernel,

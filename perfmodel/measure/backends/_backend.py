@@ -15,6 +15,7 @@ from perfmodel.measure.tables import SOURCE, Point, Row, collective_columns, op_
 from perfmodel.measure.timing import (
     Meter,
     NoMeter,
+    Sample,
     SampleCalls,
     StoppingRule,
     machine_meter,
@@ -234,6 +235,53 @@ def collective_row(
         **timing_columns(timing, rule, state=Point(op).state),
         "software": transport.software,
     }
+
+
+def beside_row(
+    group: RankGroup, point: Point, device_name: str, rule: StoppingRule, meter: Meter, software: str
+) -> Row:
+    """Measure one kernel on all ranks of a group, by itself or beside the group's collective: its row of the table.
+
+    Args:
+        group: whose collective is the one that the point names, where it names one.
+        software: of kernels (`Backend.software`).
+    """
+    timing = time_calls(KernelBeside(group, point, meter), rule.resolved_by(meter))
+    return {
+        "source": SOURCE,
+        "device": device_name,
+        **op_columns(point.kernel),
+        **timing_columns(timing, rule, state=point.state),
+        "software": software,
+    }
+
+
+MOST_COLLECTIVES: Final = 1 << 16
+"""Collectives that are made beside one sample of a kernel at most."""
+
+
+class KernelBeside:
+    """Sampler of a kernel on all ranks of a group, beside as many collectives as outlast each sample."""
+
+    def __init__(self, group: RankGroup, point: Point, meter: Meter) -> None:
+        self._group, self._point, self._meter = group, point, meter
+        self._collectives = 0 if point.beside is None else 1
+
+    def __call__(self, calls: int) -> Sample:
+        """Run and time calls.
+
+        Raises:
+            CalibrationError: the collectives end before the kernel does, however many are made.
+        """
+        while self._collectives <= MOST_COLLECTIVES:
+            sample, outlasted = self._group.sample_kernel(self._point.kernel, calls, self._collectives, self._meter)
+            if outlasted:
+                return sample
+            # A sample that ran partly alone counts for nothing.
+            self._collectives *= 2
+        raise CalibrationError(
+            f"{self._point.kernel.label}: {MOST_COLLECTIVES:,} collectives end before the kernel does; give larger ones"
+        )
 
 
 def check_device(planned: str, accelerator: str | None) -> None:

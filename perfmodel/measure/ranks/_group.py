@@ -16,7 +16,7 @@ from perfmodel.measure.ranks._agents import Agent
 from perfmodel.measure.ranks._hosts import Host
 from perfmodel.measure.ranks._rank import CollectiveSession, Place, RankProcess, RankSession, free_port
 from perfmodel.measure.timing import MachineMeter, Meter, Reading, Sample
-from perfmodel.ops import Collective
+from perfmodel.ops import Collective, KernelOp
 from perfmodel.ops.programs import JAX_DTYPES
 from perfmodel.units import dtype_bytes, plural
 
@@ -133,6 +133,20 @@ class RankGroup:
         for node_meter, node_before, node_after in zip(self._meters(meter), before, after, strict=True):
             shares.append(node_meter.interference(node_before, node_after))
         return Sample(calls, wall_s, max(shares))
+
+    def sample_kernel(self, op: KernelOp, calls: int, collectives: int, meter: Meter) -> tuple[Sample, bool]:
+        """Run calls of a kernel on all ranks while so many of the loaded collectives run.
+
+        The slowest rank's time counts. Also told is whether the collectives outlasted the kernel on every rank.
+        """
+        before = self._readings(meter)
+        answers = self.ask("time_kernel", op, calls, collectives)
+        after = self._readings(meter)
+        wall_s = max(seconds for seconds, _ in answers)
+        shares = []
+        for node_meter, node_before, node_after in zip(self._meters(meter), before, after, strict=True):
+            shares.append(node_meter.interference(node_before, node_after))
+        return Sample(calls, wall_s, max(shares)), all(outlasted for _, outlasted in answers)
 
     def _readings(self, meter: Meter) -> list[Reading]:
         """A reading per node: its cores, and the processor time of its ranks."""

@@ -1,12 +1,14 @@
 """Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from threading import Thread
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from perfmodel.measure.ranks._rank import Place, RankSession, Span, groups_at_once, local_elements, spans
-from perfmodel.ops import Collective
+from perfmodel.ops import Collective, KernelOp
 from perfmodel.ops.programs import TORCH_DTYPES, torch_module
 
 Tensor = Any
@@ -24,6 +26,7 @@ class GlooSession(RankSession):
     def __init__(self, place: Place) -> None:
         # One thread per rank, as ranks of a node share its cores. The device is chosen before NCCL starts on it.
         self.rank = place.rank
+        self._kernels: dict[KernelOp, Callable[[], Any]] = {}
         torch_module().set_num_threads(1)
         self.take_device(place.local_rank if place.device is None else place.device)
         _dist().init_process_group(
@@ -55,6 +58,38 @@ class GlooSession(RankSession):
     def run(self, calls: int) -> list[Span]:
         """Start and end of each of `calls` calls, after one that lines the ranks up; they return when they are done."""
         return spans(calls, self._run_once)
+
+    def time_kernel(self, op: KernelOp, calls: int, collectives: int) -> tuple[float, bool]:
+        """Seconds of calls of a kernel while so many of the loaded collectives run, and whether these outlasted them.
+
+        A thread of its own makes the collectives, as gloo's calls return when they are done.
+        """
+        call = self._kernel_call(op)
+        call()
+        self._run_once()
+        others = Thread(target=self._run_often, args=(collectives,))
+        others.start()
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            call()
+        wall_s = time.perf_counter() - start_s
+        outlasted = others.is_alive() or not collectives
+        others.join()
+        return wall_s, outlasted
+
+    def _kernel_call(self, op: KernelOp) -> Callable[[], Any]:
+        """A call of a kernel whose inputs lie on this rank's device, made once for each kernel."""
+        from perfmodel.measure.backends import Calls, torch_program
+
+        if self._kernels.get(op) is None:
+            # Inputs of the kernel before are let go of.
+            self._kernels = {op: Calls(torch_program(op, self.device))}
+        return self._kernels[op]
+
+    def _run_often(self, calls: int) -> None:
+        """Run the collective so many times."""
+        for _ in range(calls):
+            self._run_once()
 
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""
@@ -128,6 +163,30 @@ class NcclSession(GlooSession):
         cuda.synchronize()
         clock_s = [1e-3 * events[0].elapsed_time(event) for event in events]
         return evenly_divided(clock_s, parts)
+
+    def time_kernel(self, op: KernelOp, calls: int, collectives: int) -> tuple[float, bool]:
+        """Seconds of calls of a kernel on one stream while so many collectives run on another.
+
+        Launches return before they are done, so that all collectives are queued before the first kernel.
+        """
+        cuda = torch_module().cuda
+        call = self._kernel_call(op)
+        call()
+        self._run_once()
+        cuda.synchronize()
+        beside, ended = cuda.Stream(), cuda.Event()
+        with cuda.stream(beside):
+            self._run_often(collectives)
+            ended.record()
+        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        outlasted = not ended.query() or not collectives
+        cuda.synchronize()
+        return 1e-3 * start.elapsed_time(end), outlasted
 
     def _graph(self, calls: int) -> Any:
         """A graph of so many calls, captured once; every rank captures the same, at the same time."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from perfmodel.measure.tables._diff import compare
     from perfmodel.measure.tables._rows import (
+        BESIDE,
         COLD,
         LOADED,
         MEASURED,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         point_key,
         present,
         row_key,
+        state_of,
         timing_columns,
     )
     from perfmodel.measure.tables._sweep import LOCK_NAME, Measure, PartialFile, Record, is_pending, locked, sweep

@@ -19,7 +19,9 @@ COLD: Final = "cold"
 """End of the `variant` of rows measured with the op's data out of the caches."""
 LOADED: Final = "loaded"
 """End of the `variant` of kernels measured after the device has worked for a while, at the clock that it keeps then."""
-_STATE: Final = re.compile(rf"(?:^|_)({COLD}|{LOADED}|groups_at_once_\d+)$")
+BESIDE: Final = "beside_a_collective"
+"""State of kernels measured while a collective runs, whose kind, bytes and ranks follow in their `variant`."""
+_STATE: Final = re.compile(rf"(?:^|_)({COLD}|{LOADED}|groups_at_once_\d+|beside_[a-z_]+_\d+_bytes_\d+_ranks)$")
 """State of the machine in which a row was measured, at the end of its `variant`."""
 
 MEASURED: Final = ("time_us", "time_us_std", "ci95_half_width", "interference")
@@ -53,14 +55,18 @@ class Point:
     """Whether the op's data are out of the caches before every call."""
     loaded: bool = False
     """Whether the device works for a while before the first sample."""
+    beside: Collective | None = None
+    """A collective that runs on the device meanwhile."""
 
     @property
     def state(self) -> str:
-        """State of the machine, if it differs from the default (warm caches, cool device, one group)."""
+        """State of the machine, if not the default one (warm caches, cool device, one group, nothing beside)."""
         if isinstance(self.op, Collective):
             return f"groups_at_once_{self.op.concurrent}" if self.op.concurrent > 1 else ""
         if self.cold:
             return COLD
+        if self.beside is not None:
+            return f"beside_{self.beside.collective}_{self.beside.bytes:.0f}_bytes_{self.beside.num_ranks}_ranks"
         return LOADED if self.loaded else ""
 
     @property
@@ -98,6 +104,14 @@ def row_key(row: Mapping[str, Any]) -> str:
     columns = {name: value for name, value in row.items() if name not in NOT_IDENTITY}
     state = _STATE.search(str(row.get("variant", "")))
     return _key(columns, state.group(1) if state else "")
+
+
+def state_of(variant: str) -> str:
+    """`COLD`, `LOADED` or `BESIDE` where the `variant` of a kernel's row says so; else empty."""
+    state = _STATE.search(variant)
+    if state is None:
+        return ""
+    return BESIDE if state.group(1).startswith("beside_") else state.group(1)
 
 
 def _key(columns: Mapping[str, Any], state: str) -> str:

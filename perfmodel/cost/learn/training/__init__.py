@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         fit_calibration,
         fit_collectives,
         fit_regressor,
+        measured_held_shares,
         slowdowns_by_state,
     )
     from perfmodel.cost.learn.training._network import member

@@ -38,7 +38,7 @@ from perfmodel.display import Report, frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest import clean_kernels, is_marked_suspect
 from perfmodel.ingest.tables import number, read_table, table_kind, text
-from perfmodel.measure.tables import COLD, LOADED, MEASURED, SOURCE
+from perfmodel.measure.tables import BESIDE, LOADED, MEASURED, SOURCE, state_of
 from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.units import require_seed
 
@@ -121,7 +121,7 @@ def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
 
 
 def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str, float]:
-    """Slowdown of kernels under sustained load (`loaded`) or with cold caches, relative to the usual state.
+    """Slowdown of kernels in other states than the usual one: under load, with cold caches, beside a collective.
 
     Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states, by state.
     """
@@ -143,13 +143,26 @@ def measured_loads(frames: Sequence[pd.DataFrame], family: str) -> tuple[Measure
     return tuple(loads)
 
 
+def measured_held_shares(frames: Sequence[pd.DataFrame], family: str) -> list[tuple[str, float]]:
+    """Share of each device that collectives beside a family's kernels hold: medians over kernels.
+
+    A kernel that takes t alone and u beside a collective runs at t / u of its speed, so that the collective holds
+    1 - t / u.
+    """
+    shares: dict[str, list[float]] = defaultdict(list)
+    for kernel in _kernels_by_state(frames, family):
+        if kernel.state == BESIDE:
+            shares[kernel.device].append(1 - 1 / max(kernel.ratio, 1.0))
+    return [(device, float(np.median(measured))) for device, measured in sorted(shares.items())]
+
+
 class _StateRatio(NamedTuple):
     """Time of a kernel in a state of the machine over that in the usual state."""
 
     device: str
     dtype: str
     state: str
-    """`LOADED` or `COLD`."""
+    """`LOADED`, `COLD` or `BESIDE`."""
     ratio: float
 
 
@@ -166,7 +179,7 @@ def _kernels_by_state(frames: Sequence[pd.DataFrame], family: str) -> list[_Stat
         labels = [text(rows, name) for name in ("device", "dtype", "variant")]
         kernels, labels_of_row = zip(*same_kernel, strict=True), zip(*labels, strict=True)
         for kernel, (device, dtype, variant), time_us in zip(kernels, labels_of_row, times_us, strict=True):
-            state = next((state for state in (LOADED, COLD) if variant.endswith(state)), "")
+            state = state_of(variant)
             if is_marked_suspect(variant) or not time_us > 0:
                 continue
             if state:
@@ -199,8 +212,10 @@ def _fit_one(
         samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress
     )
     loads = measured_loads(frames, recipe.family)
-    if loads:
-        regressor = replace(regressor, record={**regressor.record, "loads": loads})
+    held_shares = measured_held_shares(frames, recipe.family)
+    if loads or held_shares:
+        measured = {"loads": loads, "held_shares": held_shares}
+        regressor = replace(regressor, record={**regressor.record, **measured})
     save_regressor(regressor, out)
     return regressor.record
 
