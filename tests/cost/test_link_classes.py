@@ -1,11 +1,13 @@
 """Classes of links: rates by lanes and data sheets, latencies of a family, what NCCL may do on them."""
 
+from dataclasses import replace
 from itertools import groupby
 from math import exp
 
 import pytest
 
 from perfmodel import catalog
+from perfmodel.cost import interconnect_of
 from perfmodel.cost.learn.collectives import Effect, expected
 from perfmodel.cost.learn.collectives.links import LINK_CLASSES, UNKNOWN_INTER, UNNAMED, LinkClass, link_class
 
@@ -135,3 +137,21 @@ def test_a_hop_is_expected_as_its_class_has_it(link: LinkClass) -> None:
     towards = 1 if link.mesh else -1 if link.name.startswith("PCIe") else 0
     peers = expected(Effect("peers", link.name))[0]
     assert (peers > 0) - (peers < 0) == towards
+
+
+@pytest.mark.parametrize("name", [None, "our own fabric", "our + fabric @ home"])
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("index", [0, 1])
+def test_words_of_links_say_rates_that_their_names_do_not(index: int, scale: float, name: str | None) -> None:
+    """Inside a node whatever rate it is. Between nodes a known name says an adapter's, which several devices may
+    share: only a higher one is stated; of an unknown name any."""
+    cluster = catalog.cluster("dgx-h100")
+    device = cluster.device.name
+    levels = list(cluster.levels)
+    rate = levels[index].bandwidth_bytes_per_s * scale
+    levels[index] = replace(levels[index], bandwidth_bytes_per_s=rate, name=name or levels[index].name)
+    words = interconnect_of(replace(cluster, levels=tuple(levels)))
+    read = link_class(words, device, index > 0).bandwidth_bytes_per_s
+    nominal = link_class(levels[index].name, device, index > 0).bandwidth_bytes_per_s
+    assert read == pytest.approx(max(rate, nominal) if index > 0 and name is None else rate, rel=1e-5)
+    assert len(words.split(" + ")) == 2

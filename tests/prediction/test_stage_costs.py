@@ -56,6 +56,38 @@ def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
     assert recomputed or "schedule" not in text
 
 
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [("tp=2,pp=4", "1f1b"), ("pp=4,dp=2,zero=3,recompute=selective", "gpipe"), ("pp=4,dp=2", "pipedream")],
+)
+@pytest.mark.parametrize("full", [False, True])
+def test_a_stage_fits_where_a_layout_that_has_it_does(text: str, schedule: str, full: bool) -> None:
+    """On a device that is a millionth smaller than it needs it does not, as it stands or with all layers recomputed."""
+    small = replace(catalog.model("gpt3-1.3b"), layers=12)
+    layout = Layout.parse(text).replace(schedule=schedule)
+    cluster, job = catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=1024)
+
+    def problem_with(memory_bytes: float):
+        return step_problem(small, replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes)), job)
+
+    usable_share = 1 - problem_with(80e9).framework.memory.memory_margin
+    for sizes in ((1, 6, 4, 1), (2, 3, 2, 5)):
+        uneven = layout.replace(partition=sizes, recompute_full_layers=sizes if full else None)
+        (batch,) = layout_batches(problem_with(80e9), [uneven])
+        memory = bundle_memory(problem_with(80e9), batch)
+        needed = memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
+        start = 0
+        for stage, size in enumerate(sizes):
+            at = stage, start, start + size
+            for scale, fits in ((1 - 1e-6, False), (1 + 1e-6, True)):
+                limited = problem_with(needed[0, stage] / usable_share * scale)
+                costs = stage_costs(limited, layout, recompute_to_fit=full)
+                assert np.isfinite(costs.forward_s[at]) == fits, (sizes, stage)
+                if full and fits:
+                    assert costs.full_layers[at] == size
+            start += size
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_stages_hold_layers_or_an_end_of_the_model_and_divide_all_of_it(stages: int) -> None:
     small = replace(catalog.model("gpt3-125m"), layers=6)

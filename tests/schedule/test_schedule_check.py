@@ -8,10 +8,12 @@ from perfmodel.schedule import (
     Instruction,
     Phase,
     Schedule,
+    Work,
     check,
     from_orders,
     get_schedule,
     looped_stages,
+    schedule_names,
 )
 
 F, B, BI, BW = Phase
@@ -116,6 +118,31 @@ def _runs(orders: list[Order], p: int, v: int) -> bool:
                 queue.pop(0)
                 moved = True
     return not any(queues)
+
+
+@pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
+def test_whatever_is_left_out_or_done_twice_is_named(name: str) -> None:
+    """Every instruction of a schedule once: without it its work is missing, of each of its micro-batches, and nothing
+    else is wrong; with it twice, the second one is surplus."""
+    good = get_schedule(name)(4, 8)
+    orders = [list(good.order(device)) for device in range(good.devices)]
+    assert check(good) == ()
+    for device, order in enumerate(orders):
+        for place, dropped in enumerate(order):
+            works = [[Work(i.phase, i.chunk, i.micro_batch, span=i.span) for i in each] for each in orders]
+            (work,) = works[device][place : place + 1]
+            del works[device][place]
+            problems = check(from_orders(name, good.stage, good.micro_batches, works, slices=good.slices))
+            missing = [problem for problem in problems if problem.kind == "missing"]
+            batches = range(dropped.micro_batch, dropped.micro_batch + dropped.span)
+            assert [problem.instruction.micro_batch for problem in missing] == list(batches)
+            assert {problem.instruction.phase for problem in missing} == {dropped.phase}
+            assert not [problem for problem in problems if problem.kind == "duplicate"]
+            works[device].insert(place, work)
+            works[device].append(work)
+            problems = check(from_orders(name, good.stage, good.micro_batches, works, slices=good.slices))
+            (surplus,) = [problem.instruction for problem in problems if problem.kind == "duplicate"]
+            assert (surplus.device, surplus.position) == (device, len(order))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])

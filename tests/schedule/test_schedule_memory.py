@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.errors import PerfModelError
-from perfmodel.schedule import Phase, from_orders, get_schedule, looped_stages
-from perfmodel.schedule.memory import in_flight, peak_live
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.schedule import Instruction, Phase, Schedule, from_orders, get_schedule, looped_stages, schedule_names
+from perfmodel.schedule.memory import alive_at_peak, in_flight, offloaded_at_peak, offloads, peak_live
 
 p_ = st.integers(1, 8)
 m_ = st.integers(1, 20)
@@ -75,3 +75,88 @@ def test_split_backward_holds_until_the_weight_gradient() -> None:
 def test_bytes_need_one_entry_per_stage() -> None:
     with pytest.raises(PerfModelError, match="each of 4 stages"):
         peak_live(get_schedule("1f1b")(4, 4, 1), np.ones(3))
+
+
+SHAPES = [(1, 3), (2, 4), (4, 4), (4, 8), (6, 12)]
+"""Devices and micro-batches."""
+
+
+def made(name: str, p: int, m: int) -> Schedule:
+    try:
+        return get_schedule(name)(p, m)
+    except LayoutError:
+        pytest.skip("the schedule has no such pipeline")
+
+
+def ends(instruction: Instruction) -> bool:
+    """Whether activations are gone behind an instruction: behind a whole backward, or the gradient of weights."""
+    return instruction.phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
+
+
+@pytest.mark.parametrize(("p", "m"), SHAPES)
+@pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
+def test_peaks_of_every_schedule_against_a_walk_through_its_orders(name: str, p: int, m: int) -> None:
+    """A forward takes its micro-batches' activations, what ends their backward gives them back; where a device holds
+    most in all, and most of each chunk."""
+    schedule = made(name, p, m)
+    size = np.random.default_rng(p).integers(1, 100, schedule.n_stages)
+    for device in range(schedule.devices):
+        alive = np.zeros(schedule.chunks, int)
+        most, at_peak, peak = alive.copy(), alive.copy(), 0
+        for instruction in schedule.order(device):
+            if instruction.phase == Phase.FORWARD:
+                alive[instruction.chunk] += instruction.span
+            elif ends(instruction):
+                alive[instruction.chunk] -= instruction.span
+            most = np.maximum(most, alive)
+            if alive.sum() > at_peak.sum():
+                at_peak = alive.copy()
+            peak = max(peak, int(alive @ size[schedule.stage[device]]))
+        assert not alive.any()
+        assert in_flight(schedule)[device].tolist() == most.tolist()
+        assert alive_at_peak(schedule)[device].tolist() == at_peak.tolist()
+        assert peak_live(schedule, size)[device] == peak
+
+
+@pytest.mark.parametrize(("p", "m"), SHAPES)
+@pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
+def test_activations_leave_for_the_host_where_something_runs_meanwhile(name: str, p: int, m: int) -> None:
+    """They are out before the forward after the next one, and back while the instruction before their backward runs:
+    those of a single micro-batch, whose backward comes later than right behind that forward."""
+    schedule = made(name, p, m)
+    expected = []
+    alive_at_most = np.zeros((schedule.devices, schedule.chunks), int)
+    for device in range(schedule.devices):
+        order = list(schedule.order(device))
+        first = int(schedule.offsets[device])
+        forwards = [place for place, one in enumerate(order) if one.phase == Phase.FORWARD]
+        out: dict[int, list[int]] = {}
+        back: dict[int, list[int]] = {}
+        for number, place in enumerate(forwards):
+            one = order[place]
+            backward = next(
+                at
+                for at, other in enumerate(order)
+                if other.phase in (Phase.BACKWARD, Phase.BACKWARD_INPUT)
+                and other.chunk == one.chunk
+                and other.micro_batch <= one.micro_batch < other.micro_batch + other.span
+            )
+            is_single = one.span == order[backward].span == 1
+            after_next = forwards[number + 2] if number + 2 < len(forwards) else None
+            if is_single and after_next is not None and backward > after_next + 1:
+                expected.append((first + place, first + after_next, first + backward))
+                out.setdefault(after_next, []).append(one.chunk)
+                back.setdefault(backward - 1, []).append(one.chunk)
+        alive = np.zeros(schedule.chunks, int)
+        for place, one in enumerate(order):
+            changes = [(chunk, -1) for chunk in out.get(place, [])]
+            changes += [(chunk, 1) for chunk in back.get(place, [])]
+            changes.append((one.chunk, one.span * ((one.phase == Phase.FORWARD) - ends(one))))
+            for chunk, change in changes:
+                alive[chunk] += change
+                if alive.sum() > alive_at_most[device].sum():
+                    alive_at_most[device] = alive
+    found = offloads(schedule)
+    columns = (found.forward.tolist(), found.next_but_one.tolist(), found.backward.tolist())
+    assert sorted(zip(*columns, strict=True)) == sorted(expected)
+    np.testing.assert_array_equal(offloaded_at_peak(schedule), alive_at_most)

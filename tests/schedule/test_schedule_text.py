@@ -26,6 +26,16 @@ def test_comments_and_empty_lines_are_skipped() -> None:
     assert schedule.n_instructions == 4
 
 
+def test_a_whole_sequence_is_one_slice() -> None:
+    text = "stages 0 | 1\nslices {}\nF0 F1 B1 B0\nF0 F1 B1 B0\n"
+    for slices in (1, 2):
+        schedule = parse_schedule(text.format(slices))
+        assert (schedule.slices, schedule.micro_batches) == (slices, 2)
+    for slices in (0, -1):
+        with pytest.raises(PerfModelError, match="at least 1"):
+            parse_schedule(text.format(slices))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
