@@ -57,6 +57,7 @@ PARTS: Final = {
     "recompute": Look("#B7DEF6", "recompute"),
     "backward": Look(GREEN, "backward"),
     "clock_under_load": Look("#7A2E2E", "clock under load"),
+    "kernels_slower_in_runs": Look("#B08A8A", "kernels slower in runs"),
     "tensor_parallel_communication": Look(ORANGE, "tensor-parallel comm."),
     "context_parallel_communication": Look("#F3CF80", "context-parallel comm."),
     "expert_parallel_communication": Look(PURPLE, "expert-parallel comm."),

@@ -57,6 +57,7 @@ class Part(IntEnum):
     SLOWED = GAPS + 2
     CLOCK = GAPS + 3
     QUANTISING = GAPS + 4
+    RUNS = GAPS + 5
 
 
 # Kernels of a phase are counted as forward, backward or recompute; collectives of a block by their process group.
@@ -82,6 +83,8 @@ class Account:
       timed by themselves.
     - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains, within the
       power limit.
+    - `kernels_slower_in_runs`: by how much longer than that they run by what runs of the site, or published ones, show;
+      there where they show so. Runs that show faster kernels shorten the parts before instead.
     - `quantising`: kernels that bring operands to 8 or 4 bits (`Job.fp8_recipe`); there where products are so narrow.
     - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
@@ -147,6 +150,8 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     if training:
         result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
     result["clock_under_load"] = mean_s[Part.CLOCK]
+    if mean_s[Part.RUNS]:
+        result["kernels_slower_in_runs"] = mean_s[Part.RUNS]
     if mean_s[Part.QUANTISING]:
         result["quantising"] = mean_s[Part.QUANTISING]
     result |= {f"{name}_communication": mean_s[place] for name, place in _PLACE_OF.items()}
@@ -269,7 +274,7 @@ def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
     is_kernel = np.array([group == "" for group in table.groups], bool)
     # The lower end of the interval, at the clock at which the kernel was timed.
-    fastest_s = np.where(is_kernel, table.times.lo_s / table.load, 0.0)
+    fastest_s = np.where(is_kernel, table.times.lo_s / (table.clock_slowdown * table.slowdown_of_runs), 0.0)
     return (table.counts @ fastest_s)[:, :, None]
 
 
@@ -282,12 +287,16 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     out = np.zeros((*table.gap_s.shape, max(Part) + 1))
     collective = np.array([group != "" for group in table.groups], bool)
 
-    # Kernels: the share that a lower clock adds to each, casts to 8 or 4 bits, and the rest by phase.
-    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / table.load))
+    # Kernels: the shares that a lower clock and then runs add to each, casts to 8 or 4 bits, and the rest by phase.
+    slowdown = table.clock_slowdown * table.slowdown_of_runs
+    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / slowdown))
+    slower_in_runs = np.clip(1 - 1 / table.slowdown_of_runs, 0.0, slower)
     quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
-    out[:, :, Part.CLOCK] = table.event_s @ slower
+    out[:, :, Part.RUNS] = table.event_s @ slower_in_runs
+    out[:, :, Part.CLOCK] = table.event_s @ (slower - slower_in_runs)
     out[:, :, Part.QUANTISING] = table.event_s[:, :, quantising] @ (1 - slower[quantising])
-    kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK] - out[:, :, Part.QUANTISING]
+    apart_s = out[:, :, [Part.CLOCK, Part.RUNS, Part.QUANTISING]].sum(axis=2)
+    kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - apart_s
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import KernelOp
-from perfmodel.prediction._price import priced_events, under_training_load
+from perfmodel.prediction._price import clock_slowdown, priced_events, slowdown_of_runs
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction.blocks import (
     BlockTimes,
@@ -85,7 +85,14 @@ def _times_of(
     # With the times of all events known, the phases follow.
     phases = time_phases(events_of(blocks), times.time_s, framework.host.issue_s, framework.host.kernel_gap_s)
     counted = {field.name: getattr(blocks, field.name) for field in fields(blocks)}
-    return BlockTimes(**vars(phases), **counted, times=times, load=under_training_load(problem, blocks.ops))
+    slowed_by_clock, slowed_in_runs = clock_slowdown(problem, blocks.ops), slowdown_of_runs(problem, blocks.ops)
+    return BlockTimes(
+        **vars(phases),
+        **counted,
+        times=times,
+        clock_slowdown=slowed_by_clock,
+        slowdown_of_runs=slowed_in_runs,
+    )
 
 
 def _shares_that_pay(

@@ -248,12 +248,17 @@ def _latencies_s(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, floa
     return iter(latency_s.items())
 
 
-def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Slowdown of events in a training step relative to a kernel timed alone, by the power limit and the site."""
-    load = np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
+def clock_slowdown(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+    """Slowdown of events in a training step, by its clock, relative to kernels timed alone (`slowdown_under_load`)."""
+    return np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
+
+
+def slowdown_of_runs(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+    """Time of kernels as runs moved it (`moved_by_runs`) over that without runs; 1 for collectives."""
+    slowdown = np.ones(len(ops))
     if problem.adjustment is None:
-        return load
+        return slowdown
     times = EventTimes.of_rows(event_prices(problem.unadjusted, ops))
     moved = moved_by_runs(problem, ops, times)
     takes_time = np.array([not isinstance(op, Collective) for op in ops], bool) & (times.time_s > 0)
-    return load * np.divide(moved.time_s, times.time_s, out=np.ones(len(ops)), where=takes_time)
+    return np.divide(moved.time_s, times.time_s, out=slowdown, where=takes_time)

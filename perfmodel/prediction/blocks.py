@@ -133,8 +133,10 @@ class BlockTimes(ShardBlocks, PhaseTimes):
 
     times: EventTimes
     """Seconds of each event, with interval and provenance."""
-    load: Float[np.ndarray, " ops"]
-    """Time of each event in a training step relative to that timed alone (`under_training_load`)."""
+    clock_slowdown: Float[np.ndarray, " ops"]
+    """Time of each event at the clock of a training step relative to that timed alone."""
+    slowdown_of_runs: Float[np.ndarray, " ops"]
+    """Time of each event as measured runs show it relative to that without runs."""
 
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:

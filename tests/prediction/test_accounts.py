@@ -29,7 +29,7 @@ from perfmodel.prediction import (
     step_problem,
     step_times_s,
 )
-from perfmodel.prediction.sites import NEUTRAL
+from perfmodel.prediction.sites import NEUTRAL, Adjustment
 from perfmodel.program import Kind
 from perfmodel.schedule import schedule_names
 from perfmodel.session import Session
@@ -218,6 +218,27 @@ def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None
     assert fast.breakdown_s["clock_under_load"] == 0
     products_s = sum(event.time_s for event in slow.critical_path if event.event.startswith(("linear", "attention")))
     assert slow.breakdown_s["clock_under_load"] > 0.5 * (1 - np.exp(-0.2)) * products_s
+
+
+@pytest.mark.parametrize("log_factor", [-0.3, 0.0, 0.3])
+def test_what_runs_show_of_kernels_has_a_part_of_its_own(log_factor: float) -> None:
+    """Kernels that runs show to be slower leave every other part of theirs as it was; faster ones shorten it."""
+    problem, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
+    hot = replace(problem, site=Site(sustained=(("Ampere", 0.2),))).adjusted(None)
+    device = hot.cluster.device.name
+    families = ("gemm", "attention", "memory", "embedding")
+    moved = hot.adjusted(Adjustment(device=device, values=tuple((name, log_factor) for name in families)))
+    before, after = explain(hot, layout).breakdown_s, explain(moved, layout).breakdown_s
+    assert "kernels_slower_in_runs" not in before
+    assert ("kernels_slower_in_runs" in after) == (log_factor > 0)
+    parts = ("forward", "backward", "recompute", "clock_under_load")
+    kernels_s = sum(before[name] for name in parts)
+    assert sum(after[name] for name in parts) == pytest.approx(kernels_s * min(1.0, np.exp(log_factor)))
+    if log_factor >= 0:
+        for name in parts:
+            assert after[name] == pytest.approx(before[name])
+        slower_s = after.get("kernels_slower_in_runs", 0.0)
+        assert slower_s == pytest.approx(kernels_s * (np.exp(log_factor) - 1))
 
 
 def test_what_if_and_search_keep_the_same_accounts() -> None:
