@@ -98,6 +98,9 @@ def test_a_framework_with_several_dispatchers_leaves_open_which_exchanges_tokens
     run = predict_run(experts)
     assert {case.job.experts.expert_dispatcher for case in run.completions} == {"alltoall", "deepep", "hybridep"}
     assert any(text.startswith("expert_dispatcher") for text in run.assumed)
+    # Its kernels are written for Hopper and what came after.
+    older = predict_run(experts | {"device": "A100-SXM4-80GB"})
+    assert {case.job.experts.expert_dispatcher for case in older.completions} == {"alltoall"}
     stated = predict_run(experts | {"job.expert_dispatcher": "deepep"})
     assert {case.job.experts.expert_dispatcher for case in stated.completions} == {"deepep"}
 

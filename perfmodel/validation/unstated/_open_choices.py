@@ -210,6 +210,17 @@ class ExpertTensorParallel(OpenChoice):
         ]
 
 
+_BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta"})
+"""Architectures of NVIDIA that no FlashAttention runs on: the first generation needs Turing or Ampere, the second
+Ampere (Dao-AILab/flash-attention README, installation)."""
+
+
+_BEFORE_HOPPER: Final = _BEFORE_FLASH_ATTENTION | {"Turing", "Ampere", "Ada"}
+"""Architectures of NVIDIA without the asynchronous copies of tiles that HybridEP is written in, and for which DeepEP
+is built without its features (DISABLE_SM90_FEATURES): it then runs inside a node alone (deepseek-ai/DeepEP README,
+requirements and installation)."""
+
+
 class ExpertDispatcher(OpenChoice):
     """The dispatcher that exchanges tokens between experts, where the framework has several kinds."""
 
@@ -228,12 +239,9 @@ class ExpertDispatcher(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         names = case.framework.capabilities.expert_dispatchers
+        if case.cluster.device.architecture in _BEFORE_HOPPER:
+            names = tuple(name for name in names if name == "alltoall")
         return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
-
-
-_BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta"})
-"""Architectures of NVIDIA that no FlashAttention runs on: the first generation needs Turing or Ampere, the second
-Ampere (Dao-AILab/flash-attention README, installation)."""
 
 
 class FlashAttention(OpenChoice):
