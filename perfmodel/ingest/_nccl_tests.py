@@ -62,6 +62,8 @@ _LABEL: Final = re.compile(
 )
 """Labels that launchers and containers put before every line."""
 _MOST_LABELS: Final = 3
+_HEADING: Final = re.compile(r"^([^#\n]*)#\s+size\s+count\s+type\b", re.MULTILINE)
+_COLOURS: Final = re.compile(r"\x1b\[[\d;]*m")
 _UNITS: Final = {"(B)", "(elements)", "(us)", "(GB/s)", "(%)"}
 
 
@@ -131,10 +133,11 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
     """
     rows: list[Row] = []
     section = _Section(path)
+    label = _label_of_header(text)
     # The number of wrong values ends a section, a line that begins with a digit
     # is a row of its table, and all else is a comment or noise of the job.
     for count, raw in enumerate(text.splitlines(), 1):
-        line = _without_label(raw)
+        line = _without_label(raw, label)
         place = f"{path}: line {count}"
         verdict = _WRONG.match(line)
         if verdict:
@@ -162,9 +165,22 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
     return rows
 
 
-def _without_label(raw: str) -> str:
+def _label_of_header(text: str) -> re.Pattern[str] | None:
+    """What stands before the heading of a table, in a log whose lines all begin so; None where nothing does.
+
+    Launchers and tools that nobody listed label lines too. Numbers in a label (of processes, of a clock) may differ.
+    """
+    heading = _HEADING.search(text)
+    if heading is None or not heading[1].strip():
+        return None
+    return re.compile(re.sub(r"\d+", r"\\d+", re.escape(_COLOURS.sub("", heading[1]).rstrip())) + r"\s?")
+
+
+def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
     """A line without what a launcher put before it."""
-    line = raw
+    line = _COLOURS.sub("", raw)
+    own = label_of_log.match(line) if label_of_log else None
+    line = line[own.end() :] if own else line
     # A clock of the container may stand before the launcher's own label.
     for _ in range(_MOST_LABELS):
         label = _LABEL.match(line)

@@ -57,6 +57,9 @@ LABELS = {
     "pdsh": lambda line: f"node-a17: {line}",
     "kubectl --prefix": lambda line: f"[pod/nccl-test-0/worker] {line}",
     "container": lambda line: f"worker-0.nccl[1]: {line}",
+    "pod and container": lambda line: f"pod/nccl-worker-0 launcher: {line}",
+    "Ray in colours": lambda line: f"\033[32m(Worker pid=417)\033[0m {line}",
+    "a tool that nobody listed": lambda line: f"job 17 > {line}",
     "no sign of comments": lambda line: line.lstrip("# ") if line.startswith("#") else line,
 }
 

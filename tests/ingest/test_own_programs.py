@@ -499,3 +499,33 @@ def test_adapters_on_weights_in_4_bits_compute_in_bf16() -> None:
     launch = parse_launch(f"accelerate launch --num_processes 8 {text}\n", "run.sh")
     assert (launch.job_fields["dtype"], launch.job_fields["base_weights"]) == ("bf16", "nf4")
     assert launch.may_be_wrong == ()
+
+
+LAUNCHED = {
+    "torchrun": "torchrun --nproc_per_node 8 --nnodes {nodes} train.py TRAINER",
+    "torch.distributed.run": "python -m torch.distributed.run --nproc_per_node=8 --nnodes={nodes} train.py TRAINER",
+    "deepspeed": "deepspeed --num_gpus 8 --num_nodes {nodes} train.py TRAINER",
+    "LLaMA-Factory": "NNODES={nodes} NPROC_PER_NODE=8 llamafactory-cli train --finetuning_type full TRAINER",
+    "Swift": "NNODES={nodes} NPROC_PER_NODE=8 swift sft --train_type full --gradient_accumulation_steps 1 TRAINER",
+    "torchtitan": "torchrun --nproc_per_node 8 --nnodes {nodes} -m torchtitan.train --module llama3 --config llama3_8b",
+    "Megatron-Bridge": "torchrun --nproc_per_node 8 --nnodes {nodes} run_recipe.py --recipe llama3_8b_pretrain_config",
+}
+TRAINER = "--model_name_or_path Qwen/Qwen2-7B --bf16 true --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_nodes_that_nobody_defines_are_not_one_node(launcher: str) -> None:
+    """Scripts leave the number of nodes to the cluster because there are several."""
+    command = LAUNCHED[launcher].replace("TRAINER", TRAINER)
+    two = parse_launch(command.format(nodes=2) + "\n", "run.sh")
+    left_open = parse_launch(command.format(nodes="$PLATFORM_NODES") + "\n", "run.sh")
+    stated = parse_launch(command.format(nodes="$PLATFORM_NODES") + "\n", "run.sh", devices=16)
+    defaulted = parse_launch(command.format(nodes="${PLATFORM_NODES:-2}") + "\n", "run.sh")
+    assert (two.devices, left_open.devices, stated.devices, defaulted.devices) == (16, None, 16, 16)
+    assert any("PLATFORM_NODES" in note for note in left_open.ignored)
+    assert any("--devices" in sentence for sentence in left_open.missing)
+
+
+def test_nodes_that_only_the_scheduler_knows_are_those_of_the_job() -> None:
+    command = LAUNCHED["torchrun"].replace("TRAINER", TRAINER).format(nodes="$PLATFORM_NODES")
+    assert parse_launch(f"#!/bin/bash\n#SBATCH --nodes=4\n{command}\n", "run.sh").devices == 32

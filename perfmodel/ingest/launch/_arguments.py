@@ -61,11 +61,14 @@ def followed_script(
 
 
 def processes_in_variables(command: Command) -> dict[str, str]:
-    """Process counts set by a command's variables, under the torchrun argument for each."""
+    """Process counts set by a command's variables, under the torchrun argument for each.
+
+    A count that depends on what nobody set stays as it is written.
+    """
     numbers: dict[str, str] = {}
     for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):
         number = command.variables.get(variable, "")
-        if number.isdecimal():
+        if number.isdecimal() or re.search(r"\$[({]", number):
             numbers[name] = number
     return numbers
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._arguments import LAUNCHING
 from perfmodel.ingest.launch._deepspeed import stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
-from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._format import LaunchFormat, undefined
 from perfmodel.ingest.launch._megatron_forks import FORKS
 from perfmodel.ingest.launch._megatron_model import MODEL, argument, of_deepspeed
 from perfmodel.ingest.launch._megatron_names import HARMLESS, SWITCHES
@@ -62,6 +62,13 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
     for name in SCHEDULED:
         if str(settings.get(f"sbatch-{name}", "")).isdecimal():
             scheduled[name] = int(settings[f"sbatch-{name}"])
+    for name in ("nnodes", "num-nodes"):
+        # One node would be a silent guess: scripts leave it to the cluster because there are several.
+        if undefined(settings.get(name)) and "nodes" not in scheduled:
+            unknown = (
+                f"the number of devices is not known: {name} is {settings[name]}, which the script does not define"
+            )
+            return {"note.devices": f"{unknown}; give --devices"}
     nodes = _number(settings, "nnodes", "num-nodes") or scheduled.get("nodes")
     each = _number(settings, "nproc-per-node", "num-gpus")
     # A hostfile lists the nodes; it lies on the cluster, so that one node is all that can be said.

@@ -123,5 +123,9 @@ def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
     for i, text in enumerate(texts[:-1]):
         if text in ("-N", "--nodes") and texts[i + 1].isdecimal():
             settings["nnodes"] = texts[i + 1]
-    devices = world_of(settings)["devices"]
-    return {"num-processes": Entry(str(devices), command.argv[0].line)}
+    line = command.argv[0].line
+    # Where the nodes are not known, the argument that says so is refused like every other one.
+    devices = world_of(settings).get("devices")
+    return (
+        {"nnodes": Entry(settings["nnodes"], line)} if devices is None else {"num-processes": Entry(str(devices), line)}
+    )

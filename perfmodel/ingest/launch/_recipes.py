@@ -22,6 +22,7 @@ from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._read_entries import read_toml, read_yaml
+from perfmodel.ingest.launch._table import Fields
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.shell import Command
 from perfmodel.spec import Model
@@ -73,8 +74,10 @@ def recipe_command(
         notes.append(
             f"{len(others)} training commands have different arguments; perfmodel reads the first, on line {line}"
         )
-    devices = source.devices or _devices(command, job)
-    return replace(source, devices=devices, notes=tuple(notes)), form
+    world = _world(command, job)
+    if not source.devices and "note.devices" in world:
+        notes.append(world["note.devices"])
+    return replace(source, devices=source.devices or world.get("devices"), notes=tuple(notes)), form
 
 
 _Reader = Callable[[Command, str, Neighbours], tuple[Source, LaunchFormat]]
@@ -187,8 +190,8 @@ def _settings(command: Command) -> dict[str, Entry]:
     return settings
 
 
-def _devices(command: Command, job: Mapping[str, int]) -> int | None:
-    """Devices of the job, by the launcher before the program, variables, or the scheduler."""
+def _world(command: Command, job: Mapping[str, int]) -> Fields:
+    """Devices of the job, by the launcher before the program, variables or the scheduler, or why they are unknown."""
     settings: dict[str, Any] = {}
     for name, entry in _flags(command).items():
         if name.replace("_", "-") in LAUNCHING:
@@ -201,7 +204,7 @@ def _devices(command: Command, job: Mapping[str, int]) -> int | None:
     settings |= scheduled_settings(job)
     if not settings and any("run_train.sh" in word.text for word in command.argv):
         settings["nproc-per-node"] = _USUAL_DEVICES
-    return world_of(settings).get("devices")
+    return world_of(settings)
 
 
 def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:

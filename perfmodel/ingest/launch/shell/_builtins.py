@@ -110,7 +110,12 @@ class Builtins(Expander):
             texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
             # What stands right of a comparison is a pattern.
             is_pattern = bool(raw.parts) and raw.parts[0].text in ("==", "=", "!=")
-        return Condition(texts, double=True, exists=self.exists).value()
+        condition = Condition(texts, double=True, exists=self.exists)
+        value = condition.value()
+        if condition.matched is not None:
+            groups = enumerate(condition.matched)
+            self.state.variables["BASH_REMATCH"] = {str(i): Word(text, 0) for i, text in groups}
+        return value
 
     def condition_texts(self, raw: tree.RawWord) -> list[str]:
         """Words of a condition, where a variable that nobody set is empty."""

@@ -133,7 +133,47 @@ def _filtered(head: str, arguments: list[str], text: str) -> str | None:
     if cut:
         fields = [line.split(cut[1]) for line in text.splitlines()]
         return "".join(f"{parts[int(cut[2]) - 1] if len(parts) >= int(cut[2]) else ''}\n" for parts in fields)
+    if head == "tail" and re.fullmatch(r"-n?\s*1", " ".join(arguments)):
+        return "".join(text.splitlines(keepends=True)[-1:])
+    if head == "rev" and not arguments:
+        return "".join(f"{line[::-1]}\n" for line in text.splitlines())
+    if (
+        head == "tr"
+        and len(arguments) == 2
+        and arguments[0] == "-d"
+        and not re.search(r"\w-\w|\[|\\[^n]", arguments[1])
+    ):
+        return "".join(character for character in text if character not in arguments[1].replace("\\n", "\n"))
+    if head == "awk":
+        return _columns(arguments, text)
+    if head == "sed":
+        return _replaced(arguments, text)
     if head in ("sort", "uniq") and not arguments:
         lines = text.splitlines()
         return "".join(f"{line}\n" for line in (sorted(lines) if head == "sort" else dict.fromkeys(lines)))
     return None
+
+
+def _columns(arguments: list[str], text: str) -> str | None:
+    """Output of `awk '{print $2}'`, also with `-F` and the sign that divides columns; None for other programs."""
+    program = re.fullmatch(r"(?:-F\s*(\S+) )?\{\s*print \$(\d+|NF)\s*;?\s*\}", " ".join(arguments))
+    # A separator of several characters is a pattern.
+    if program is None or (program[1] is not None and len(program[1]) > 1):
+        return None
+    columns = []
+    for line in text.splitlines():
+        parts = line.split(program[1]) if program[1] else line.split()
+        index = len(parts) if program[2] == "NF" else int(program[2])
+        # Column 0 is the whole line, and one that is not there is empty.
+        columns.append(line if index == 0 else "".join(parts[index - 1 : index]))
+    return "".join(f"{column}\n" for column in columns)
+
+
+def _replaced(arguments: list[str], text: str) -> str | None:
+    """Output of `sed 's/old/new/'` for texts without signs that mean more than themselves; None for others."""
+    words = [argument for argument in arguments if argument != "-e"]
+    program = re.fullmatch(r"s([/,|#:])([\w ./,:=-]*)\1([\w ./,:=-]*)\1(g?)", words[0]) if len(words) == 1 else None
+    if program is None or "." in program[2] or not program[2] or program[1] in program[2] + program[3]:
+        return None
+    times = -1 if program[4] else 1
+    return "".join(line.replace(program[2], program[3], times) for line in text.splitlines(keepends=True))

@@ -351,16 +351,18 @@ class _Interpreter(Commands):
     def while_loop(self, node: tree.While) -> bool | None:
         variables = dict(self.state.variables)
         arguments = list(self.state.arguments)
-        commands = len(self.state.commands)
+        ran = -1
         for _ in range(MOST_TURNS):
             status = self.sequence(node.condition)
+            # What the condition runs before the first turn runs for sure (`until torchrun ...; do sleep 9; done`).
+            ran = len(self.state.commands) if ran < 0 else ran
             if status is None:
                 break
             if status is node.until or not self.turn(node.body):
                 return True
         # A loop that waits for something outside, or runs for very long: as if it had not been entered.
         self.state.variables, self.state.arguments = variables, arguments
-        del self.state.commands[commands:]
+        del self.state.commands[ran:]
         self.loop_left_out(node.body, node.line)
         return None
 

@@ -157,6 +157,8 @@ class Condition:
         """Whether it is `[[`, in which the right side of `==` is a pattern."""
         self.exists = exists
         """Whether a file exists, as far as anybody can say."""
+        self.matched: tuple[str, ...] | None = None
+        """What the last `=~` matched and its groups, as `BASH_REMATCH` holds them; None where there was none."""
 
     def value(self) -> bool | None:
         if not self.tokens:
@@ -242,9 +244,11 @@ class Condition:
             return _COMPARES[sign](numbers[0], numbers[1])
         if sign == "=~":
             try:
-                return re.search(rhs, lhs) is not None
+                match = re.search(rhs, lhs)
             except re.error:
                 return None
+            self.matched = () if match is None else (match[0], *match.groups(""))
+            return match is not None
         if sign in ("<", ">"):
             return lhs < rhs if sign == "<" else lhs > rhs
         equal = fnmatchcase(lhs, rhs) if self.double else lhs == rhs
