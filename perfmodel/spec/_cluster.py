@@ -131,7 +131,6 @@ class Device:
             raise PerfModelError(f"device {self.name}: peak: give the rate of at least one dtype")
         if self.reached_share is not None and not 0 < self.reached_share <= 1:
             raise PerfModelError(f"device {self.name}: reached_share must be above 0 and at most 1")
-
         if self.held_share is not None and not 0 <= self.held_share < 1:
             raise PerfModelError(f"device {self.name}: held_share must be at least 0 and below 1")
 

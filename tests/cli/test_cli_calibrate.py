@@ -170,7 +170,13 @@ def test_collectives_over_nodes_are_estimated_without_their_launcher(capsys):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("cpu.toml", "jax"), ("cpu_torch.toml", "torch"), ("gpu.toml", "torch"), ("two_nodes.toml", "nccl-tests")],
+    [
+        ("cpu.toml", "jax"),
+        ("cpu_torch.toml", "torch"),
+        ("gpu.toml", "torch"),
+        ("gpus_in_training.toml", "torch"),
+        ("two_nodes.toml", "nccl-tests"),
+    ],
 )
 def test_shipped_plans_can_be_estimated(capsys, name: str, backend: str):
     status, text, _ = run(
@@ -179,7 +185,7 @@ def test_shipped_plans_can_be_estimated(capsys, name: str, backend: str):
     assert status == 0
     report = json.loads(text)
     plan = read_plan(ROOT / "calibrate" / name)
-    assert report["rows"] == len(plan.kernel_points) + len(plan.collectives)
+    assert report["rows"] == len(plan.kernel_points) + len(plan.beside_points) + len(plan.collectives)
     if name.startswith("cpu"):
         assert report["minutes"] < 8
 
