@@ -289,13 +289,15 @@ def _stage_1_sentence(summary: pd.DataFrame, most: float, stage_0: float) -> str
 def _images_sentence(images: pd.DataFrame) -> str:
     """Where the default order wins, and whether the paper's saving on stage 1 comes out anywhere."""
     winning = images[images["no more memory and faster"] > 0]
-    most = images["stage 1 saves, most"].max()
+    saving_most = images.loc[images["stage 1 saves, most"].idxmax()]
+    most = saving_most["stage 1 saves, most"]
     comes_out = "comes out" if most >= PAPER[1] - WITHIN else "does not come out"
     best = images.loc[images["epochs/h, most with no more memory"].fillna(0).idxmax()]
     return (
         f"In {len(winning)} of {len(images)} rows some settings are faster with no more memory on either stage, by up "
         f"to {best['epochs/h, most with no more memory']:.2f} times ({best['network and images']}, machines "
-        f"{best['machines']}). The paper's saving on stage 1 {comes_out}: {most:.0%} at most."
+        f"{best['machines']}). The paper's saving on stage 1 {comes_out}: {most:.0%} at most "
+        f"({saving_most['network and images']})."
     )
 
 
