@@ -28,7 +28,7 @@ from perfmodel.prediction._zero import (
 from perfmodel.prediction.blocks import ShardBlocks
 from perfmodel.prediction.placement import Placement, rank_strides
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
-from perfmodel.spec import Cluster, Job, Layout, interleaved_groups
+from perfmodel.spec import OPTIMIZERS, Cluster, Job, Layout, interleaved_groups
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, orthogonalisation
 
@@ -144,7 +144,7 @@ def communication_events(
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
             events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job, states.on_host))
-    if is_trained(job) and not states.on_host:
+    if is_trained(job) and not states.on_host and OPTIMIZERS[job.optimizer].newton_schulz:
         _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
 
     # Both copies of a tied embedding, on the first and the last stage, need the sum of their gradients.
@@ -167,7 +167,7 @@ def _add_orthogonalisation(
     counts: Float[np.ndarray, "stages segments blocks"],
     job: Job,
 ) -> None:
-    """Add the products of optimizers that update whole matrices (none of others)."""
+    """Add the products of optimizers that update whole matrices."""
     # Where states are sharded each rank gets some of the matrices, and what gathers the weights exchanges the results.
     blocks_of_rank = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
     for group in STATES:

@@ -224,7 +224,7 @@ def weight_files(calibration: Path | str | None) -> WeightFiles:
     Raises:
         CalibrationError: as `weights_folder`; or files that do not stop changing.
     """
-    folder = weights_folder(calibration)
+    folder = shipped_folder() if calibration is None else weights_folder(calibration)
     if folder == shipped_folder():
         return WeightFiles(folder, "", None)
     seen = _signature(folder)
