@@ -157,9 +157,9 @@ def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
     """Memory of a batch's first layout, and whether it fits."""
     layout, stages = batch.layouts[0], stage_memory(problem, batch)
 
-    # Of ranks on different devices, the one that has least to spare.
+    # Of ranks on different devices, the one that fills the largest share of its own.
     usable = usable_of_ranks(problem, layout)
-    binding = binding_rank(stages, usable)
+    binding = max(range(len(stages)), key=lambda rank: stages[rank].peak / usable[rank])
 
     # Peak bytes by counter (`perfmodel.spec.MemoryCounter`) on the reported rank.
     stages_in_reports = stages[: reported_stages(problem, layout)]
@@ -180,7 +180,8 @@ def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
         reported_stages=reported_stages(problem, layout),
         saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
     )
-    return StepMemory(account, fit_reasons(stages, usable), fit_probability(problem, layout, stages))
+    reasons = () if stages[binding].peak <= usable[binding] else fit_reasons(stages, usable, binding)
+    return StepMemory(account, reasons, fit_probability(problem, layout, stages))
 
 
 def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ...]:
@@ -193,21 +194,16 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
     return stage_memory(problem, batch)
 
 
-def binding_rank(memory: Sequence[StageMemory], usable: Float[np.ndarray, " ranks"]) -> int:
-    """The rank that fills the largest share of its device."""
-    return max(range(len(memory)), key=lambda i: memory[i].peak / usable[i])
-
-
-def fit_reasons(memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"]) -> tuple[str, ...]:
-    """Why a layout does not fit: the rank that fits least, its largest part, and a remedy; empty if all ranks fit.
+def fit_reasons(
+    memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"], worst: int
+) -> tuple[str, ...]:
+    """Why a layout does not fit: the rank that fits least, its largest part, and a remedy.
 
     Args:
         usable_bytes: of every rank.
+        worst: the rank that fits least.
     """
-    worst = binding_rank(memory, usable_bytes)
     usable = usable_bytes[worst]
-    if memory[worst].peak <= usable:
-        return ()
     by_category = {name: n_bytes for name, n_bytes in memory[worst].to_dict().items() if name != "peak"}
     largest = max(by_category, key=by_category.__getitem__)
     return (

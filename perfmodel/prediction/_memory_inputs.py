@@ -217,7 +217,11 @@ class Sharding:
             communicators=column(communicators(layout) for layout in layouts),
             pipelined=column(layout.pp > 1 for layout in layouts) > 0,
             offloaded=column(layout.offload_layers for layout in layouts),
-            one_backward=column(has_one_backward(layout, job) for layout in layouts) > 0,
+            # A single micro-batch in a single stage.
+            one_backward=column(
+                layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch for layout in layouts
+            )
+            > 0,
         )
 
     def spread(
@@ -234,11 +238,6 @@ class ShardedParams(NamedTuple):
     """Where states are sharded: the rank's part."""
     whole: Float[Any, "*layouts ranks"]
     """Where they are not: all that its stages have."""
-
-
-def has_one_backward(layout: Layout, job: Job) -> bool:
-    """Whether a step is a single micro-batch in a single stage."""
-    return layout.pp == 1 and job.global_batch <= layout.dp * layout.micro_batch
 
 
 def communicators(layout: Layout) -> int:
