@@ -13,6 +13,7 @@ from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import described_job, predict_cases, predict_run, read_case
 from perfmodel.validation.unstated import CONVERSATION_TOKENS, OPEN_CHOICES, case_features, real_tokens
 from perfmodel.validation.unstated.priors import choice_priors
+from perfmodel.workload import parameter_count
 
 ROW = {
     "case_id": "one", "source": "s", "status": "ok", "framework": "megatron-core@2025", "model": "llama3-8b",
@@ -182,6 +183,32 @@ def test_need_of_memory_falls_with_shards_and_grows_with_the_model_and_its_token
     assert need(recompute="full") == need()
     many_devices = {"model": "mixtral-8x7b", "n_devices": 64, "tp": 1, "dp": 64, "global_batch": 64, "seq_len": 4096}
     assert need(**many_devices, ep=8) < need(**many_devices, ep=1)
+
+
+def test_need_of_memory_by_hand():
+    """States, then activations of 34 bytes per token, element and layer, over the memory of a device."""
+    case = read_case(ROW | {"model": "gpt3-13b", "seq_len": 2048, "zero_stage": 0})
+    params = parameter_count(case.model)
+    states = {
+        "training": params / 2 * (2 + 4 + 12),
+        "frozen": params / 2 * 2,
+        "frozen in 8 bits": params / 2 * 1,
+    }
+    activations = 34 * 2048 / 2 * case.model.hidden * case.model.layers
+    jobs = {
+        "training": {},
+        "frozen": {"frozen": True, "adapter_rank": 16},
+        "frozen in 8 bits": {"frozen": True, "adapter_rank": 16, "dtype": "fp8", "fp8_params": True},
+    }
+    for name, fields in jobs.items():
+        # The class changes where the device is just as large as a class's bound says.
+        needed = states[name] + activations
+        classes = []
+        for share in (0.99, 1.01):
+            part = replace(case.cluster.device, memory_bytes=needed / share)
+            sized = replace(case.with_job(**fields), cluster=replace(case.cluster, device=part))
+            classes.append(case_features(sized, 2025).need)
+        assert classes == ["0.5 to 1 of memory", "1 to 2 of memory"], name
 
 
 def test_who_has_memory_to_spare_repeats_less():
