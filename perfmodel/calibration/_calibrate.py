@@ -140,8 +140,8 @@ def calibrate_model(
 ) -> Selection:
     """Measure the events of a model plan that its layouts' step times depend on, and no more.
 
-    Tables and cards are written to `folder` after every batch, with `plan.toml`, what was chosen so far. Started
-    again, it goes on from the rows there; `perfmodel fit` makes a calibration of the tables.
+    Tables and cards are written to `folder` after every batch, with the choices so far in `plan.toml`. A later call
+    continues from the rows there. `perfmodel fit` makes a calibration from the tables.
 
     Args:
         wanted: from `model_plan`; its calibration prices events before they are measured.

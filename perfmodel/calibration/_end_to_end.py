@@ -139,18 +139,18 @@ def calibrate_end_to_end(
 
     The parameters (`perfmodel.prediction.sites.PARAMETERS`) are log factors of kernel families, of latency and inverse
     bandwidth of each network tier, and of host costs; and losses: overlap, stragglers, overhead per step. Their priors
-    are what the tables and the published record say. The update is that of the model of sites (`FittedRuns`), around
-    tangents whose gradients come through the timeline.
+    come from the tables and the published record. The update is that of the model of sites (`FittedRuns`), linearised
+    with gradients through the timeline.
 
     Args:
         runs: what was run and measured; a dozen layouts say more than a dozen repeats of one.
         out: calibration directory to leave the parameters in, for `calibration=` of every prediction.
         base: calibration directory whose cost models the runs correct; the shipped one by default.
-        strict: refuse where runs contradict the tables.
-        profiled: what a profile said of the parameters before (`fit_profile`); of runs of one kind of device.
+        strict: refuse runs that contradict the tables.
+        profiled: parameters that a profile determined before (`fit_profile`), if all runs are of one kind of device.
 
     Returns:
-        By device, the fit.
+        The fit of each device.
 
     Raises:
         PerfModelError: no runs, a run that cannot be laid out, a step that is not in seconds, or under `strict` a

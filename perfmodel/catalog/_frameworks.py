@@ -25,7 +25,7 @@ Versions = MappingProxyType[int, Framework]
 def framework(name: str | Framework) -> Framework:
     """Look up a framework: `name` gives its newest version, `name@year` that of the year or the nearest earlier one.
 
-    `path.toml` and `path.toml@year` read a TOML of one's own. A `Framework` is returned as it is.
+    `path.toml` and `path.toml@year` read your own TOML. A `Framework` is returned as it is.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.

@@ -212,7 +212,7 @@ class EmulatedCurve:
     felt_at_most: float
     """Collectives of the kind on the critical path at the last delay."""
     hidden_s: float
-    """Delay of each collective, beyond the first, up to which no more of them are felt."""
+    """Largest delay, in addition to the first, that puts no further collectives on the critical path."""
 
     @property
     def errors(self) -> Float[np.ndarray, " delays"]:

@@ -142,7 +142,7 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
     Args:
         format: one of `TABLE_FORMATS`, or `auto`.
         paths: files (of ranks, or of repeats: rows of equal shapes become their median), or profile directories of JAX.
-        options: what the files do not say.
+        options: settings that the files do not state.
 
     Raises:
         UnknownNameError: another format.
@@ -161,7 +161,7 @@ def read_measurements(
     Args:
         format: as for `import_measurements`.
         paths: as for `import_measurements`.
-        options: what the files do not say.
+        options: settings that the files do not state.
         kind: `compute` or `collective` to say which; needed only where the files hold both.
 
     Raises:

@@ -99,10 +99,10 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     """Find the least device memory with which a layout fits by the memory model, and with which it is likely to fit.
 
     peak <= memory (1 - margin), so memory = peak / (1 - margin). Measured peaks scatter about predicted ones, so a
-    device that just holds the prediction fits about every other time.
+    device that just holds the predicted peak is large enough in about half of the cases.
 
     Raises:
-        LayoutError: a layout that cannot run whatever the memory.
+        LayoutError: a layout that cannot run with any amount of memory.
     """
     check_layout(problem.model, problem.cluster, problem.job, layout)
     stages = needed_memory(problem, layout)
@@ -169,8 +169,8 @@ def overtake(
 ) -> Overtaking:
     """Find the factor on a machine parameter at which two layouts are equally fast.
 
-    The difference of step times is taken at multiples spread evenly in their logarithm; between those next to 1 where
-    its sign changes it is bisected. Two crossings between neighbouring multiples (1.3 times apart) would be missed.
+    The difference of the step times is computed at multiples that are 1.3 times apart. Where its sign changes nearest
+    to 1, the crossing is found by bisection. Two crossings between neighbouring multiples would be missed.
 
     Args:
         problem: model, job, cluster and cost models.
@@ -291,7 +291,7 @@ def rank_upgrades(
         question: what to lay out; its space is searched again on every machine, exactly.
         share: by how much a bandwidth, a rate or the memory is raised, and a latency lowered.
         prices: price of each such upgrade, in any unit; upgrades without a price are not ranked by money.
-        progress: told what is being done.
+        progress: called with the name of each stage and how far it is.
 
     Raises:
         LayoutError: no layout fits on the machine as it is.

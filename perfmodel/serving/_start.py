@@ -38,8 +38,8 @@ def starting_point(
 ) -> StartingPoint:
     """Choose a sensible operating point: the layout and batch that are not given.
 
-    The layout is the smallest that has room for some requests and holds the limits; the batch is the largest that holds
-    them. Where no limit is given they are those of an interactive service.
+    The layout is the smallest that has room for some requests and meets the limits; the batch is the largest that meets
+    them. Without limits, those of an interactive service apply.
 
     Args:
         model, cluster, layout, calibration, framework, options: as `serve` takes them.

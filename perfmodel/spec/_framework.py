@@ -421,7 +421,7 @@ class Problem:
     job: Job
     framework: Framework = field(default_factory=Framework)
     devices: int | None = None
-    """Devices to lay the model out on (at most so many, where fewer are allowed); None: as many as a layout needs."""
+    """Number of devices for the layout (the largest number where fewer are allowed); None: as many as it needs."""
 
     def __post_init__(self) -> None:
         if self.job.cached_tokens and self.job.mode == "train":

@@ -72,7 +72,7 @@ def calibration_report(
             calibration's own record: its rows, and its errors on shapes kept out of the fit.
         calibration: directory made by `perfmodel fit`; the shipped one for `None`.
         problem, layout: a step whose events are what to measure next, instead of shapes near those of the tables.
-        progress: told what is being done.
+        progress: called with the name of each stage and how far it is.
 
     Raises:
         TableError: a missing or malformed table.

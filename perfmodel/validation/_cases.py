@@ -74,16 +74,16 @@ def validate_cases(
 ) -> ValidationReport:
     """Predict every row of tables of published runs and compare it with the measurement.
 
-    A row is predicted as `perfmodel.predict` predicts what it states under the framework of its column of that name, or
-    under `framework` instead. What a row leaves open is integrated over (`predict_run`): degrees, recompute, ZeRO, the
-    network, a framework that nobody names, and so on. Rows that cannot be predicted are listed with the reason, never
-    dropped. Files of other kinds (collective bandwidths, other predictors' results) are named under `skipped_files`.
+    The settings that a row states are predicted as by `perfmodel.predict`, under the framework in its column
+    `framework` or under the argument `framework` instead. Settings that it leaves open are integrated over
+    (`predict_run`): degrees, recompute, ZeRO, the network, an unnamed framework, and so on. Rows
+    that cannot be predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths, other predictors' results) are named under `skipped_files`.
 
     Returns:
         Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`, `coverage_90`, `width_90`,
-        and the same of `memory`; `over_sources`: means of these over sources, each counting the same; `fits`: whether
-        runs fitted that were told to (`fit_figures`); `skipped` counts reasons; `assumed` counts rows by what they
-        leave open and no other cell tells, such as the micro-batch.
+        and the same of `memory`; `over_sources`: means of these over sources, each counting the same; `fits`: how well
+        the probabilities of fitting agree with the outcomes (`fit_figures`); `skipped` counts reasons; `assumed` counts
+        rows by the settings that no cell of theirs determines, such as the micro-batch.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.

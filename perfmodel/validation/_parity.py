@@ -35,8 +35,8 @@ def validate_kernels(
         calibration: directory made by `perfmodel fit`; the shipped one for `None` or `"default"`.
         out: file for one prediction per row (csv, csv.gz or parquet): `file`, `row` (0-based),
             `predicted_time_us`, `lo_us`, `hi_us`, `provenance`, `skipped_reason`.
-        marked: with the collectives that their table marks as wrong (`check`) or that count a test once more
-            (`in_place`); nothing is fitted to them.
+        marked: include collectives that their table marks as wrong (`check`) or that repeat a test (`in_place`);
+            nothing is fitted to them.
 
     Returns:
         `families`: op family or collective -> device -> `n`, `median_ape`, `mean_ape`, `p90_ape`,

@@ -114,15 +114,15 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
 
     Args:
         runs: with `source` and `status`.
-        fits: of every run, whether it was told to fit; missing where it was not predicted.
-        probability: that it does, likewise.
+        fits: whether each run was predicted to fit; missing for runs without a prediction.
+        probability: that each run fits, with the same gaps.
 
     Returns:
-        `sources` (those with runs that did not fit) and `all`, each with `ran`, `did_not_run`, the shares of runs told
-        rightly by a probability of at least 0.5 (`ran_likely`, `did_not_run_unlikely`) and by `fits` (`ran_told`,
-        `did_not_run_told`), `precision` (of those told likely to fit, how many ran) and `brier` (mean squared distance
-        of the probability from what happened); `reliability`: by range of the probability `from`, `to`, `n`, its mean
-        `said` and the share that `ran`.
+        `sources` (those with runs that did not fit) and `all`, each with `ran`, `did_not_run`, the shares of runs that
+        are predicted correctly by a probability of at least 0.5 (`ran_likely`, `did_not_run_unlikely`) and by `fits`
+        (`ran_told`, `did_not_run_told`), `precision` (share of the runs with such a probability that ran) and `brier`
+        (mean squared distance of the probability from the outcome); `reliability`: by range of the probability `from`,
+        `to`, `n`, its mean `said` and the share that `ran`.
     """
     if "status" not in runs:
         return {"sources": {}, "all": {}, "reliability": []}

@@ -80,19 +80,19 @@ def read_launch(
     GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText, levanter and Accelerate, command lines of
     MaxText, DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer,
     LLaMA-Factory, axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan,
-    Megatron-Bridge or NeMo 2. What is given here wins over the file.
+    Megatron-Bridge or NeMo 2. Arguments override the file.
 
     Args:
-        path: the file; behind a shell script may stand its own arguments, `"run.sh 8 24 2"`, and before it variables,
+        path: the file. A shell script may be followed by its arguments, `"run.sh 8 24 2"`, and preceded by variables,
             `"TP=8 run.sh"`.
-        devices: on which it is launched, where the file does not say.
+        devices: number of devices that it runs on, if the file does not state it.
         global_batch: sequences per step.
-        layout: in the notation of `Layout.parse`; keys that it leaves out are the file's.
+        layout: in the notation of `Layout.parse`; the file supplies the keys that it leaves out.
         model: the model, or its name in the catalog.
         seq_len: tokens per sequence.
         dtype: element type of the products.
-        needs_layout: False where another layout is looked for: values of the file's that it does not define, as
-            variables that nobody sets, are then not refused.
+        needs_layout: False if another layout is wanted anyway; undefined values in the file's layout, such as
+            variables that nothing sets, are then not refused.
 
     Raises:
         LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;

@@ -28,9 +28,9 @@ def trace_program(
     """A JAX function of weights and data as an IR program, every primitive by ops of the IR.
 
     Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its inputs, with
-    samples along the first axis. Of a scalar result, the loss, `perfmodel.ir.models.training_step` makes a
-    training step, with the IR's own derivatives. The layer of an instruction, which pipelines cut by, is the highest
-    of the weights that it depends on, theirs the number in their names (`layers.0.up`, `block_0.up`); `scan` is
+    samples along the first axis. If the result is a scalar, the loss, `perfmodel.ir.models.training_step` turns it into
+    a training step with the IR's own derivatives. Pipelines cut between layers: a weight's layer is the number in its
+    name (`layers.0.up`, `block_0.up`), and an instruction's is the highest of the weights that it depends on. `scan` is
     unrolled, each iteration a layer.
 
         program = pm.trace_program(loss, weights, tokens, labels)

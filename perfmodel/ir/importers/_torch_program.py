@@ -27,8 +27,7 @@ def torch_program(
     """A PyTorch module as an IR program: its parameters under their own names, the tensors it is called with as data.
 
     The module is exported by `torch.export` on the CPU; its weights are not looked at and may be on the `meta` device.
-    Of a scalar result, the loss (others may stand beside it), `perfmodel.ir.models.training_step` makes a training
-    step::
+    If a result is a scalar, the loss, `perfmodel.ir.models.training_step` turns the program into a training step::
 
         with torch.device("meta"):
             model = Model()

@@ -88,8 +88,8 @@ def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
 def shard_labels(query: ShardingQuery, labels: tuple[Labels, Labels, Labels]) -> ShardingDecision:
     """Spread a product along one label.
 
-    Where operands are sharded along different labels, one of the output goes before one that is summed over
-    and the second operand's (the weight's) before the first's: so an activation is gathered, not a weight.
+    If the operands are sharded along different labels, a label of the output is preferred to one that is summed over,
+    and a label of the second operand (the weight) to one of the first, so that activations are gathered, not weights.
     """
     labels_a, labels_b, out = labels
     choices = []

@@ -114,7 +114,7 @@ def report(
         space, options: of the search, as `search` takes them; `top` is 100 if neither `options` nor `fields` set it.
         reliability, pue: of devices and site, as `training_run` takes them.
         flags: flags of the command line that state the same job (except its batch), for commands on the page.
-        progress: told what is being done.
+        progress: called with the name of each stage and how far it is.
         global_batch, seq_len, dtype, devices, job, framework, fields: as `search` takes them.
 
     Raises:

@@ -198,7 +198,7 @@ def check_run(
         log: what the job printed, or what `read_log` read of it.
         calibration: directory made by `perfmodel fit` that replaces the shipped one.
         save_every: steps between checkpoints, for logs that do not report them.
-        progress: told what is being done.
+        progress: called with the name of each stage and how far it is.
 
     Raises:
         TableError, PerfModelError: not a log, too short a log, or a log of another job than the script's.

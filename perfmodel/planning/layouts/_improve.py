@@ -160,7 +160,7 @@ def improve(
         best: ranked layouts of even stages.
         pool: further layouts to start from, that differ in more than their recompute.
         choices: what a relaxation may change.
-        report: told what is being done.
+        report: called with the name of each stage and how far it is.
     """
     enumerated = f"{evaluated:,} layouts were evaluated; lower bounds rule out all others"
     if goal.step_problem.kinds:

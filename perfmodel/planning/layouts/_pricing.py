@@ -42,7 +42,7 @@ def price(
     Args:
         question: what to lay out.
         rejected: gets the number of combinations that cannot run or do not fit, by reason.
-        report: told what is being done.
+        report: called with the name of each stage and how far it is.
         wanted: of the fastest layouts, where no others need to be priced; None: all.
 
     Raises:

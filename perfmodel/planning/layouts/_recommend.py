@@ -49,7 +49,7 @@ def recommend(
         ranked: the best of them, in the order of the search.
         known: step times that were evaluated already.
         executor: evaluates more of them.
-        report: told what is being done.
+        report: called with the name of each stage and how far it is.
         complete: False after an interrupt, when only `ranked` is looked at.
     """
     if ranked.predictions and ranked.predictions[0].fits_probability >= options.min_fit:

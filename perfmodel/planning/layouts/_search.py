@@ -111,7 +111,7 @@ def search(
         calibration: as in `predict`.
         settings: changes of the machine, as `whatif` takes them (`"inter_node_bandwidth=2x"`).
         kernels: prices of kernels instead of the calibration's.
-        progress: told what is being done.
+        progress: called with the name of each stage and how far it is.
         global_batch: sequences per step over all replicas; several are ranked together.
         seq_len, dtype, job, framework: as in `predict`.
         devices: number of devices to lay the model out on.

@@ -341,8 +341,8 @@ def fit_calibration(
 ) -> FitReport:
     """Fit cost models to tables of kernels, collectives or both, and write a calibration directory.
 
-    `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; what it lacks, the shipped weights serve. Series of
-    collectives take the place of shipped ones of the same fabric (device and links) and kind only.
+    `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; the shipped weights supply what it lacks. Measured
+    series of collectives replace the shipped ones of the same fabric (device and links) and kind, and no others.
 
     Args:
         tables: files (csv, csv.gz, parquet), or frames that `read_table` made.
@@ -350,10 +350,10 @@ def fit_calibration(
         resume: go on from checkpoints in `out`.
 
     Returns:
-        By fitted file: `rows`, the errors on shapes kept out (fractions) and by reason the rows `set_aside`; of
-        collectives also the number of `series`, of shipped ones `kept` and by fabric the names of those `replaced`,
-        and where that was measured how much longer they took with `groups_at_once` (`slowdowns`), and the exponents of
-        `sharing` that predictions use (`CollectiveWeights.sharing`).
+        By fitted file: `rows`, the errors on shapes kept out of the fit (fractions), and the rows `set_aside` by
+        reason. For collectives also the number of `series`, the number of shipped series `kept`, the names of those
+        `replaced` by fabric, how much longer they took with `groups_at_once` where that was measured (`slowdowns`),
+        and the exponents of `sharing` that predictions use (`CollectiveWeights.sharing`).
 
     Raises:
         TableError: for a malformed table, or if no table has a usable row of the wanted family.
