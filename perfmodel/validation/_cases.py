@@ -76,8 +76,9 @@ def validate_cases(
 
     The settings that a row states are predicted as by `perfmodel.predict`, under the framework in its column
     `framework` or under the argument `framework` instead. Settings that it leaves open are integrated over
-    (`predict_run`): degrees, recompute, ZeRO, the network, an unnamed framework, and so on. Rows
-    that cannot be predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths, other predictors' results) are named under `skipped_files`.
+    (`predict_run`): degrees, recompute, ZeRO, the network, an unnamed framework, and so on. Rows that cannot be
+    predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths, other predictors'
+    results) are named under `skipped_files`.
 
     Returns:
         Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`, `coverage_90`, `width_90`,
