@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
+from perfmodel.cost.learn.stack import Figures, with_whole_units
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ops import Gemm
 
@@ -81,15 +82,30 @@ def same_speed_pairs():
     return [(parts[0].name, other.name) for parts in by_die.values() for other in parts[1:]]
 
 
+def reached_share(name: str) -> float:
+    """Share of its peak that a device reaches in a large product of its usual type."""
+    part, size = device(name), 8192
+    op = Gemm(dtype=part.usual_dtype, m=size, n=size, k=size)
+    (seconds,) = KernelModel.load().times(part, [op]).time_s
+    return op.flops / seconds / part.flops_per_s(op.dtype)
+
+
+def is_slowed(name: str) -> bool:
+    figures = Figures.of(device(name))
+    return with_whole_units(figures) is not figures
+
+
 @pytest.mark.parametrize(("first", "second"), same_speed_pairs())
 def test_parts_of_one_die_reach_the_same_share_of_their_peaks(first, second):
-    shares = []
-    for found in (device(first), device(second)):
-        size = 8192
-        op = Gemm(dtype=found.usual_dtype, m=size, n=size, k=size)
-        seconds = KernelModel.load().times(found, [op]).time_s[0]
-        shares.append(op.flops / seconds / found.flops_per_s(op.dtype))
-    assert shares[0] == pytest.approx(shares[1], rel=0.1)
+    """But for parts whose tensor units are slower by design: to feed them is easier, so they reach more."""
+    shares = {name: reached_share(name) for name in (first, second)}
+    slowed = [name for name in shares if is_slowed(name)]
+    if len(slowed) == 1:
+        (other,) = shares.keys() - slowed
+        assert shares[other] <= shares[slowed[0]] * 1.001
+        assert shares[slowed[0]] <= 1.0
+    else:
+        assert shares[first] == pytest.approx(shares[second], rel=0.1)
 
 
 def test_every_device_of_both_collections_is_known(data_dir):
