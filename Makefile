@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
 	$(BIN)/perfmodel search --model gpt3-175b --cluster dgx-a100 --devices 1024 --global-batch 1536 \
-	  --framework megatron-core --top 15 --script --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
+	  --framework megatron-core --top 2 --script --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
 
 test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA, torch or a browser skip, and say so, where it is absent
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"

@@ -63,7 +63,7 @@ JOURNEYS: Final = (
     Journey(
         "plan",
         "Which layout is best?",
-        f"search {GPT3} --devices 1024 --framework megatron-core --top 15 --script --out plan.json "
+        f"search {GPT3} --devices 1024 --framework megatron-core --top 2 --script --out plan.json "
         "--trace plan.trace.json.gz --png plan.png",
         6.0,
     ),

@@ -1,4 +1,4 @@
-"""Put the measured accuracy and the first rows of `make plan` into README.md, between its markers.
+"""Put the measured accuracy and the beginning of what `make plan` prints into README.md, between its markers.
 
     python training/readme_tables.py
 
@@ -118,8 +118,8 @@ def accuracy() -> str:
     return "\n".join([*head, *blind(), *steps(), *kernels(), *collectives(), *live()])
 
 
-def plan(rows: int = 2) -> str:
-    """The search of `make plan`, as 80 columns show its first rows.
+def plan() -> str:
+    """What the search of `make plan` prints at 80 columns, before the files that it writes.
 
     Raises:
         PerfModelError: the search failed.
@@ -127,10 +127,10 @@ def plan(rows: int = 2) -> str:
     recipe = re.search(r"^plan:.*?\n(.*?)\n\n", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
     assert recipe is not None
     words = shlex.split(recipe[1].replace("\\\n", " ").partition("/perfmodel ")[2])
-    argv = words[: words.index("--top")]
+    argv = words[: words.index("--script")]
     os.environ["COLUMNS"] = "80"
     with redirect_stdout(io.StringIO()) as out:
-        if status := command([*argv, "--top", str(rows)]):
+        if status := command(argv):
             raise PerfModelError(f"perfmodel {shlex.join(argv)} ended with status {status}")
     return f"```\n{out.getvalue().rstrip()}\n```"
 
