@@ -149,7 +149,7 @@ class Measurements:
         chosen = {name: table for name, table in by_kind.items() if len(table) and kind in ("", name)}
         if not chosen:
             reasons = "; ".join(f"{reason}: {count}" for reason, count in list(self.skipped.items())[:3])
-            raise TableError(f"{place}: no row for a table in it{f': {reasons}' if reasons else ''}")
+            raise TableError(f"{place}: it has no row for a table{f': {reasons}' if reasons else ''}")
         return chosen
 
     def to_dict(self) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
 
 
 def exchanges(zero: int, job: Job) -> tuple[Exchange, ...]:
-    """Exchanges of a step: gradients if there are any; weights after sharded updates, or where kept sharded."""
+    """Exchanges of a step: gradients in training; weights after sharded updates, or for passes if they are sharded."""
     reduced = reductions(zero, job) if is_trained(job) else ()
     if zero == 3:
         return (*reduced, "all_gather", "all_gather_backward")

@@ -163,7 +163,7 @@ class BlockOps:
     expert_params: int = 0
     """The part of `params` in routed experts, replicated over `Layout.edp` ranks only."""
     frozen_params: int = 0
-    """The part of `params` outside routed experts that has no gradients though the rest has."""
+    """The part of `params` outside routed experts that is frozen while the rest is trained."""
     tied_params: int = 0
     """Parameters shared with the first embedding; held again only where the two are on different stages."""
     shared_params: int = 0

@@ -98,7 +98,8 @@ _OBJECTIVE: Final = re.compile(
 
 
 def objective_fields(word: Any, key: str) -> Fields:
-    """The doubt that further models or passes raise, which all ways of training have but that on plain text.
+    """Record the doubt that an objective raises, if it runs other models or further passes. Only training on plain text
+    raises none.
 
     Args:
         word: what a file trains for, or the name of a program or loss.

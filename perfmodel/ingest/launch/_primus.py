@@ -78,8 +78,8 @@ def _of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dict[str, E
         source = read_yaml(file.text, str(file.path), file.path.parent)
         if primus_overrides(source) is not None:
             raise LaunchFileError(
-                f"{place}: it changes {name}, which trains on another framework than Megatron, by flags; give the file "
-                "itself, with these changes in it"
+                f"{place}: its flags change settings of {name}, which does not train with Megatron; make these changes "
+                "in that file, and give the file itself"
             )
         arguments = megatron_arguments(source)
         if arguments is None:
