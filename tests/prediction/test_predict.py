@@ -12,6 +12,7 @@ from perfmodel.errors import LayoutError, NoDataError, UnknownNameError
 from perfmodel.prediction import evaluate, explain, predict, step_problem
 from perfmodel.prediction.memory import gathered_params, peak_memory
 from perfmodel.spec import Job, Layout
+from perfmodel.workload import step_flops
 
 JOB = Job(global_batch=64, seq_len=2048)
 
@@ -51,6 +52,33 @@ def test_accounts_add_up(problem, layout):
         p.memory.weights + p.memory.gradients + p.memory.optimizer + p.memory.activations + p.memory.buffers
     )
     assert min(p.breakdown_s.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("job", "weight_gradients"),
+    [
+        ({}, 1.0),
+        # adapters alone have gradients of their weights
+        ({"frozen": True, "adapter_rank": 16}, 0.02),
+        ({"frozen": True}, 0.0),
+        ({"mean_tokens": 500.0}, 1.0),
+        ({"mode": "inference"}, None),
+    ],
+)
+@pytest.mark.parametrize("devices", [8, 16])
+def test_model_flops_utilisation_counts_what_a_model_computes(job, weight_gradients, devices) -> None:
+    """Forward once, gradients of inputs as much, gradients of trained weights as much; by the peak of all devices."""
+    model, work = catalog.model("llama2-7b"), replace(JOB, **job)
+    cluster = catalog.cluster("dgx-h100")
+    p = explain(step_problem(model, cluster, work), Layout(tp=8, dp=devices // 8))
+    flops = step_flops(model, work)
+    expected = flops.forward
+    if weight_gradients is not None:
+        of_weights = flops.forward - flops.attention_forward
+        expected = 2 * flops.forward + flops.attention_forward + weight_gradients * of_weights
+    computed = p.mfu * p.step_time_s * devices * cluster.device.flops_per_s("bf16")
+    assert computed == pytest.approx(expected, rel=0.02)
+    assert p.tflops_per_device == pytest.approx(computed / p.step_time_s / devices / 1e12)
 
 
 @settings(max_examples=5, deadline=None)

@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.schedule import Instruction, Phase, Schedule, from_orders, get_schedule, looped_stages, schedule_names
-from perfmodel.schedule.memory import alive_at_peak, in_flight, offloaded_at_peak, offloads, peak_live
+from perfmodel.schedule import (
+    Instruction,
+    Phase,
+    Schedule,
+    from_orders,
+    get_schedule,
+    looped_stages,
+    schedule_names,
+    weight_versions,
+)
+from perfmodel.schedule.memory import alive_at_peak, in_flight, live_state, offloaded_at_peak, offloads, peak_live
 
 p_ = st.integers(1, 8)
 m_ = st.integers(1, 20)
@@ -160,3 +169,46 @@ def test_activations_leave_for_the_host_where_something_runs_meanwhile(name: str
     columns = (found.forward.tolist(), found.next_but_one.tolist(), found.backward.tolist())
     assert sorted(zip(*columns, strict=True)) == sorted(expected)
     np.testing.assert_array_equal(offloaded_at_peak(schedule), alive_at_most)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("name", schedule_names())
+def test_live_state_of_every_schedule(name: str, offload: bool) -> None:
+    """Micro-batches at the peak, of which slices are parts; the forwards before the first other pass; weight versions
+    where steps do not flush."""
+    schedule = get_schedule(name)(4, 8)
+    state = live_state(schedule, offload, get_schedule(name).weights)
+    alive = offloaded_at_peak(schedule) if offload else alive_at_peak(schedule)
+    np.testing.assert_array_equal(state.activations * schedule.slices, alive)
+    phases = [[one.phase for one in schedule.order(device)] for device in range(schedule.devices)]
+    warm_up = [
+        next((place for place, phase in enumerate(order) if phase != Phase.FORWARD), len(order)) for order in phases
+    ]
+    assert state.warm_up.tolist() == warm_up
+    assert state.split == any(Phase.BACKWARD_WEIGHT in order for order in phases)
+    assert state.replicas == schedule.stage.size // schedule.n_stages
+    flushes = live_state(schedule, offload, "flush")
+    assert flushes.versions.tolist() == [1] * 4
+    expected = weight_versions(schedule, get_schedule(name).weights).stored
+    assert state.versions.tolist() == ([1] * 4 if get_schedule(name).weights == "flush" else expected.tolist())
+
+
+def test_streams_of_steps_keep_the_weights_that_passes_began_with() -> None:
+    """PipeDream, arXiv 1806.03377, section 3.3: as many versions as micro-batches are under way; 2BW keeps two (arXiv
+    2006.09503, section 3.1)."""
+    stream = {name: get_schedule(name)(4, 1, 1, 16) for name in ("pipedream", "pipedream-2bw")}
+    versions = {name: live_state(one, False, get_schedule(name).weights).versions for name, one in stream.items()}
+    assert versions["pipedream"].tolist() == [4, 3, 2, 1]
+    assert versions["pipedream-2bw"].max() == 2
+    assert live_state(stream["pipedream"], False, "flush").versions.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("slots", [0, 2, 3])
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_planned_places_hold_activations_on_all_stages_but_the_last(slots: int, p: int) -> None:
+    """OneFlow's buffers: as many places as a multiple of the stages, or what is alive anyway."""
+    state = live_state(get_schedule("1f1b")(p, 40, 1), False, "flush")
+    planned = state.with_slots(slots, p).activations[:, 0].tolist()
+    alive = [float(p - rank) for rank in range(p)]
+    places = slots * p if p > 1 else 0
+    assert planned == [max(a, places if rank < p - 1 else 0) for rank, a in enumerate(alive)]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,47 @@ def test_impossible_instructions_are_refused_by_name() -> None:
         from_orders("bad", looped_stages(2, 1), 2, [[(F, 0, 0)]])
     with pytest.raises(PerfModelError, match="one shape"):
         from_keys("bad", looped_stages(1, 1), {F: np.zeros((1, 1, 2), int), B: np.zeros((1, 2), int)})
+
+
+@pytest.mark.parametrize("offsets", [(1, 2, 4), (0, 2, 3), (0, 5, 4), (0, 2, 5)])
+def test_orders_of_devices_follow_one_another(offsets: tuple[int, ...]) -> None:
+    """From the first instruction to the last, none before another's."""
+    good = get_schedule("gpipe")(2, 1)
+    assert good.offsets.tolist() == [0, 2, 4]
+    with pytest.raises(PerfModelError, match="offsets must rise from 0 to 4"):
+        replace(good, offsets=np.array(offsets))
+
+
+ROLES = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.BACKWARD_INPUT: 1, Phase.BACKWARD_WEIGHT: 2}
+"""A whole backward makes the gradient of inputs that other stages wait for."""
+
+
+@pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
+def test_passes_wait_for_their_neighbours(name: str, p: int, m: int) -> None:
+    """Forwards for the stage before and the slice before, gradients of inputs for their forward, the stage after and
+    the slice after, gradients of weights for those of inputs; an instruction of several micro-batches for the last."""
+    schedule = get_schedule(name)(p, m)
+    instructions = [schedule[index] for index in range(schedule.n_instructions)]
+    done: dict[tuple[int, int, int], int] = {}
+    for index, one in enumerate(instructions):
+        stage = int(schedule.instruction_stage[index])
+        for batch in range(one.micro_batch, one.micro_batch + one.span):
+            done[ROLES[one.phase], stage, batch] = index
+    found = schedule.dependencies
+    for index, one in enumerate(instructions):
+        role, stage = ROLES[one.phase], int(schedule.instruction_stage[index])
+        needs: dict[str, list[int]] = {"upstream": [], "same_stage": [], "neighbouring_slice": []}
+        for batch in range(one.micro_batch, one.micro_batch + one.span):
+            if role != 2:
+                needs["upstream"].append(done.get((role, stage + (1 if role else -1), batch), NEVER))
+                other = batch + (1 if role else -1)
+                if other // schedule.slices == batch // schedule.slices:
+                    needs["neighbouring_slice"].append(done[role, stage, other])
+            if role:
+                needs["same_stage"].append(done[role - 1, stage, batch])
+        for field, expected in needs.items():
+            assert getattr(found, field)[index] == max(expected, default=NEVER), (one, field)
 
 
 def test_require_valid_counts_what_else_is_wrong() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from perfmodel.ops import Attention, Embedding, Gemm, KernelOp, MemoryBound, Recurrence
+from perfmodel.ops import Attention, Embedding, Gemm, KernelOp, MemoryBound, MoE, Recurrence
 from perfmodel.spec import Transformer
 
 BATCH, S, H, HEADS, KV, D, FFN, VOCAB = 3, 48, 40, 4, 2, 12, 72, 131
@@ -74,6 +74,8 @@ def named(op: KernelOp) -> Kernel:
             return (op.op, op.tokens, op.products_per_token, op.bytes_per_token)
         case Embedding():
             return (op.op, op.tokens, op.hidden, op.vocab)
+        case MoE():
+            return (op.op, op.tokens, op.hidden, op.inter)
     raise TypeError(op)
 
 

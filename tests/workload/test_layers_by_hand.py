@@ -13,6 +13,7 @@ from hand_kernels import (
     BATCH,
     FFN,
     HEADS,
+    KV,
     PLAIN,
     RANKS,
     TOKENS,
@@ -442,6 +443,186 @@ def test_ranks_send_what_their_products_take_and_give(name: str) -> None:
     assert sent(scattered.backward_comm) == gathers + Counter([("all_gather", result)]) + sums
 
 
+# --- operands of 8 and 4 bits --------------------------------------------------------------------------------
+
+CAST = "quantize_fp8_static"
+"""The measured cast, which reads 2 bytes and writes one; others are as many more rows of it as they move more."""
+READ, WRITTEN, TRANSPOSED, MAXIMUM = 2, 1, 1, 2
+"""Bytes of a cast per element: what it reads and writes, a transposed copy for the weight gradient, and a pass before
+that finds the tensor's maximum."""
+MOVED = {
+    "": READ + WRITTEN,
+    "delayed": READ + WRITTEN + TRANSPOSED,
+    "current": MAXIMUM + READ + WRITTEN + TRANSPOSED,
+    "tensorwise": MAXIMUM + READ + WRITTEN,
+    "rowwise": MAXIMUM + READ + WRITTEN,
+    "rowwise_with_gw_hp": MAXIMUM + READ + WRITTEN,
+    "aqt": MAXIMUM + READ + WRITTEN,
+}
+EACH_PRODUCT = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "aqt")
+"""Recipes that cast both operands of every product, weights too; the others keep a narrow weight, and a transposed
+copy of what they cast."""
+
+
+def casts(kernels: Any) -> list[tuple[int, int]]:
+    return [(rows, width) for name, rows, width, *_ in listed(kernels) if name == CAST]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("recipe", MOVED)
+def test_operands_are_cast_before_their_products(recipe: str, frozen: bool) -> None:
+    dtype = "int8" if recipe == "aqt" else "fp8"
+    layer = layer_of(replace(PLAIN, mixers="-"), dtype=dtype, fp8_recipe=recipe, frozen=frozen)
+    moved = MOVED[recipe] - TRANSPOSED * (frozen and recipe in ("delayed", "current"))
+
+    def cast(rows: int, width: int, n_bytes: float = moved) -> tuple[int, int]:
+        return (round(rows * n_bytes / (READ + WRITTEN)), width)
+
+    # AQT rounds gradients by numbers of 4 bytes, which are written and read
+    rounded = moved + 8 * (recipe == "aqt")
+    each = recipe in EACH_PRODUCT
+    weights = [[cast(FFN, H)], [cast(H, FFN)]] if each else [[], []]
+    assert casts(layer.forward) == [cast(TOKENS, H), *weights[0], cast(TOKENS, FFN), *weights[1]]
+    gradients = [cast(TOKENS, H, rounded), cast(TOKENS, FFN, rounded)]
+    assert casts(layer.backward_input) == [gradients[0], *weights[1], gradients[1], *weights[0]]
+    again = each and recipe != "rowwise_with_gw_hp"
+    of_weights = [cast(TOKENS, FFN), gradients[0], cast(TOKENS, H), gradients[1]] if again else []
+    assert casts(layer.backward_weight) == of_weights
+    products = {op.dtype for op, _ in (*layer.forward, *layer.backward_input) if op.family == "gemm"}
+    assert products == {dtype}
+    in_16_bits = recipe == "rowwise_with_gw_hp"
+    wide = {op.dtype for op, _ in layer.backward_weight if op.family == "gemm"}
+    assert wide == {"bf16" if in_16_bits else dtype}
+
+    # inputs of both products are kept in 8 bits, or as they were where the weight gradient casts them anew
+    element = 2 if each else 1
+    kept = 2 * TOKENS * H + 2 * TOKENS * FFN + (0 if frozen else element * TOKENS * (H + FFN))
+    assert layer.activation_bytes.none == kept
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "bits"),
+    [
+        ("bf16", "", 16),
+        ("fp8", "", 16),
+        ("fp8", "delayed", 8),
+        ("fp8", "current", 8),
+        # a scale of 32 bits for 128 elements, of 8 for 32, and of 8 for 16 of 4 bits
+        ("fp8", "blockwise", 8 + 32 / 128),
+        ("fp8", "mxfp8", 8 + 8 / 32),
+        ("fp4", "nvfp4", 4 + 8 / 16),
+        ("fp8", "tensorwise", 16),
+        ("fp8", "rowwise", 16),
+    ],
+)
+def test_operands_are_gathered_as_they_are_cast_with_their_scales(dtype: str, recipe: str, bits: float) -> None:
+    layer = layer_of(replace(PLAIN, mixers="-"), RANKS[-1], dtype=dtype, fp8_recipe=recipe)
+    forward, result_gradient, *again = [
+        comm.bytes for comm in (*layer.forward_comm, *layer.backward_comm) if comm.collective == "all_gather"
+    ]
+    assert forward == result_gradient == TOKENS * H * bits / 8
+    assert again == [forward]
+    scattered = [comm.bytes for comm in (*layer.forward_comm, *layer.backward_comm) if "scatter" in comm.collective]
+    assert scattered == [2 * TOKENS * H] * 2
+
+
+@pytest.mark.parametrize(("base", "bits"), [("nf4", 4 + 8 / 64 + 32 / (64 * 256)), ("int8", 8)])
+def test_stored_weights_are_widened_before_every_product(base: str, bits: float) -> None:
+    """QLoRA, arXiv 2305.14314, section 3: forward and backward read the narrow weight and write it in 16 bits."""
+    layer = layer_of(replace(PLAIN, mixers="-"), frozen=True, base_weights=base)
+    share = (bits / 8 + 2) / 4
+    first, second = pointwise("mul_scalar", round(FFN * share), H), pointwise("mul_scalar", round(H * share), FFN)
+    for kernels, expected in ((layer.forward, [first, second]), (layer.backward_input, [second, first])):
+        assert [kernel for kernel in listed(kernels) if kernel[0] == "mul_scalar"] == expected
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_attention_in_8_bits_is_cast_before_and_after(rank: Rank) -> None:
+    """Queries, keys and values in, the result out, and their gradients the other way: nothing is transposed."""
+    layer = layer_of(replace(PLAIN, mixers="*"), rank, dtype="fp8", fp8_attention=True)
+    queries = rank.heads * D
+    operands, result = (TOKENS, queries + 2 * rank.kv_heads * D), (TOKENS, queries)
+    width = queries + 2 * rank.kv_heads * D
+    assert casts(layer.forward) == [(TOKENS, H), operands, result, (TOKENS, queries)]
+    assert casts(layer.backward_input) == [(TOKENS, H), result, operands, (TOKENS, width)]
+
+
+# --- context parallelism ---------------------------------------------------------------------------------------
+
+CP = 4
+
+
+def _ring_layer(**fields: Any) -> BlockOps:
+    kind = fields.pop("cp_kind", "ring")
+    balanced = fields.pop("cp_balanced", True)
+    shard = Shard(cp=CP, cp_kind=kind, cp_balanced=balanced, micro_batch=BATCH)
+    net = replace(PLAIN, mixers=fields.pop("mixers", "*"), window=fields.pop("window", 0))
+    made = blocks(net, Job(global_batch=BATCH, seq_len=S, **fields), shard)
+    return next(block for block, _ in made if block.is_layer)
+
+
+def cores(kernels: Any) -> list[tuple[int, int, int, int, bool, int]]:
+    """Attention kernels by queries, keys, heads of both, mask and window."""
+    return [
+        (op.seq_q, op.seq_kv, op.heads, op.kv_heads, op.causal, op.window)
+        for op, count in kernels
+        if op.family == "attention"
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("window", [0, 5, S // CP, S])
+@pytest.mark.parametrize(
+    ("kind", "balanced"),
+    [("ring", True), ("ring", False), ("gathered_ring", True), ("all_gather", True), ("all_gather", False)],
+)
+def test_ranks_attend_step_by_step(kind: str, balanced: bool, window: int) -> None:
+    """Ring attention, arXiv 2310.01889, balanced: a rank's own keys under the mask, then of every other rank half a
+    square; unbalanced, the last rank sees all. Gathered, a rank's early and late chunk run one by one: of the first
+    rank, the first chunk of 2 cp, and the last one, which sees all keys. A window as long as the keys hides nothing."""
+    layer = _ring_layer(cp_kind=kind, cp_balanced=balanced, window=window, mixers="W" if window else "*")
+    own, chunk = S // CP, S // CP // 2
+
+    def seen(queries: int, keys: int, causal: bool) -> tuple[int, int, int, int, bool, int]:
+        return (queries, keys, HEADS, KV, causal, window if window < keys else 0)
+
+    if kind == "all_gather":
+        expected = [seen(chunk, chunk, True), seen(chunk, S, True)] if balanced else [seen(own, S, True)]
+    else:
+        others = chunk if balanced else own
+        expected = [seen(own, own, True)] + [seen(own, others, False)] * (CP - 1)
+    assert cores(layer.forward) == expected
+    assert cores(layer.backward_input) == expected[::-1]
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_exchanged_heads_attend_to_whole_sequences(window: int) -> None:
+    """DeepSpeed Ulysses, arXiv 2309.14509: a cp-th of the heads, at least one of keys and values."""
+    layer = _ring_layer(cp_kind="ulysses", window=window, mixers="W" if window else "*")
+    assert cores(layer.forward) == [(S, S, HEADS // CP, 1, True, window)]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_results_of_a_ring_are_merged_step_by_step(eager: bool) -> None:
+    """Each step's result is rescaled and added to those before; so are gradients of queries, and of keys and values as
+    they pass: by one kernel, or in fp32 by a conversion, two differences and a product."""
+    layer = _ring_layer(eager_kernels=("attention_merge",) if eager else ())
+    alone = _ring_layer(cp_kind="all_gather")
+    rows, queries, keys = BATCH * S // CP, HEADS * D, 2 * KV * D
+    names = [("mul_scalar", 1), ("add", 2), ("mul", 2), ("add", 2)] if eager else [("add", 2)]
+    merges = [pointwise(name, rows, queries, inputs) for name, inputs in names] * (CP - 1)
+    gradients = [pointwise("add", rows, queries, 2), pointwise("add", rows, keys, 2)] * (CP - 1)
+    for kernels, others, expected in (
+        (layer.forward, alone.forward, merges),
+        (layer.backward_input, alone.backward_input, gradients),
+    ):
+        added = Counter(listed(kernels)) - Counter(listed(others))
+        added = Counter({kernel: count for kernel, count in added.items() if kernel[0] != "flash_attention"})
+        assert added == Counter(expected)
+        wide = [op for op, _ in kernels if op.family == "memory" and op.dtype == "fp32"]
+        assert bool(wide) == eager
+
+
 # --- what lies between sub-layers --------------------------------------------------------------------------
 
 
@@ -685,6 +866,69 @@ def test_a_layer_of_experts_routes_copies_and_computes(sharing: Sharing, latent:
     gathered = [(comm.collective, comm.bytes) for comm in layer.forward_comm if comm.group == "etp"]
     shares = rank.sequence_parallel and sharing.etp is None
     assert gathered == ([("all_gather", 2 * copies * width), ("reduce_scatter", 2 * copies * width)] if shares else [])
+
+
+@pytest.mark.parametrize("load", [1.0, 2.0])
+@pytest.mark.parametrize("dispatcher", ["alltoall", "deepep", "hybridep"])
+def test_libraries_send_a_token_once_and_copy_it_where_it_arrives(dispatcher: str, load: float) -> None:
+    """An all-to-all sends a copy per chosen expert, and sorts what arrives; DeepEP copies what arrives, and adds it up
+    there. The busiest rank sends and computes so many times as much."""
+    net = replace(PLAIN, mixers="E", experts=Experts(count=EXPERTS, topk=TOPK, ffn_hidden=INNER))
+    shard = Shard(ep=4, micro_batch=BATCH)
+    job = Job(global_batch=BATCH, seq_len=S, expert_dispatcher=dispatcher, expert_imbalance=load)  # pyright: ignore[reportArgumentType]
+    layer = next(block for block, _ in blocks(net, job, shard) if block.is_layer)
+    arrived = round(TOKENS * TOPK * load)
+    copied, by_expert = pointwise("add", TOKENS * TOPK, H), pointwise("add", arrived, H)
+    summed = pointwise("add", TOKENS, H, TOPK)
+    added = Counter(kernel for kernel in listed(layer.forward) if kernel[0] == "add")
+    added -= Counter([pointwise("add", TOKENS, H, 2)])
+    once = dispatcher != "alltoall"
+    assert added == Counter([by_expert, by_expert] if once else [copied, by_expert, by_expert, summed])
+    assert [kernel[3] * kernel[2] for kernel in listed(layer.forward) if kernel[0] == "grouped_linear"] == [arrived] * 2
+    sent = 2 * TOKENS * H * (1 if once else TOPK) * load
+    exchanges = [comm for comm in (*layer.forward_comm, *layer.backward_comm) if comm.group == "ep"]
+    assert [comm.bytes for comm in exchanges] == [sent] * 4
+    assert all((comm.choice is not None) == (comm.exchange is not None) == once for comm in exchanges)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_servers_run_experts_in_one_kernel(tp: int) -> None:
+    """Gated ones, which were measured so. Ranks of tensor parallelism that hold all tokens each run their own experts
+    on those that chose them, and add up what all give."""
+    experts = Experts(count=EXPERTS, topk=TOPK, ffn_hidden=INNER)
+    net = replace(PLAIN, mixers="E", experts=experts, gated_ffn=True, activation="silu")
+    job = Job(global_batch=BATCH, seq_len=S, mode="inference")
+    shard = Shard(tp=tp, ep=tp, etp=1, micro_batch=BATCH)
+    layer = next(block for block, _ in blocks(net, job, shard) if block.is_layer)
+    (kernel,) = (op for op, _ in layer.forward if op.family == "moe")
+    sizes = (kernel.hidden, kernel.inter, kernel.topk, kernel.experts, kernel.moe_tp, kernel.moe_ep)
+    assert sizes == (H, INNER, TOPK, EXPERTS, 1, tp)
+    assert kernel.tokens == TOKENS
+    assert not [kernel for kernel in listed(layer.forward) if kernel[0] == "grouped_linear"]
+    assert [(comm.collective, comm.bytes) for comm in layer.forward_comm] == (
+        [("all_reduce", 2.0 * TOKENS * H)] if tp > 1 else []
+    )
+
+
+def test_output_biases_of_experts_are_weighed_expert_by_expert() -> None:
+    """Megatron-Core's `TEGroupedMLP._apply_bias`: two passes of one input and one of two in fp32, and one back in 16
+    bits; gradients of bias and weights are sums of products that are written out."""
+    experts = Experts(count=EXPERTS, topk=TOPK, ffn_hidden=INNER)
+    plain, biased = (layer_of(replace(PLAIN, mixers="E", experts=experts, bias=on)) for on in (False, True))
+    rows = TOKENS * TOPK
+
+    def passes(kernels: Any) -> Counter[tuple[str, int, str]]:
+        found: Counter[tuple[str, int, str]] = Counter()
+        for op, count in kernels:
+            if op.family == "memory" and op.op == "add" and (op.rows, op.hidden) == (rows, H):
+                found[op.dtype, op.n_inputs, op.pass_] += count
+        return found
+
+    forward = {("fp32", 1, "fwd"): 2, ("fp32", 2, "fwd"): 1, ("bf16", 1, "fwd"): 1}
+    assert passes(biased.forward) - passes(plain.forward) == forward
+    backward = {("bf16", 1, "bwd"): 2, ("fp32", 1, "bwd"): 3}
+    assert passes(biased.backward_input) - passes(plain.backward_input) == backward
+    assert biased.expert_params - plain.expert_params == EXPERTS * (INNER + H)
 
 
 def test_a_gate_of_shared_experts_multiplies_their_result() -> None:
