@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.catalog._devices import device, device_from_toml
-from perfmodel.catalog.entries import checked, index, key, package_tables, read_toml, resolve
+from perfmodel.catalog.entries import checked, index, key, read_toml, resolve, stated_entries
 from perfmodel.catalog.networks import NETWORK_WORDS, cluster_for, network_level, read_network, unread_link_words
 from perfmodel.catalog.plausible import plausible_figures
 from perfmodel.catalog.this_machine import CPU_NAMES
@@ -333,25 +333,16 @@ def _networks_assumed(system: Cluster) -> str:
 
 def clusters() -> tuple[str, ...]:
     """Names of all clusters in the catalog."""
-    return tuple(sorted(_stated()))
+    return tuple(sorted(stated_entries("clusters")))
 
 
 _Entries = MappingProxyType[str, tuple[str, str, ClusterEntry]]
 
 
 @cache
-def _stated() -> MappingProxyType[str, tuple[str, dict[str, Any]]]:
-    """The file and the table of each cluster, unchecked."""
-    stated = {}
-    for file, tables in package_tables("clusters").items():
-        stated |= {name: (file, entry) for name, entry in tables.items()}
-    return MappingProxyType(stated)
-
-
-@cache
 def _catalog() -> tuple[_Entries, MappingProxyType[str, str]]:
     entries = {}
-    for name, (file, entry) in _stated().items():
+    for name, (file, entry) in stated_entries("clusters").items():
         place = f"{file} [{name}]"
         entries[name] = (name, place, checked(ClusterEntry, entry, place))
     names = index((name, entry.aliases) for name, _, entry in entries.values())

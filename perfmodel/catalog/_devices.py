@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from perfmodel.catalog._device_words import PartNames, device_words, part_named
-from perfmodel.catalog.entries import checked, index, key, package_tables, resolve
+from perfmodel.catalog.entries import checked, index, key, resolve, stated_entries
 from perfmodel.catalog.plausible import plausible_figures
 from perfmodel.catalog.this_machine import CPU_NAMES, this_cpu
 from perfmodel.errors import PerfModelError
@@ -111,7 +111,7 @@ def _limited(base: Device, power_w: float | None) -> Device:
 
 def devices() -> tuple[str, ...]:
     """Names of all devices in the catalog (aliases left out)."""
-    return (*sorted(_stated()), "cpu")
+    return (*sorted(stated_entries("devices")), "cpu")
 
 
 def device_from_toml(data: dict[str, Any], place: str) -> Device:
@@ -138,18 +138,9 @@ def _part_names() -> Mapping[str, PartNames]:
 
 
 @cache
-def _stated() -> MappingProxyType[str, tuple[str, dict[str, Any]]]:
-    """The file and the table of each device, unchecked."""
-    stated = {}
-    for file, entries in package_tables("devices").items():
-        stated |= {name: (file, entry) for name, entry in entries.items()}
-    return MappingProxyType(stated)
-
-
-@cache
 def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str]]:
     table = {}
-    for name, (file, entry) in _stated().items():
+    for name, (file, entry) in stated_entries("devices").items():
         table[name] = checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
     names = index([*((d.name, d.aliases) for d in table.values())])
 

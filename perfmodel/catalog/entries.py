@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from perfmodel.errors import PerfModelError, UnknownNameError
@@ -53,6 +54,15 @@ def package_tables(folder: str) -> dict[str, dict[str, Any]]:
     root = files("perfmodel.catalog") / "data" / folder
     names = sorted(f.name for f in root.iterdir() if f.name.endswith(".toml"))
     return {name: tomllib.loads((root / name).read_text("utf-8")) for name in names}
+
+
+@cache
+def stated_entries(folder: str) -> MappingProxyType[str, tuple[str, dict[str, Any]]]:
+    """The file and the table of each name that the files of a folder of the packaged data state, unchecked."""
+    entries = {}
+    for file, tables in package_tables(folder).items():
+        entries |= {name: (file, entry) for name, entry in tables.items()}
+    return MappingProxyType(entries)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

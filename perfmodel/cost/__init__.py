@@ -4,18 +4,19 @@ Beside this door is `perfmodel.cost.learn`, the regressors behind these times an
 """
 
 from perfmodel.cost._collectives import CollectiveModel, interconnect_of, share_of_link
-from perfmodel.cost._events import EventTimes, PricesCollectives, PricesKernels, event_times
-from perfmodel.cost._growth import MonotoneGrid, growing
+from perfmodel.cost._events import EventTimes, MonotoneGrid, PricesCollectives, PricesKernels, event_times, growing
 from perfmodel.cost._inference import inference_times
 from perfmodel.cost._kernels import KernelModel
-from perfmodel.cost._power import (
+from perfmodel.cost._roofline import (
     TENSOR_TYPES,
     has_power_law,
+    measured_work,
+    roofline_seconds,
+    slowed_unit_seconds,
     sustained_seconds,
     sustained_share,
     under_load,
 )
-from perfmodel.cost._roofline import measured_work, roofline_seconds, slowed_unit_seconds
 from perfmodel.cost.learn import calibration_files, describe_calibration
 from perfmodel.display import shorten_reprs
 

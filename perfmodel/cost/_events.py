@@ -1,13 +1,17 @@
-"""Times of events with intervals and provenance."""
+"""Times of events with intervals and provenance, and how they grow with the work."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from functools import reduce
+from itertools import product
+from math import gcd
+from operator import or_
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int
 
-from perfmodel.ops import Collective, KernelOp, Op
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.spec import Cluster, Device
 
 _RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -173,3 +177,240 @@ def event_times(
         sent: list[Collective] = [ops[i] for i in at_collectives]  # pyright: ignore[reportAssignmentType]
         parts.append((at_collectives, collective_times(cluster, sent, collectives)))
     return EventTimes.together(len(ops), parts)
+
+
+# --- growth with the work ------------------------------------------------------------------------------
+#
+# Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks
+# fall, others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice
+# the work take less time than half of it, or more than twice as long. In a step every kernel comes from other kernels,
+# and a framework is free to cut a large one in two: there twice the samples take as long at least, and twice as long at
+# most. What was measured stays, as far as measurements grow so among themselves; all else gives way to it. Element-wise
+# kernels are left as they are: what they leave in the cache the next kernel does find.
+
+
+FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
+"""Number of samples below which a kernel does not fill a tile: its time gives way to that of more, where steps are of
+training. 1 of sequences and images."""
+_MOST: Final = 2**16
+"""Beyond this number of samples times grow in proportion: measurements end there."""
+_MOST_SEQUENCES: Final = 2**10
+"""Beyond this number of sequences times of attention grow in proportion."""
+_MOST_HEADS: Final = 2**7
+"""Attention of more heads is compared by its sequences alone."""
+_SIDES: Final = ("m", "n", "k")
+_LEAST_SIDE: Final = 2**7
+_MOST_SIDE: Final = 2**13
+"""Smaller sides of matrices are compared with no others; times grow in proportion beyond."""
+_WITH_SIDES: Final = ("fp64", "fp32", "tf32", "int8")
+"""Element types in which products are compared by the sides of their matrices too: few large ones were measured."""
+_TWICE: Final = float(np.log(2.0))
+
+Grid = Float64[np.ndarray, "..."]
+"""A value of every kernel of a lattice: along each axis every kernel does twice the work of the one before."""
+
+
+@dataclass(frozen=True)
+class _Lattice:
+    """Kernels that do more or less of the same work."""
+
+    ops: tuple[KernelOp, ...]
+    """Kernels in the order of a grid of `shape`."""
+    shape: tuple[int, ...]
+    few: int
+    """How many of the smallest sample counts do not fill a tile."""
+    nearest: int
+    """Place of the kernel asked for; of the largest that differs in nothing else, where it is larger than all."""
+    over: float
+    """How often it does the work of that one."""
+
+
+def _octaves(count: int, least: int, most: int) -> list[int]:
+    """A number times and over every power of two that leaves it whole, from `least` to `most`, in ascending order."""
+    # a number and its lowest set bit: what is left without powers of two
+    odd = count // (count & -count)
+    return [odd << i for i in range(most.bit_length()) if least <= odd << i <= most]
+
+
+def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
+    """Axes beside its samples along which a kernel does more or less, each as the fields that change.
+
+    Heads of attention, and sides of the matrices of a product (but of a batched one, which ranks share by its batch).
+    """
+    if isinstance(op, Attention) and op.heads <= _MOST_HEADS:
+        group = op.heads // gcd(op.heads, op.kv_heads)
+        # as many heads of queries for each of keys as the kernel has, whole numbers of both
+        heads = [n for n in _octaves(op.heads, group, _MOST_HEADS) if n % group == 0]
+        return [[{"heads": n, "kv_heads": n * op.kv_heads // op.heads} for n in heads]]
+    if isinstance(op, Gemm) and op.op != "bmm" and op.dtype in _WITH_SIDES:
+        axes = []
+        for side in _SIDES:
+            if side != op.samples:
+                axes.append([{side: n} for n in _sides(getattr(op, side))])
+        return axes
+    return []
+
+
+def _sides(side: int) -> list[int]:
+    """Sides that one of a matrix is compared with: itself alone, if it is small or odd."""
+    if side < _LEAST_SIDE:
+        return [side]
+    return _octaves(side, _LEAST_SIDE, _MOST_SIDE) or [side]
+
+
+def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
+    """Build the lattice of a kernel: its numbers of samples by powers of two, times `_other_axes`.
+
+    Samples go from what fills a tile (from the kernel's own, where that does not) to the largest that is compared.
+    None for collectives, and for numbers of samples that are compared with no others.
+    """
+    if isinstance(op, Collective) or not op.samples:
+        return None
+    name = op.samples
+    count = getattr(op, name)
+    if count < 1:
+        return None
+    tile = fewest.get(name, 1)
+    most = _MOST_SEQUENCES if isinstance(op, Attention) else _MOST
+    samples = _octaves(count, min(count, tile), most)
+    if not samples:
+        return None
+
+    # Every combination of the axes' changes, the samples' first. The op's fields are read once, as `replace` would
+    # read them for each.
+    axes = [[{name: n} for n in samples], *_other_axes(op)]
+    stated = op.stated()
+    ops = tuple(type(op)(**reduce(or_, changes, stated)) for changes in product(*axes))
+
+    # Where the op itself stands; or the largest of the lattice that it is a multiple of.
+    positions = [_position(op, axis) for axis in axes]
+    shape = tuple(len(axis) for axis in axes)
+    nearest = np.ravel_multi_index([place for place, _ in positions], shape)
+    over = np.prod([times_larger for _, times_larger in positions])
+    few = sum(n < tile for n in samples)
+    return _Lattice(ops, shape, few, int(nearest), float(over))
+
+
+def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
+    """Place of a kernel along an axis, or the last one, and how often it does the work of the kernel there."""
+    for i, changes in enumerate(axis):
+        if all(getattr(op, name) == value for name, value in changes.items()):
+            return i, 1.0
+    name, last = next(iter(axis[-1].items()))
+    return len(axis) - 1, getattr(op, name) / last
+
+
+def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
+    """The longest that every kernel may take beside all others along some axes: no longer than a larger one, and twice
+    as long as one of half its work; along one after the other, as the logs of what these allow add up."""
+    for axis in axes:
+        # What doublings add from the first kernel of the axis on, if each doubles the time.
+        steps = _TWICE * np.arange(log_s.shape[axis])
+        slopes = steps.reshape([-1 if i == axis else 1 for i in range(log_s.ndim)])
+        larger = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
+        log_s = np.minimum(larger, np.minimum.accumulate(log_s - slopes, axis) + slopes)
+    return log_s
+
+
+def _lower_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
+    """The shortest, likewise: with times and works reversed."""
+    return -np.flip(_upper_bounds(np.flip(-log_s), axes))
+
+
+def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] = ()) -> Grid:
+    """Adjust log times so that a kernel of twice the work takes between one and two times as long.
+
+    The work doubles from kernel to kernel along `axes` (all axes by default). Every time becomes the mean of the
+    longest and the shortest time that all others allow. This is done for the measured times first, and the others are
+    then kept between them. Times that already grow this way are unchanged.
+
+    The result is monotone in every time, and a common factor on all times carries over to it. Both bounds grow as
+    required (they are the largest and the smallest Lipschitz extensions: McShane, Bull. AMS 40(12), 1934), hence so do
+    their mean and a time that is clipped to them.
+    """
+    axes = axes or range(log_s.ndim)
+    grown = (_upper_bounds(log_s, axes) + _lower_bounds(log_s, axes)) / 2
+    if not measured.any():
+        return grown
+
+    # The measured times among themselves: the others bound nothing, hence the infinities. Along lines on which none was
+    # measured, all count as if they were.
+    any_measured = measured.any(tuple(axes), keepdims=True)
+    counts = np.where(any_measured, measured, True)
+    most_of_measured = _upper_bounds(np.where(counts, log_s, np.inf), axes)
+    least_of_measured = _lower_bounds(np.where(counts, log_s, -np.inf), axes)
+    grown_measured = (most_of_measured + least_of_measured) / 2
+
+    # All others give way to them.
+    least = _lower_bounds(np.where(counts, grown_measured, -np.inf), axes)
+    most = _upper_bounds(np.where(counts, grown_measured, np.inf), axes)
+    return np.clip(grown, least, most)
+
+
+class _PlacedLattice(NamedTuple):
+    """The lattice of an event, with where its kernels are among all kernels of a grid."""
+
+    event: int
+    """Place of the event."""
+    places: Int[np.ndarray, " lattice"]
+    """Place of each kernel of the lattice."""
+    lattice: _Lattice
+
+
+@dataclass(frozen=True)
+class MonotoneGrid:
+    """Distinct events with all kernels that they are compared with."""
+
+    ops: tuple[Op, ...]
+    _lattices: tuple[_PlacedLattice, ...]
+    """Lattices of the events that are compared with other kernels."""
+
+    @classmethod
+    def of(cls, ops: Iterable[Op], fewest: Mapping[str, int] = FEWEST) -> "MonotoneGrid":
+        """Collect all kernels that the times of events in a step depend on.
+
+        Args:
+            fewest: see `FEWEST`; none where steps of few samples are the usual ones.
+        """
+        place: dict[Op, int] = {}
+        lattices = []
+        for op in ops:
+            # with an event come all that it is compared with
+            if op in place:
+                continue
+            place[op] = len(place)
+            lattice = _lattice(op, fewest)
+            if lattice is not None:
+                at = np.array([place.setdefault(kernel, len(place)) for kernel in lattice.ops])
+                lattices.append(_PlacedLattice(place[op], at, lattice))
+        return cls(tuple(place), tuple(lattices))
+
+    def times(self, alone: EventTimes) -> EventTimes:
+        """Times of `ops` in a step, from isolated times; collectives are unchanged."""
+        # an event may take no time at all, as a collective of one rank: its log is cut
+        log_alone = np.log(np.maximum(alone.time_s, 1e-300))
+        measured = np.array([provenance == "measured" for provenance in alone.provenance], bool)
+        log_in_step = log_alone.copy()
+        for event, at, lattice in self._lattices:
+            grid = log_alone[at].reshape(lattice.shape)
+            is_measured = measured[at].reshape(lattice.shape)
+
+            # Products grow along their samples alone. By their sides none takes longer than a larger one, which it
+            # could be filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by
+            # large ones. Times of too few samples give way to those of twice the samples.
+            few, side_axes = lattice.few, range(1, grid.ndim)
+            is_product = isinstance(lattice.ops[0], Gemm)
+            grown = grid.copy()
+            axes_of_others = (0,) if is_product else (0, *side_axes)
+            grown[few:] = growing(grid[few:], is_measured[few:], axes_of_others)
+
+            # Downwards from what fills a tile: each between half and all of the time of twice its samples.
+            for i in reversed(range(min(few, len(grown) - 1))):
+                grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
+            if is_product:
+                grown = _upper_bounds(grown, side_axes)
+            grown = grown.ravel()
+            log_in_step[at] = grown
+            # beyond the lattice in proportion to the work
+            log_in_step[event] = grown[lattice.nearest] + np.log(lattice.over)
+        return alone.scaled(np.exp(log_in_step - log_alone))

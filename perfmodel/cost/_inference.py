@@ -7,11 +7,17 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
-from perfmodel.cost._events import MOST_EVENTS, EventTimes, PricesCollectives, event_times
-from perfmodel.cost._growth import MonotoneGrid
+from perfmodel.cost._events import MOST_EVENTS, EventTimes, MonotoneGrid, PricesCollectives, event_times
 from perfmodel.cost._kernels import KernelModel
-from perfmodel.cost._power import under_load
-from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
+from perfmodel.cost._roofline import (
+    COMPUTE_SHARE,
+    FIXED_S,
+    HALF_WIDTH,
+    MEMORY_SHARE,
+    power_join,
+    roofline_seconds,
+    under_load,
+)
 from perfmodel.ingest import SERVER_KERNELS
 from perfmodel.ops import LATENT_DECODE, Attention, Collective, Embedding, Gemm, KernelOp, MemoryBound, MoE, Op
 from perfmodel.session import Cache, current_session

@@ -1,8 +1,8 @@
-"""Analytical kernel times at typical shares of the nominal rates."""
+"""Analytical kernel times at typical shares of the nominal rates, and under a power limit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import numpy as np
 from jaxtyping import Float64
@@ -13,7 +13,7 @@ from perfmodel.cost.learn.parameters import power_join
 from perfmodel.cost.learn.rows import Rows, rows_from_ops
 from perfmodel.cost.learn.stack import Figures, with_whole_units
 from perfmodel.ingest.tables import relabel
-from perfmodel.ops import FAMILIES, KernelOp, Op
+from perfmodel.ops import FAMILIES, Attention, Convolution, Gemm, KernelOp, MoE, Op
 from perfmodel.ops.physics import vector_rate
 from perfmodel.spec import Device
 
@@ -159,3 +159,179 @@ def measured_work(table: "pd.DataFrame", device: Device) -> "pd.DataFrame":
         parts.append(pd.DataFrame(columns))
     empty = pd.DataFrame(columns=["family", "dtype", "flops", "bytes", "time_s"])
     return pd.concat(parts, ignore_index=True) if parts else empty
+
+
+# --- sustained products under a power limit ------------------------------------------------------------
+#
+# Tables time a kernel by itself, on a cool device and at its highest clock. Under load the clock falls until the power
+# fits the limit. Voltage falls with it, and energy per operation with a power of the rate (`_VOLTAGE`).
+
+
+@dataclass(frozen=True)
+class DieEnergy:
+    """Energy of arithmetic and memory traffic of a die at its power limit."""
+
+    flop_j: float
+    """Energy of a 16-bit FLOP in tensor units, random operands, at `unit_flops_per_s`."""
+    unit_flops_per_s: float
+    """16-bit rate of one multiprocessor at which `flop_j` was measured."""
+    byte_j: float
+    """Energy of a byte of memory traffic."""
+
+
+_GA100: Final = DieEnergy(1.26e-12, 257e12 / 108, 118e-12)
+"""A100 at 400 W: products of 8192 hold 257 TFLOP/s on random operands and 295 on zeros (thonking.ai, strangely matrix
+multiplications, 2024). Energy per byte: power over bandwidth in the fp64 ladders of te42kyfo/gpu-benches."""
+_GH100: Final = DieEnergy(0.79e-12, 600e12 / 132, 122e-12)
+"""Geometric mean of two sources of products on random operands, brought to one rate by `_VOLTAGE`; their own in 16-bit
+FLOPs: 0.78 pJ at 600 TFLOP/s on H200 NVL at 600 W (a layer's products, 19.2 TFLOP, take 32.0 ms 100 times in a row,
+Transformer Engine 2, docs/examples/gemm_profiling); 0.85 pJ at 675 on H200 at 700 W (8 bits, 8192 and 16384 after
+10,000 others, Azure AI benchmarking guide, results of ND H200 v5). Energy per byte: as for GA100, on H200."""
+_GB100: Final = DieEnergy(0.572e-12, 1200e12 / 148, 103e-12)
+"""Geometric mean of four sources of products on random operands, brought to one rate by `_VOLTAGE`; their own in 16-bit
+FLOPs: 0.54 pJ at 1,300 TFLOP/s and 0.65 pJ at 1,080 on B200 at 1,000 W (the median of six large products in steady 10 s
+loops, arjunds/efficient-ai, GPU_power/microbench; and of 178 products of 1.5 ms and longer, SimuMax 1.2,
+configs/system/b200_bf16_ceperm.json, the limit taken to be nominal); 0.62 pJ at 1,470 on GB200 at 1,200 W and 0.635 pJ
+at 1,740 on GB300 at 1,400 W (8 bits, 8192 and 16384 after 10,000 others, Azure AI benchmarking guide, results of ND
+GB200 v6 and ND GB300 v6); 0.39 pJ at 617 on GB300 at 500 W (facebookexperimental/triton, pull request 2023). Energy per
+byte: streams that the limit holds back (efficient-ai)."""
+_GFX942: Final = DieEnergy(0.997e-12, 700e12 / 304, 122e-12)
+"""Geometric mean of MI325X and MI300X, brought to one rate by `_VOLTAGE`; their own: 1.10 pJ at 785 TFLOP/s and
+1,000 W, 0.93 pJ at 668 and 750 W (best products of a search over shapes, means of 100 after 50 others,
+stas00/ml-engineering, compute/accelerator/benchmarks; the limits taken to be nominal). Energy per byte assumed as for
+GH100."""
+_VOLTAGE: Final = 0.47
+"""Power of the rate with which energy per FLOP goes: of GB300 between 500 W and 1,400 W, the two sources above. Squared
+voltage would have 2; it falls little where clocks are low."""
+_OF_DIE: Final = {"GA100": _GA100, "GH100": _GH100, "GB100": _GB100, "gfx942": _GFX942}
+_WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.525, "int8": 0.525, "fp4": 4.5 / 16}
+"""Energy of a FLOP relative to a 16-bit one. Of 8 bits: a layer's products take 16.8 ms on H200 NVL, those of 16 bits
+32.0 (Transformer Engine 2, docs/examples/gemm_profiling). Of others assumed to go with the bits of the operands, of
+which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
+_STEPS: Final = 4
+"""To the last digits: the first guess is short by less than a half, most where both take the same."""
+_HALVINGS: Final = 40
+"""Bisection steps of the search for the sustained share of the peak rate (`sustained_share`)."""
+TENSOR_TYPES: Final = tuple(_WIDTH)
+"""Element types of tensor units, whose products a power limit holds back."""
+
+
+def has_power_law(device: Device) -> bool:
+    """Whether a device's power limit and its die's energies are known."""
+    return device.die in _OF_DIE and device.power_w is not None and device.idle_power_w is not None
+
+
+def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, "n"]:
+    """Least times of ops under the power limit; 0 if unknown or not binding.
+
+    Solves (P_limit - P_idle) t = E_memory + E_compute (t_ref / t)^v for t. Here t_ref is the time at the rate at which
+    the energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy grows with the square
+    of the voltage, which the clock needs).
+    """
+    least_s = np.zeros(len(ops))
+    energy = _OF_DIE.get(device.die)
+    # as `has_power_law` says, for the type checker
+    if energy is None or device.power_w is None or device.idle_power_w is None:
+        return least_s
+    budget_w = device.power_w - device.idle_power_w
+    if budget_w <= 0:
+        return least_s
+
+    # Energies of all traffic, and of all arithmetic at the rate at which a FLOP's was measured.
+    at: list[int] = []
+    products: list[KernelOp] = []
+    for i, op in enumerate(ops):
+        if _takes_tensor_units(op):
+            at.append(i)
+            products.append(op)
+    if not at:
+        return least_s
+    memory_j, compute_j = _energies_j(energy, device, products)
+
+    # Newton's method from below, as the energy that fits is concave in the time. It begins at what the longer of
+    # traffic and arithmetic takes alone.
+    time_s = np.maximum(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))
+    for _ in range(_STEPS):
+        short_j = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
+        time_s += short_j / (budget_w + _VOLTAGE * compute_j * time_s ** (-1 - _VOLTAGE))
+    least_s[at] = time_s
+    return least_s
+
+
+def under_load(
+    device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"], share: float = 1.0
+) -> Float64[np.ndarray, "n"]:
+    """Slowdown of events in sequence, relative to isolated ones; 1 if the power limit does not bind.
+
+    Args:
+        share: of the time in which a kernel alone fits the limit, that it takes in a step (`sustained_share`).
+    """
+    return np.maximum(share * sustained_seconds(device, ops) / np.maximum(alone_s, 1e-300), 1.0)
+
+
+def sustained_share(
+    device: Device,
+    ops: Sequence[KernelOp],
+    counts: Float64[np.ndarray, "n"],
+    alone_s: Float64[np.ndarray, "n"],
+) -> float:
+    """Share of its sustained slowdown that a hot kernel takes in a step, because cooler kernels save power.
+
+    The limit holds over tens of milliseconds and more, in which a device runs many kernels: products above the limit
+    are paid for by norms and casts below it. Of the least x in
+
+        sum n (E_memory + E_compute (t_ref / t(x))^v) <= (P_limit - P_idle) sum n t(x),    t(x) = max(t, x t_sustained),
+
+    where t is the time alone, and t_sustained that in which a kernel fits the limit by itself (`sustained_seconds`).
+
+    Nobody has measured attention's energy: beside its products it takes exponentials and row sums, whose energy its
+    FLOPs leave out. It is taken to draw the limit at least, so that it pays for no products.
+
+    Args:
+        counts: how often each kernel runs (n).
+        alone_s: times at the clock of a kernel timed alone (t).
+
+    Returns:
+        Between 0, where no kernel has to wait, and 1; 1 where the limit is not known.
+    """
+    energy = _OF_DIE.get(device.die)
+    if energy is None or device.power_w is None or device.idle_power_w is None:
+        return 1.0
+    budget_w = device.power_w - device.idle_power_w
+    if budget_w <= 0:
+        return 1.0
+    pays = np.array([not isinstance(op, Attention) for op in ops])
+    memory_j, compute_j = _energies_j(energy, device, ops)
+    sustained_s = sustained_seconds(device, ops)
+
+    def excess_j(share: float) -> float:
+        time_s = np.maximum(np.maximum(alone_s, share * sustained_s), 1e-300)
+        excess = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
+        return float(counts @ np.where(pays, excess, np.maximum(excess, 0.0)))
+
+    # Energy falls and time rises with the share, so there is one from which on the limit holds. At 1 it does: every
+    # kernel fits by itself.
+    low, high = 0.0, 1.0
+    if excess_j(low) <= 0:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess_j(middle) > 0 else (low, middle)
+    return high
+
+
+def _energies_j(energy: DieEnergy, device: Device, ops: Sequence[KernelOp]) -> tuple[np.ndarray, np.ndarray]:
+    """Energies of kernels' traffic, and of their arithmetic in tensor units if it took one second.
+
+    Arithmetic that takes t seconds needs the latter times t to the power of -`_VOLTAGE`.
+    """
+    width = np.array([_WIDTH[op.dtype] if _takes_tensor_units(op) else 0.0 for op in ops])
+    flops, moved_bytes = np.array([op.amounts() for op in ops]).T
+    flops = flops * width
+    reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
+    return energy.byte_j * moved_bytes, energy.flop_j * flops * reference_s**_VOLTAGE
+
+
+def _takes_tensor_units(op: Op) -> TypeGuard[Attention | Convolution | Gemm | MoE]:
+    """Whether a kernel is work of tensor units, which the power limit holds back."""
+    return isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH
