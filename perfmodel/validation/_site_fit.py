@@ -49,14 +49,14 @@ def fit_sites(
 ) -> dict[str, Any]:
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
 
-    First the time of products under load, then, with predictions that take it, the hierarchical model of sites
-    (`fit_population`); the runs of a source are held against constants that were fitted without its teams. The
+    The time of products under load is fitted first. Predictions with it then give the hierarchical model of sites
+    (`fit_population`). The runs of a source are compared with constants that were fitted without its teams. The
     package's own files are in `perfmodel/prediction`.
 
     Args:
         files: tables of runs (columns of `validate cases`); files of other kinds are named in the answer.
-        unstated: beginnings of names of sources whose tables leave recompute or the kernels to recipes, or whose
-            device was never measured: they say nothing of products.
+        unstated: beginnings of names of sources that do not constrain the time of products: their tables leave
+            recompute or the kernels to recipes, or their device was never measured.
         undo: a framework without the facts that were looked up with a source's results in view; intervals are fitted
             to errors without them.
         looked_at: whether facts of any kind were ever looked up with a source's results in view. Such sources count

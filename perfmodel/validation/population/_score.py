@@ -198,7 +198,7 @@ class State:
     """State of a fit: hyperparameters, scales of sources and weights of runs."""
 
     vector: Float[np.ndarray, " hyperparameters"]
-    """Logs of `START`'s."""
+    """Logarithms of the hyperparameters, in the order of `START`."""
     scale: Float[np.ndarray, " sources"]
     """Scale of the variance of each source's own part."""
     weight: Float[np.ndarray, " runs"]
