@@ -529,3 +529,33 @@ def test_nodes_that_nobody_defines_are_not_one_node(launcher: str) -> None:
 def test_nodes_that_only_the_scheduler_knows_are_those_of_the_job() -> None:
     command = LAUNCHED["torchrun"].replace("TRAINER", TRAINER).format(nodes="$PLATFORM_NODES")
     assert parse_launch(f"#!/bin/bash\n#SBATCH --nodes=4\n{command}\n", "run.sh").devices == 32
+
+
+PRETRAINING = (
+    "pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000 --bf16"
+)
+HOSTS = {
+    "colossalai run --nproc_per_node 8 --host a,b,c,d": 32,
+    "colossalai run --nproc_per_node 8 --host=a": 8,
+    "deepspeed --include localhost:4,5,6,7": 4,
+    "deepspeed --include='a:0,1@b:0,1,2'": 5,
+    "deepspeed -i a:0,1@b:0,1": 4,
+    "deepspeed --include a@b": None,
+    "mpirun -np 16 -H a:8,b:8": 16,
+}
+
+
+@pytest.mark.parametrize("launcher", HOSTS)
+def test_hosts_that_a_launcher_lists_are_counted(launcher: str) -> None:
+    assert parse_launch(f"{launcher} {PRETRAINING}\n", "run.sh").devices == HOSTS[launcher]
+
+
+@pytest.mark.parametrize("program", ["pretrain_llama.py", "pretrain_baichuan.py", "finetune_qwen.py"])
+def test_programs_that_build_layers_of_their_own_say_so(program: str) -> None:
+    """AscendSpeed's programs of 2023 know a family's layers, and their scripts state sizes alone."""
+    command = f"torchrun --nproc_per_node 8 {PRETRAINING}".replace("pretrain_gpt.py", program)
+    plain = parse_launch(f"{command}\n", "run.sh")
+    described = parse_launch(f"{command} --swiglu --normalization RMSNorm --position-embedding-type rope\n", "run.sh")
+    assert any(doubt.startswith(f"the model may be wrong: {program}") for doubt in plain.may_be_wrong)
+    assert described.may_be_wrong == ()

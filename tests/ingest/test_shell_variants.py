@@ -199,9 +199,28 @@ WAYS_TO_SET = {
     "loop": "for {name} in 0 {word}; do :; done",
     "text in a pipe": "{name}=$(echo 0,{word} | cut -d , -f 2)",
     "evaluated": 'eval "{name}={word}"',
+    "options by getopts": "set -- -v -n {word}\nOPTIND=1\nwhile getopts 'vn:h' option; do\n  case $option in\n"
+    "    n) {name}=$OPTARG ;;\n    v) VERBOSE_{name}=1 ;;\n  esac\ndone",
+    "options with a sign": 'set -- --size={word} --other=1\nfor argument in "$@"; do\n  case $argument in\n'
+    '    --size=*) {name}="${{argument#*=}}" ;;\n    *) ;;\n  esac\ndone',
+    "table of names": "declare -A OF_{name}\nOF_{name}[tiny]=0\nOF_{name}[large]={word}\n{name}=${{OF_{name}[large]}}",
+    "list of names": "NAMES_{name}=(tiny large)\nSIZES_{name}=(0 {word})\nfor i in ${{!NAMES_{name}[@]}}; do\n"
+    '  if [[ "${{NAMES_{name}[$i]}}" == large ]]; then {name}=${{SIZES_{name}[$i]}}; fi\ndone',
+    "loop over numbers": "for (( i = 0; i < 2; i++ )); do\n  {name}=0\n  if (( i == 1 )); then {name}={word}; fi\ndone",
+    "divided by a comma": "IFS=, read -r OTHER_{name} {name} <<< 0,{word}",
+    "pattern": "TEXT_{name}=size-{word}-end\n[[ $TEXT_{name} =~ size-([^-]*)-end ]]\n{name}=${{BASH_REMATCH[1]}}",
+    "last of several": "{name}=0\n{name}={word}; export {name}",
+    "set in a group": "{{ {name}={word}; }}",
+    "negation": 'if ! [ -n "$UNSET_{name}" ]; then {name}={word}; else {name}=0; fi',
+    "exit status": "if grep -q nothing /dev/null 2>/dev/null; then :; fi\n{name}={word}",
+    "set by awk": "{name}=$(echo \"a {word}\" | awk '{{print $2}}')",
+    "set by sed": "{name}=$(echo size={word} | sed 's/size=//')",
 }
 """Lines that set a variable to a word, in the ways in which scripts do it."""
 WAYS_TO_SET_NUMBERS = {
+    "let": "let {name}={word}+0",
+    "expression": "{name}=$(expr {word} + 0)",
+    "declared number": "declare -i {name}={word}",
     "arithmetic": "{name}=$(( {word} + 3 - 3 ))",
     "arithmetic command": "(( {name} = 2 * {word} / 2 ))",
 }
@@ -246,8 +265,26 @@ WAYS_TO_RUN = {
     "environment": "env NCCL_DEBUG=INFO {command}",
     "executed": "exec {command}",
     "piped": "{command} 2>&1 | tee run.log",
+    "set variables": "NCCL_DEBUG=INFO OMP_NUM_THREADS=1 {command}",
+    "timed": "time {command}",
+    "arguments of a function": 'launch() {{\n  "$@"\n}}\nlaunch {command}',
+    "positional parameters": 'set -- {command}\n"$@"',
+    "retried": "until {command}; do sleep 1; done",
+    "checked": "if ! {command}; then\n  echo failed\n  exit 1\nfi",
+    "logged": "echo starting\nset -x\n{command}\nset +x",
+    "in a group": "{{\n  {command}\n}} 2>&1 | tee -a run.log",
 }
 """Lines that run a command."""
+PROGRAMS_AROUND = {
+    "in the background with a log": "nohup {command} > run.log 2>&1 &\nwait",
+    "conda": "conda run --no-capture-output -n train {command}",
+    "numactl": "numactl --cpunodebind=0 --membind=0 {command}",
+    "container": "apptainer exec --nv --bind /data:/data image.sif {command}",
+    "docker": "docker run --rm --gpus all -v /data:/data -e A=1 image:latest {command}",
+    "profiler": "nsys profile -o trace --trace=cuda,nvtx {command}",
+    "uv": "uv run {command}",
+}
+"""Lines that run a command by a program that need not be installed here."""
 EVALUATED = 'COMMAND="{command}"\neval $COMMAND'
 """Lines that run a command without quotes and continued lines."""
 
@@ -255,8 +292,10 @@ EVALUATED = 'COMMAND="{command}"\neval $COMMAND'
 class Writer:
     """Writes arguments in the ways that scripts write them."""
 
-    def __init__(self, data: st.DataObject) -> None:
+    def __init__(self, data: st.DataObject, *, as_text: bool = True) -> None:
         self.data = data
+        self.ways_to_run = [*WAYS_TO_RUN.values(), *(PROGRAMS_AROUND.values() if as_text else ())]
+        """A script that is only read may use programs that are not installed."""
         self.lines: list[str] = []
         self.names = 0
 
@@ -338,7 +377,7 @@ class Writer:
         """The command, by itself or through another shell."""
         joint = self.choose(" ", " \\\n    ", "   ")
         command = joint.join([*map(shlex.quote, before), *groups])
-        ways = [*WAYS_TO_RUN.values()]
+        ways = list(self.ways_to_run)
         if not re.search(r"[\"'\\]", command):
             ways.append(EVALUATED)
         self.lines.append(self.choose(*ways).format(command=command))
@@ -400,7 +439,7 @@ def test_new_scripts_are_what_bash_runs(data: st.DataObject, tmp_path: Path) -> 
     if not recorder.exists():
         recorder.write_text('#!/bin/bash\nprintf "%s\\037" "$@" > "$RECORD"\n')
         recorder.chmod(0o755)
-    writer = Writer(data)
+    writer = Writer(data, as_text=False)
     arguments = [
         ["--num-layers", "4"],
         ["--bf16"],

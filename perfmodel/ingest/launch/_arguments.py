@@ -209,7 +209,7 @@ def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
     # Schedulers may start one another (`sbatch ... srun ... python`); the options of each end where the next begins.
     starts = [i for i, name in enumerate(names) if name in (*_SLURM, *_MPI)]
     script = script_at(argv, frozenset())
-    numbers: dict[str, int] = {}
+    numbers = _numbers_of_hosts(texts[:script])
     for i, start in enumerate(starts):
         end = starts[i + 1] if i + 1 < len(starts) else script or len(texts)
         options = texts[start + 1 : max(start + 1, _end_of_options(names, start, end))]
@@ -217,6 +217,26 @@ def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
             numbers |= slurm_numbers(options)
         else:
             numbers |= mpi_numbers(options)
+    return numbers
+
+
+def _numbers_of_hosts(texts: Sequence[str]) -> dict[str, int]:
+    """Numbers that follow from hosts which a launcher lists, by the names of a scheduler's options.
+
+    `colossalai run --host a,b` names nodes, and DeepSpeed's `--include a:0,1@b:0,1` devices on them.
+    """
+    names = [Path(text).name for text in texts]
+    numbers: dict[str, int] = {}
+    for i, text in enumerate(texts):
+        name, sign, value = text.partition("=")
+        hosts = value if sign else " ".join(texts[i + 1 : i + 2])
+        if name == "--host" and "colossalai" in names and hosts and "$" not in hosts:
+            numbers["nodes"] = hosts.count(",") + 1
+        elif name in ("--include", "-i") and "deepspeed" in names:
+            parts = hosts.strip("'\"").split("@")
+            # A host without a list has all of its devices.
+            if all(re.fullmatch(r"[^:$]+:\d+(,\d+)*", part) for part in parts):
+                numbers |= {"nodes": len(parts), "ntasks": sum(part.count(",") + 1 for part in parts)}
     return numbers
 
 

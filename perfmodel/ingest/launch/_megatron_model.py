@@ -293,6 +293,35 @@ _KINDS: Final = (
     "seq-length",
     "bert-no-binary-head",
 )
+_LAYERS_OF_LLAMA: Final = (
+    "swiglu",
+    "use-fused-swiglu",
+    "normalization",
+    "use-fused-rmsnorm",
+    "position-embedding-type",
+    "use-rotary-position-embeddings",
+    "disable-bias-linear",
+    "untie-embeddings-and-output-weights",
+    "spec",
+)
+"""Arguments of which a script has one that describes layers like LLaMA's."""
+_FAMILIES: Final = (
+    "llama",
+    "llama2",
+    "llama3",
+    "baichuan",
+    "baichuan2",
+    "qwen",
+    "qwen2",
+    "mistral",
+    "mixtral",
+    "internlm",
+    "chatglm",
+    "chatglm3",
+    "aquila",
+    "deepseek",
+)
+"""Words in the names of programs that build a model of their own (AscendSpeed's `pretrain_llama.py`)."""
 _NO_DECODERS: Final = (
     "vision",
     "vit",
@@ -334,6 +363,14 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
     if set(parts) & set(_NO_DECODERS):
         return {
             "doubt.model": f"the model may be wrong: {name}.py does not train a causal decoder, but is predicted as one"
+        }
+    # Forks of 2023 build the layers of a family in the program, and their scripts state its sizes alone.
+    if set(parts) & set(_FAMILIES) and not any(argument in arguments for argument in _LAYERS_OF_LLAMA):
+        return {
+            "doubt.model": (
+                f"the model may be wrong: {name}.py has layers of its own, which no argument describes, but those of "
+                "GPT are predicted; give --model"
+            )
         }
     return {}
 
@@ -456,7 +493,7 @@ MODEL: Final = (
     read_only(PLAIN_NORMS, "model.norm_parameters", words({True: False})),
     Rule(keys=(GATED_SIZE,), read=_gated_size),
     read_only(NAMED_MODEL, "model", TEXT),
-    Rule(keys=_KINDS, read=_kind, optional=(SCRIPT,)),
+    Rule(keys=(*_KINDS, *_LAYERS_OF_LLAMA), read=_kind, optional=(SCRIPT, "spec")),
     Rule(
         keys=(KINDS, "hidden-size", "num-layers"),
         read=lambda arguments: listed_layers(arguments) if KINDS in arguments else {},
