@@ -964,3 +964,55 @@ def test_layers_of_neox_may_be_the_first_mamba() -> None:
     mixer += inner * state + inner + inner * hidden + hidden
     assert parameter_count(whole) == 12 * mixer + 2 * 50_304 * hidden + hidden
     assert half.stack == ("S", "*-") * 6
+
+
+NANOTRON = """
+    model:
+      dtype: bfloat16
+      model_config:
+        IS: true
+        hidden_size: 1024
+        intermediate_size: 2048
+        max_position_embeddings: 4096
+        num_attention_heads: 16
+        num_hidden_layers: 4
+        num_key_value_heads: 2
+        tie_word_embeddings: false
+        vocab_size: 32000
+        MORE
+    optimizer: {zero_stage: 0}
+    parallelism: {dp: 4, pp: 1, tp: 2, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER}
+    tokens: {batch_accumulation_per_replica: 8, micro_batch_size: 3, sequence_length: 4096}
+"""
+NANOTRON_EXPERTS = "moe_config: {num_experts: 4, top_k: 1, moe_intermediate_size: 512, EXPERTS}"
+
+
+@pytest.mark.parametrize(
+    ("experts", "layers", "shared"),
+    [
+        ("layers: [-1]", 4, 0),
+        ("layers: [1, 3]", 2, 0),
+        ("layers: [0, 1, 3]", 3, 0),
+        ("layers: [2, 3], enable_shared_expert: true, shared_expert_intermediate_size: 768", 2, 768),
+        ("enable_shared_expert: true", 4, 2048),
+    ],
+)
+def test_experts_of_nanotron_by_the_sizes_of_its_own_layer(experts: str, layers: int, shared: int) -> None:
+    """`src/nanotron/nn/moe.py`: a router, gated experts, and one behind a gate that every token passes."""
+    text = NANOTRON.replace("IS", "is_qwen2_config")
+    text = text.replace("MORE", NANOTRON_EXPERTS.replace("EXPERTS", experts))
+    launch = read("run.yaml", text)
+    assert launch.model is not None
+    attention = 2 * 1024 * 1024 + 2 * 2 * 64 * 1024
+    mixture = 4 * 3 * 512 * 1024 + 4 * 1024 + 3 * shared * 1024 + (1024 if shared else 0)
+    dense = (4 - layers) * 3 * 2048 * 1024
+    expected = 4 * attention + layers * mixture + dense + 9 * 1024 + 2 * 32_000 * 1024
+    assert parameter_count(launch.model) == expected
+    assert launch.may_be_wrong == ()
+
+
+def test_starcoder_of_nanotron_is_no_llama() -> None:
+    text = NANOTRON.replace("IS", "is_starcoder2_config").replace("MORE", "multi_query: true")
+    model = read("run.yaml", text).model
+    assert isinstance(model, Transformer)
+    assert (model.kv_heads, model.block.gated_ffn, model.norms.norm, model.block.bias) == (1, False, "layer_norm", True)

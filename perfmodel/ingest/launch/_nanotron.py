@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._layer_patterns import expert_fields
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
@@ -59,6 +60,61 @@ def _zero(fields: Fields) -> Mapping[str, Any]:
     if fields["zero"] > 1:
         raise LaunchFileError(f"zero={fields['zero']}: nanotron shards optimizer states only; use zero=0 or 1")
     return {"optimizer.zero_stage": fields["zero"]}
+
+
+_SHARED: Final = (
+    f"{_MIXTURE}enable_shared_expert",
+    f"{_MIXTURE}shared_expert_intermediate_size",
+    f"{_CONFIG}intermediate_size",
+)
+
+
+def _shared_expert(settings: Mapping[str, Any]) -> Fields:
+    """An expert that all tokens pass, behind a gate (`src/nanotron/nn/moe.py` `Qwen2MoELayer`)."""
+    if settings.get(_SHARED[0]) is not True:
+        return {}
+    stated = [settings[name] for name in _SHARED[1:] if settings.get(name) is not None]
+    if not stated:
+        return {"doubt.experts": "the model may be wrong: enable_shared_expert has no size, and none is predicted"}
+    return {"experts.shared_ffn_hidden": WHOLE.read(stated[0]), "experts.shared_gate": True}
+
+
+_EXPERT_LAYERS: Final = (f"{_MIXTURE}layers", f"{_CONFIG}num_hidden_layers")
+
+
+def _layers_with_experts(settings: Mapping[str, Any]) -> Fields:
+    """Numbers of the layers that have experts; -1 stands for all of them."""
+    listed = settings.get(_EXPERT_LAYERS[0])
+    if not isinstance(listed, list) or -1 in listed or _EXPERT_LAYERS[1] not in settings:
+        return {}
+    return expert_fields([layer in listed for layer in range(WHOLE.read(settings[_EXPERT_LAYERS[1]]))])
+
+
+_STARCODER: Final = (
+    f"{_CONFIG}is_starcoder2_config",
+    f"{_CONFIG}hidden_size",
+    f"{_CONFIG}intermediate_size",
+    f"{_CONFIG}grouped_query",
+    f"{_CONFIG}num_kv_heads",
+)
+
+
+def _starcoder(settings: Mapping[str, Any]) -> Fields:
+    """Starcoder2's layers (`Starcoder2Config`): GELU without a gate, layer norms, biases, and few heads of keys."""
+    if settings.get(_STARCODER[0]) is not True:
+        return {}
+    fields: Fields = {
+        "model.gated_ffn": False,
+        "model.activation": "gelu",
+        "model.norm": "layer_norm",
+        "model.bias": True,
+        "model.dropout": True,
+        "model.kv_heads": WHOLE.read(settings[_STARCODER[4]]) if settings.get(_STARCODER[3]) is True else 1,
+        "doubt.model": "the model may be wrong: the head of Starcoder2 is predicted with a table of its own",
+    }
+    if settings.get(_STARCODER[2]) is None and _STARCODER[1] in settings:
+        fields["model.ffn_hidden"] = 4 * WHOLE.read(settings[_STARCODER[1]])
+    return fields
 
 
 NANOTRON: Final = LaunchFormat(
@@ -123,6 +179,10 @@ NANOTRON: Final = LaunchFormat(
             also=(f"{_CONFIG}num_experts_per_tok", f"{_CONFIG}num_experts_per_token"),
         ),
         key(f"{_MIXTURE}moe_intermediate_size", "experts.ffn_hidden"),
+        Rule(keys=_SHARED, read=_shared_expert),
+        Rule(keys=_EXPERT_LAYERS, read=_layers_with_experts),
+        Rule(keys=_STARCODER, read=_starcoder),
+        read_only(f"{_CONFIG}sliding_window_size", "model.window"),
     ),
     always={
         "model.gated_ffn": True,
