@@ -74,7 +74,7 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
     """Type of every value of a function whose parameters are typed and whose calls are inlined.
 
     Args:
-        function: the function; each instruction's operands must be defined above it, names once.
+        function: the function. Every name must be defined once, above the instructions that use it.
         lines: line of each instruction and of the return in its source; by default those of its printed form.
 
     Raises:
