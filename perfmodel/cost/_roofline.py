@@ -264,7 +264,8 @@ def under_load(
     """Slowdown of events in sequence, relative to isolated ones; 1 if the power limit does not bind.
 
     Args:
-        share: of the time in which a kernel alone fits the limit, that it takes in a step (`sustained_share`).
+        share: time of a kernel in a step, as a share of the time in which it alone keeps to the power limit
+            (`sustained_share`).
     """
     return np.maximum(share * sustained_seconds(device, ops) / np.maximum(alone_s, 1e-300), 1.0)
 

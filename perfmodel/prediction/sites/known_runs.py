@@ -1,10 +1,10 @@
 """Posterior of a site given some of its runs.
 
 Logs of measured over predicted time of a site's runs are normal given its two scales (`Scales`). Their covariance is
-that of the site's factors (`_population`) plus two terms by layout (`LayoutKernel`), what layouts near one another
-share and what is a single layout's, each times its scale. Repeats of one run share all but the noise, so that ten of
-them are not ten witnesses. A site whose runs scatter makes large scales likely, so that its runs say little of one
-another.
+that of the site's factors (`_population`) plus two terms by layout (`LayoutKernel`), each multiplied by its scale: one
+that nearby layouts share, and one of each layout alone. Repeats of one run share everything except the noise, so that
+ten repeats do not count as ten runs. If the runs of a site scatter, large scales are likely, and each run says little
+about the others.
 """
 
 from dataclasses import dataclass, field, replace
