@@ -110,8 +110,8 @@ def collective_times(cluster: Cluster, ops: Sequence[Collective], collectives: P
     Each step is a function with what it rests on; `perfmodel.cost.learn.collectives` has the steps of links.
     """
     times = collectives.times(cluster, ops)
-    times = slowed_by_contention(cluster, ops, times)
-    times = waiting_for_ring(cluster, ops, times)
+    if any(level.contention or level.rank_latency_s for level in cluster.levels):
+        times = waiting_for_ring(cluster, ops, slowed_by_contention(cluster, ops, times))
     return no_less_than_relayed(cluster, ops, times, collectives)
 
 

@@ -170,6 +170,8 @@ def slowdown_under_load(problem: StepProblem, ops: Sequence[Op], times: EventTim
     if site.power_limited:
         slowdown = under_load(device, ops, times.time_s, share)
     slowdown = slowdown * np.array([site.clock(op, device) for op in ops])
+    if not site.loads:
+        return slowdown
     for i, op in enumerate(ops):
         measured = site.measured_load(op, device)
         if measured is not None:
