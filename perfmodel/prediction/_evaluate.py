@@ -137,7 +137,7 @@ def step_gradients(programs: Sequence[TimedProgram]) -> tuple[float, list[Float[
 
 
 class StepGradient(NamedTuple):
-    """A step time with what it depends on, by the classes of its (first) program."""
+    """A step time with its gradient, by the classes of its (first) program."""
 
     step_s: float
     """Seconds of the step, before it waits for input."""

@@ -82,7 +82,7 @@ class BlockBytes:
     kept_full_bytes: Float[np.ndarray, "*layouts blocks"]
     """Activations left behind per micro-batch where the block is recomputed in full."""
     transient_bytes: Float[np.ndarray, "*layouts blocks"]
-    """Bytes while the block runs: its workspace, and what is materialised again while it is recomputed."""
+    """Bytes while the block runs: its workspace, and tensors that are recomputed."""
     transient_full_bytes: Float[np.ndarray, "*layouts blocks"]
     """`transient_bytes` where the block is recomputed in full."""
     dummy_gradients: Float[np.ndarray, "*layouts"]
@@ -235,9 +235,9 @@ class ShardedParams(NamedTuple):
     """Parameters that each rank holds."""
 
     sharded: Float[Any, "*layouts ranks"]
-    """Where states are sharded: the rank's part."""
+    """Parameters of the rank's shard, for states that are sharded."""
     whole: Float[Any, "*layouts ranks"]
-    """Where they are not: all that its stages have."""
+    """All parameters of the rank's stages, for states that are not sharded."""
 
 
 def communicators(layout: Layout) -> int:

@@ -26,7 +26,7 @@ from perfmodel.validation.rows import Case, missing_column, read_case, read_rows
 Medians = dict[str, dict[str, float]]
 """Medians of log(measured / predicted) over the share of products in the step, by architecture and source."""
 STEP: Final = 0.1
-"""Log change of the time of products by which their share of a step is told."""
+"""Log change of the products' time that is applied to find their share of the step."""
 LEAST_SHARE: Final = 0.5
 """Least share of the step in products from which a run says something of them."""
 MOST_NODES: Final = 64

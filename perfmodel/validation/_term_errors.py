@@ -37,8 +37,8 @@ def term_errors(
 ) -> dict[str, Any]:
     """Errors with all terms, and with each of `STEP_TERMS` switched off, on the same layouts.
 
-    Constants are not fitted anew without a term: what others make up for it is not told. At most `MOST_ROWS` timed runs
-    of a source are drawn.
+    Constants are not fitted again without a term, so that other terms cannot make up for it. At most `MOST_ROWS` timed
+    runs of a source are drawn.
 
     Args:
         site_of: as `predict_cases` takes it.

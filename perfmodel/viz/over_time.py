@@ -32,8 +32,8 @@ _LEAST_SHARE: Final = 0.4
 def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
     """One line per pipeline rank, from dark (first) to light (last), under the device's capacity.
 
-    Of more micro-batches than can be told apart, the highest use of every few points of width; the axis says so. Of
-    more than 16 ranks some at equal distances, and the fullest.
+    With more micro-batches than can be distinguished, the highest use in every few points of width is drawn; the axis
+    says so. Of more than 16 ranks some at equal distances, and the fullest.
 
     Raises:
         PerfModelError: the prediction holds no timeline.

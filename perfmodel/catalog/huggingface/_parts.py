@@ -85,7 +85,7 @@ def _tower(key: str, part: Mapping[str, Any]) -> str:
 
 def encoder_parameters(part: Mapping[str, Any]) -> int:
     """Parameters of a plain encoder by its sizes: projections of attention, feed-forward, patches, positions and norms;
-    0 where the sizes are not told."""
+    0 if the sizes are not stated."""
     hidden = _number(part, "hidden_size", "embed_dim", "d_model", "width")
     layers = _number(part, "num_hidden_layers", "depth", "encoder_layers", "layers")
     if not hidden or not layers:

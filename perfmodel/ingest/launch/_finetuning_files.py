@@ -27,7 +27,7 @@ _STAGE_FLAG: Final = "zero_stage"
 """The entry that keeps the name of a file of DeepSpeed's which is not there to be read."""
 _ACCELERATE_FILE: Final = "config_file"
 _OF_LAUNCHER: Final = "<accelerate launch> "
-"""The beginning of entries that are flags of `accelerate launch`, which win over its file."""
+"""Prefix of entries that are flags of `accelerate launch`; they override its file."""
 _ACCELERATE_BY_NAME: Final = "<accelerate by name>"
 """The entry that keeps the name of a file of Accelerate's which is not there to be read."""
 _ENGINES: Final = {

@@ -37,7 +37,8 @@ class TorchOp:
 
     name: str
     shapes: tuple[Any, ...]
-    """Shape of each argument: a tuple of sizes; a tuple of those for a list of tensors; empty for what is no tensor."""
+    """Shape of each argument: a tuple of sizes, a tuple of shapes for a list of tensors, or empty for other
+    arguments."""
     dtypes: tuple[str, ...]
     concrete: tuple[str, ...] = ()
     """Values of arguments that are no tensors, as text; empty where the profiler did not record them."""

@@ -19,7 +19,7 @@ _VIEWS: Final = frozenset(
         *("Slice", "Split", "Dropout", "DepthToSpace", "SpaceToDepth", "OptionalGetElement"),
     }
 )
-"""Operators read in place by what uses them (dropout does nothing in inference)."""
+"""Operators whose users read their input in place (dropout does nothing in inference)."""
 _CONSTANTS: Final = frozenset({"Constant", "ConstantOfShape", "Shape", "Size", "Range", "EyeLike"})
 _POINTWISE: Final[dict[str, int]] = {
     **dict.fromkeys(
@@ -159,7 +159,7 @@ class _Reader:
     graph: Any
     values: dict[str, Value] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
-    """Values fixed beforehand: weights, constants, shapes, and what is computed from these alone."""
+    """Values fixed beforehand: weights, constants, shapes, and results of these alone."""
 
     def region(self) -> Region:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):

@@ -25,7 +25,7 @@ _STALL_SHARE: Final = 0.08
 step."""
 _MAD_TO_SD: Final = 1.4826
 _LEAST_PAUSE_S: Final = 3.0
-"""Clocks in logs are often whole seconds; pauses between steps are told from here."""
+"""Shortest pause between steps that is recorded; clocks in logs are often whole seconds."""
 _REGULAR: Final = 0.15
 """Stalls are periodic where the middle half of their distances lies within this share of the median distance."""
 _LEAST_DRIFT: Final = 0.02

@@ -99,7 +99,7 @@ MEMORY_FILE: Final = "memory.json"
 _NORMAL_MAD: Final = 1.4826
 """Standard deviation of normal draws over their median absolute deviation."""
 _FEWEST: Final = 3
-"""Sources from which a spread between sources is told."""
+"""Fewest sources from which a spread between sources is estimated."""
 
 
 def _fitted(name: str) -> Mapping[str, Any]:

@@ -188,7 +188,7 @@ class LeftOut(NamedTuple):
     shared: Any
     """Posterior covariance [runs, runs] of what runs share with other sources; 0 between folds."""
     own_parts: OwnParts
-    """Covariances by what is the sources' own."""
+    """Covariances of the part that each source has for itself."""
     noise: Any
     """Variance that each run has for itself."""
 

@@ -1,8 +1,8 @@
 """Reads columns of tables of runs that are keys of a job file: `layout.offload`, `job.optimizer`, `model.gated_ffn`,
 ...
 
-They are checked by what checks the keys of a job file, and win over columns in words. Keys that a plain column says too
-(`layout.tp` and `tp`) fill that column, so that what looks at plain columns sees them.
+They are checked like the keys of a job file, and override columns in words. A key with a plain column of the same
+meaning (`layout.tp` and `tp`) fills that column, so that readers of plain columns find it.
 """
 
 from collections.abc import Mapping

@@ -57,7 +57,7 @@ class EncoderHead(OpenChoice):
     """The head of an encoder of text: for the word at every token, at masked tokens alone, or for labels of a task.
 
     Code that computes the head of masked tokens alone says so in its framework's entry, and leaves nothing open; the
-    length of a task has its labels. No published run states it otherwise, so all three are as likely.
+    length of a task has its labels. No published run states it otherwise, so all three are equally likely.
     """
 
     name = "encoder_head"

@@ -121,7 +121,7 @@ def need_of(case: Case) -> str:
 
 
 def scale_of(devices: int) -> str:
-    """Class of a machine by what it costs to run, in nodes of `DEVICES_PER_NODE`.
+    """Class of a machine by its cost, measured in nodes of `DEVICES_PER_NODE`.
 
     Racks of NVLink and slices of TPUs count as the nodes that as many devices would make: people try as hard with 64
     devices of one rack as with those of eight nodes.

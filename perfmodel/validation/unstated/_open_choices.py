@@ -78,7 +78,7 @@ class HostActivations(OpenChoice):
     `decoder_layer_input` and following). On the host go the inputs of layers and the products of attention; the rest of
     a layer is repeated, attention too, since the names hold none of its kernel's results. These tensors were read in
     recipes of Trillium (AI-Hypercomputer/tpu-recipes@10ca5b92 training/trillium/Llama3.1-8B-MaxText/v6e-8/README.md)
-    with their times in view. No table says how many policies do so, so both are as likely.
+    with their times in view. No table says how many policies do so, so both are equally likely.
     """
 
     name = "activations_on_host"

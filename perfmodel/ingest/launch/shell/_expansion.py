@@ -42,7 +42,7 @@ LAUNCH_VARIABLES: Final = (
     "EXP",
     "GPUS_PER_NODE",
 )
-"""Variables by which programs are told how many processes they start, and by which recipe."""
+"""Variables that tell programs how many processes they start, and with which recipe."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class State:
 
 
 class Expander:
-    """Expands the words of a script with what it has set so far."""
+    """Expands the words of a script with the variables that it has set so far."""
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -11,7 +11,7 @@ HELD: Final = "\x01"
 DECLARING: Final = ("export", "local", "declare", "readonly", "typeset")
 """Commands whose arguments are assignments."""
 READING: Final = ("read", "mapfile", "readarray")
-"""Commands that set variables to what they read."""
+"""Commands that read input into variables."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class If:
-    """Conditions with what runs if they hold, and what runs if none does."""
+    """Conditions with the commands that run if they hold, and the commands that run if none does."""
 
     branches: tuple[tuple[Sequence, Sequence], ...]
     otherwise: Sequence | None
