@@ -102,9 +102,13 @@ def _read_inputs(onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], 
 def _operands(graph: Any) -> frozenset[str]:
     """Names of what products, norms and look-ups take beside activations."""
     names: set[str] = set()
+    stored = {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type in _TAKE_WEIGHTS:
             names.update(node.input)
+        # Of experts' weights each token takes its own; parts of masks are taken by stored numbers.
+        if node.op_type == "GatherND" and node.input[1] not in stored:
+            names.add(node.input[0])
     return frozenset(names)
 
 

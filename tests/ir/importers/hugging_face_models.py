@@ -104,6 +104,8 @@ def sound(torch: Any) -> dict[str, Any]:
 
 POSITIONS = np.tile(np.arange(LENGTH), (BATCH, 1)) + 1
 MASK = {"attention_mask": 1}
+BY_TOKEN = {"experts_implementation": "batched_mm"}
+"""Every token takes the weights of its experts, instead of experts their tokens, whose numbers depend on data."""
 
 
 def causal(name: str, sizes: Mapping[str, Any]) -> Architecture:
@@ -148,6 +150,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "electra": encoder("Electra", {**SIZES, "embedding_size": 8}),
     "deberta-v2": encoder("DebertaV2", SIZES),
     "modernbert": encoder("ModernBert", {**SIZES, "local_attention": 4, "cls_token_id": 3, "sep_token_id": 4}),
+    "mixtral": causal("Mixtral", {**GROUPED, "num_local_experts": 4, **BY_TOKEN}),
+    "qwen3-moe": causal(
+        "Qwen3Moe",
+        {**GROUPED, "head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, **BY_TOKEN},
+    ),
+    "olmoe": causal("Olmoe", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, **BY_TOKEN}),
     "opt": causal(
         "OPT",
         {
@@ -216,7 +224,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 REFUSED: Mapping[str, tuple[Architecture, str]] = {
-    "mixtral": (causal("Mixtral", {**GROUPED, "num_local_experts": 4}), "sort"),
+    "mixtral that sorts": (causal("Mixtral", {**GROUPED, "num_local_experts": 4}), "sort"),
 }
 """What no program can be made of yet, and the op that is in the way."""
 

@@ -262,6 +262,8 @@ OPS_OF_TORCH = {
     "argmax": lambda t, x: x.argmax(1),
     "argmin": lambda t, x: x.argmin(-1, keepdim=True),
     "argmax of all": lambda t, x: x.argmax(),
+    "repeats": lambda t, x: x.repeat_interleave(3, 1)[:, 5:20] + x.repeat_interleave(15, 2)[:, :1, :2],
+    "in place": lambda t, x: (x * 2).div_(x + 10).mul_(x),
     "roots": lambda t, x: (x * x + 1).rsqrt() + (x * x).sqrt() + x.tanh().sigmoid() - x.exp().reciprocal(),
 }
 
@@ -291,6 +293,26 @@ def test_integers_are_computed_as_torch_does(torch, name):
     for degrees in (Degrees(), Degrees(data=2), Degrees(tensor=2)):
         (result,) = execute(distribute(program, degrees), arrays).values()
         np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_each_token_takes_the_weights_of_its_expert(torch):
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.Parameter(torch.randn(4, 6, 2))
+
+        def forward(self, x, ids):
+            weights = self.experts[ids.reshape(-1)]
+            return ((weights @ x.reshape(-1, 2, 1)) ** 2).mean()
+
+    module, x, ids = Module(), torch.randn(4, 3, 2), torch.randint(0, 4, (4, 3))
+    step = training_step(torch_program(module, (x, ids)))
+    arrays = {"x": x.numpy(), "ids": ids.numpy(), "experts": module.experts.detach().numpy()}
+    loss = module(x, ids)
+    loss.backward()
+    for degrees in (Degrees(), Degrees(data=2, zero=1), Degrees(tensor=2)):
+        results = execute(distribute(step, degrees), arrays)
+        np.testing.assert_allclose(results["d_experts"], module.experts.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPS_OF_TORCH)

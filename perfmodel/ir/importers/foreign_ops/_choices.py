@@ -66,12 +66,20 @@ def _top_k(call: Call) -> list[Ref]:
     return [call.transpose(values, back), call.transpose(places, back)]
 
 
+def _sort(call: Call) -> Ref:
+    raise CannotMapError(
+        "the IR cannot sort; where experts sort their tokens, load the Hugging Face model with "
+        "experts_implementation='batched_mm'"
+    )
+
+
 CHOICES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
     {
         **foreign_ops("ArgMax(x)", rule=lambda call: _onnx_best(call, largest=True)),
         **foreign_ops("ArgMin(x)", rule=lambda call: _onnx_best(call, largest=False)),
         **foreign_ops("argmax(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=True)),
         **foreign_ops("argmin(x, axis, keepdims)", rule=lambda call: _aten_best(call, largest=False)),
+        **foreign_ops("sort(x)", "argsort(x)", rule=_sort),
         **foreign_ops("TopK(x, k)", "topk(x, k, axis, largest)", rule=_top_k),
     }
 )

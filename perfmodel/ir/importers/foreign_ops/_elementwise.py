@@ -268,6 +268,8 @@ _OF_TWO_OPERANDS: Final = {
     "Div": "div",
     "mul.Tensor": "mul",
     "div.Tensor": "div",
+    "mul_.Tensor": "mul",
+    "div_.Tensor": "div",
     "maximum": "max",
     "minimum": "min",
 }

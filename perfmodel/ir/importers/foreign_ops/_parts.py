@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.ir import Shape
+from perfmodel.ir import INTEGER_DTYPES, Shape
 from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, collapsed
 from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, axes_of, foreign_ops, with_axis
 
@@ -166,8 +166,20 @@ def _index(call: Call) -> Ref:
     return _indexed(call, call.ref("x"), by_axis)
 
 
+def _parts_by_data(call: Call, x: Ref, numbers: Ref) -> Ref:
+    """Parts along the first axis whose numbers are data: each token takes the weights of its expert."""
+    if call.emitter.dtype(numbers) not in INTEGER_DTYPES:
+        raise CannotMapError(_FROM_DATA)
+    count, *sizes = call.shape(x)
+    rows = call.op("embedding", call.reshape(x, (count, prod(sizes))), numbers)
+    return call.reshape(rows, (*call.shape(numbers), *sizes))
+
+
 def _gather_nd(call: Call) -> Ref:
     """The last axis of the indices counts along the first axes of the data."""
+    numbers = call.item("indices")
+    if isinstance(numbers, Ref) and call.shape(numbers)[-1] == 1 and not call.value("batch_dims", 0):
+        return _parts_by_data(call, call.ref("x"), call.reshape(numbers, call.shape(numbers)[:-1]))
     indices = known_indices(call)
     if call.value("batch_dims", 0):
         raise CannotMapError("indices per sample (batch_dims); gather from each sample by itself")
@@ -177,7 +189,11 @@ def _gather_nd(call: Call) -> Ref:
 
 def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
     """Elements at indices of several axes, which are broadcast to one another."""
-    # Only known indices: what is taken by data would have a shape that is not known either.
+    of_first = by_axis.get(0)
+    if len(by_axis) == 1 and isinstance(of_first, Ref):
+        return _parts_by_data(call, x, of_first)
+
+    # Along other axes only known indices: a mask, say, would leave a number of elements that is not known.
     arrays = []
     for indices in by_axis.values():
         if not isinstance(indices, Known):
@@ -208,6 +224,8 @@ def _gather(call: Call) -> Ref:
         return _element(call, x, axis, int(indices.array.reshape(())), indices.array.shape)
     if axis == 0 and rank == 2:
         return _rows(call)
+    if axis == 0 and isinstance(indices, Ref):
+        return _parts_by_data(call, x, indices)
     if not isinstance(indices, Known):
         raise CannotMapError("indices that depend on data, along an axis other than the first; give their value")
     return _elements_at(call, x, axis, indices.array)

@@ -104,6 +104,27 @@ def _expand(call: Call) -> Ref:
     return call.expanded(call.ref("x"), call.integers("shape"))
 
 
+def _repeated(call: Call) -> Ref:
+    """Each part of an axis several times in succession."""
+    x, repeats = call.ref("x"), int(call.value("repeats"))
+    shape = call.shape(x)
+    axis = call.axis(len(shape))
+    apart = call.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    copies = call.expanded(apart, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+    return call.reshape(copies, with_axis(shape, axis, shape[axis] * repeats))
+
+
+def _tile(call: Call) -> Ref:
+    """The whole tensor several times along each axis."""
+    x = call.ref("x")
+    for axis, repeats in enumerate(call.integers("repeats")):
+        shape = call.shape(x)
+        apart = call.reshape(x, (*shape[:axis], 1, *shape[axis:]))
+        copies = call.expanded(apart, (*shape[:axis], repeats, *shape[axis:]))
+        x = call.reshape(copies, with_axis(shape, axis, shape[axis] * repeats))
+    return x
+
+
 # Joining.
 
 
@@ -207,6 +228,8 @@ SHAPES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("t(x)", "numpy_T(x)", rule=lambda call: _swapped(call, 0, 1)),
         **foreign_ops("mT(x)", rule=lambda call: _swapped(call, -2, -1)),
         **foreign_ops("Expand(x, shape)", "expand(x, shape)", rule=_expand),
+        **foreign_ops("repeat_interleave.self_int(x, repeats, axis)", rule=_repeated),
+        **foreign_ops("Tile(x, repeats)", rule=_tile),
         **foreign_ops("Concat(*parts)", "cat(parts, axis)", rule=_concat),
         **foreign_ops("stack(parts, axis)", rule=_stack),
         **foreign_ops("Pad(x, pads, value, axes)", rule=_pad_by_sides),
