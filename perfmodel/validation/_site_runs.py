@@ -64,7 +64,7 @@ def site_runs(
     undo: Undo = nothing_in_view,
     looked_at: Callable[[str], bool] = lambda _: False,
 ) -> SiteRuns:
-    """Predict runs by physics alone: the median over open settings, and the shares of the likeliest.
+    """Predict runs by physics alone: the median step over open settings, and the breakdown of the likeliest setting.
 
     Args:
         runs: timed rows; those that cannot be predicted are left out.
