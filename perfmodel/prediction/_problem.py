@@ -182,15 +182,20 @@ def step_problem(
 
     def compute() -> StepProblem:
         kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
+        measured_cluster, measured_site, adjustment = cluster, site, None
 
-        # The user's own runs on the device, or else the median site of the published record.
-        of_devices = session.cost_models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
-        adjustment = of_devices.get(cluster.device.name) or site.expected(framework, cluster.device)
-        loads = session.cost_models.get_or_compute((measured_loads, weights), lambda: measured_loads(weights))
-        share = measured_held_share(weights, cluster.device.name)
-        measured_cluster = cluster
-        if share is not None:
-            measured_cluster = replace(cluster, device=replace(cluster.device, held_share=share))
+        # What a calibration of the user's own says of the device: its runs, its clock under load, and what collectives
+        # hold of it.
+        if weights.content is not None:
+            device, models = cluster.device, session.cost_models
+            of_devices = models.get_or_compute((adjustments, weights), lambda: adjustments(weights))
+            adjustment = of_devices.get(device.name)
+            loads = models.get_or_compute((measured_loads, weights), lambda: measured_loads(weights))
+            if loads:
+                measured_site = replace(site, loads=loads)
+            share = measured_held_share(weights, device.name)
+            if share is not None:
+                measured_cluster = replace(cluster, device=replace(device, held_share=share))
         return StepProblem(
             model=model,
             job=job,
@@ -198,8 +203,9 @@ def step_problem(
             kernels=kernels,
             collectives=collectives,
             framework=framework,
-            site=replace(site, loads=loads) if loads else site,
-            adjustment=adjustment,
+            site=measured_site,
+            # Without runs on the device it is the median site of the published record.
+            adjustment=adjustment or site.expected(framework, cluster.device),
             kinds=tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds),
         )
 

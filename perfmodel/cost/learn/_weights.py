@@ -305,7 +305,7 @@ class MeasuredLoad(NamedTuple):
 
 
 def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
-    """Slowdowns under load that a calibration's tables had, of all families; the shipped weights have none.
+    """Slowdowns under load that the tables of a user's calibration had, of all families.
 
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.
@@ -319,7 +319,8 @@ def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
 
 
 def measured_held_share(weights: WeightFiles, device: str) -> float | None:
-    """Share of a device that collectives beside its kernels hold, by a calibration's tables; None if unmeasured.
+    """Share of a device that collectives beside its kernels hold, by the tables of a user's calibration; None if
+    unmeasured.
 
     Products, which most collectives hide behind, count before kernels of other families, whose median is taken.
 
@@ -338,9 +339,7 @@ def measured_held_share(weights: WeightFiles, device: str) -> float | None:
 
 
 def _kernel_files(weights: WeightFiles) -> list[str]:
-    """Names of the files of kernels that a fit wrote; the shipped ones say nothing of the user's devices."""
-    if weights.content is None:
-        return []
+    """Names of the files of kernels that a fit wrote."""
     names = [name for name in weights.names if name.endswith(".safetensors")]
     return [name for name in names if any(belongs(Path(name), family) for family in FAMILIES)]
 
