@@ -291,6 +291,34 @@ def test_adapters(name: str, before: str, after: str, rank: int) -> None:
     assert launch.may_be_wrong == ()
 
 
+DROPOUT = [
+    # a file, what is replaced, and what stands there with a dropout; whether there is one where a file says nothing
+    ("factory.yaml", "finetuning_type: full", "finetuning_type: lora\nlora_rank: 16", "\nlora_dropout: {}", False),
+    ("axolotl.yml", "lora_r: 32", "lora_r: 32", "\nlora_dropout: {}", False),
+    ("swift.yaml", "lora_rank: 32", "lora_rank: 32", "\nlora_dropout: {}", True),
+    (
+        "torchtune.yaml",
+        "llama3_1.llama3_1_8b",
+        "llama3_1.lora_llama3_1_8b\n  lora_rank: 64",
+        "\n  lora_dropout: {}",
+        False,
+    ),
+    ("trainer.json", '"bf16": true', '"bf16": true, "use_peft": true, "lora_r": 16', ', "lora_dropout": {}', None),
+    ("xtuner.py", "r=4 * 8", "r=32", ", lora_dropout={}", False),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after", "setting", "default"), DROPOUT)
+def test_adapters_drop_some_of_their_input_where_a_file_says_so(
+    name: str, before: str, after: str, setting: str, default: bool | None
+) -> None:
+    assert read(name, (before, after)).job_fields.get("adapter_dropout") is default
+    for dropout, drops in (("0.1", True), ("0.0", False), ("0", False)):
+        launch = read(name, (before, after + setting.format(dropout)))
+        assert launch.job_fields["adapter_dropout"] is drops
+        assert launch.may_be_wrong == ()
+
+
 WHOLE = [
     ("factory.yaml", "", ""),
     ("axolotl.yml", "adapter: lora", "adapter:"),

@@ -1,5 +1,6 @@
 """The checker finds what is wrong and where, on schedules broken by hand."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,19 @@ def test_backward_away_from_its_forward() -> None:
     orders = [[(F, 0, 0), (B, 1, 0), (B, 0, 0)], [(F, 0, 0)]]
     problems = check(from_orders("by hand", stage, 1, orders))
     assert [(p.kind, p.instruction.position) for p in problems] == [("placement", 1)]
+
+
+@pytest.mark.parametrize(("device", "chunk"), [(0, 1), (1, 1), (2, 0), (2, 1)])
+def test_a_backward_on_any_other_place_than_its_forward_is_named(device: int, chunk: int) -> None:
+    """Every chunk of three devices holds the only stage."""
+    orders: list[Order] = [[(F, 0, 0)], [], []]
+    orders[device].append((B, chunk, 0))
+    schedule = from_orders("by hand", np.zeros((3, 2), int), 1, orders)
+    (problem,) = check(schedule)
+    assert problem.kind == "placement"
+    assert "must run on the same device" in str(problem)
+    there = from_orders("by hand", np.zeros((3, 2), int), 1, [[(F, chunk, 0), (B, chunk, 0)], [], []])
+    assert check(there) == ()
 
 
 def test_deadlock_names_the_waiting_instructions() -> None:

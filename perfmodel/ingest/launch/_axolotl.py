@@ -165,7 +165,15 @@ AXOLOTL: Final = LaunchFormat(
         ),
         Rule(keys=("optimizer", *_HALVES, *FSDP_KEYS, "deepspeed", "adapter"), read=_states, auto_keys=("bf16",)),
         Rule(
-            keys=("adapter", "lora_r", "lora_target_modules", "lora_target_linear", "load_in_8bit", "load_in_4bit"),
+            keys=(
+                "adapter",
+                "lora_r",
+                "lora_target_modules",
+                "lora_target_linear",
+                "lora_dropout",
+                "load_in_8bit",
+                "load_in_4bit",
+            ),
             read=_tuning,
             fields=("adapter_rank",),
         ),
