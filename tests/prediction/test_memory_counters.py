@@ -99,3 +99,15 @@ def test_ranks_write_every_weight_and_state_once(layout: Layout) -> None:
     assert len(of_ranks) == layout.pp
     assert of_ranks.sum() == pytest.approx(whole_checkpoint_bytes(MODEL, problem.job))
     assert (of_ranks > 0).all()
+
+
+def test_what_a_stage_writes_depends_on_its_layers_and_not_on_how_ranks_divide_them() -> None:
+    """A table that first and last stage hold counts on both; one stage holds it once."""
+    model = replace(catalog.model("gpt3-125m"), layers=4)
+    problem = step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=32, seq_len=1024))
+    for pp in (1, 2, 4):
+        alone, *divided = (rank_checkpoint_bytes(problem, Layout(tp=tp, pp=pp)).tolist() for tp in (1, 2, 4))
+        assert all(of_ranks == pytest.approx(alone) for of_ranks in divided)
+    table, layer = 50_304 * 768, 12 * 768**2
+    first, last = rank_checkpoint_bytes(problem, Layout(tp=2, pp=2)).tolist()
+    assert last / first == pytest.approx((table + 2 * layer) / (table + 2048 * 768 + 2 * layer), rel=1e-3)
