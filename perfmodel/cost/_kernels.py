@@ -216,7 +216,15 @@ class KernelModel:
             return not any(s.figures.same_kernels(query.figures) for r in regressors for s in r.stacks)
 
         slowed = request.of_query(is_slowed).astype(bool)
-        at = np.flatnonzero(slowed & self._unnamed(request))
+        slowed &= self._unnamed(request)
+        # Both gradients at once are the sum of two products, each of which is bounded by itself.
+        backward = slowed & (request.rows.columns.pass_ == "bwd")
+        backward &= FAMILIES[request.rows.family].gradients is not None
+        at = np.flatnonzero(backward)
+        if len(at):
+            parts = (self._predict(request.take(at).instead(part)) for part in gradient_products(request.rows.take(at)))
+            answers.put(at, added(*parts))
+        at = np.flatnonzero(slowed & ~backward)
         if not len(at):
             return
         own = request.take(at)

@@ -90,8 +90,8 @@ def test_a_prediction_with_a_damaged_file_ends_in_one_line(
 ) -> None:
     copy("prediction/sites", tmp_path)
     (tmp_path / CHECKSUMS_FILE).unlink()
-    monkeypatch.setattr(_site_constants, "files", lambda _: tmp_path)
-    caches = (_site_constants.source_medians, _site_constants.sustained)
+    monkeypatch.setattr(_population, "files", lambda _: tmp_path)
+    caches = (_population._fitted, _population.population)
     for cache in caches:
         cache.cache_clear()
     command = "predict --model gpt3-1.3b --cluster dgx-a100 --global-batch 16 --layout tp=2,dp=4"
