@@ -251,11 +251,17 @@ def test_sites_as_the_record_has_them_are_predicted_no_worse(monkeypatch: pytest
 
 @pytest.mark.parametrize(("site", "slower"), [(SHIPPED, 0.5), (site_of(common=0.05, own=0.05), 0.25)])
 def test_many_runs_that_contradict_the_tables_say_so(site: Site, slower: float) -> None:
-    """Where kernels take longer than sites differ by, be these the record's or stated ones."""
+    """Where kernels take longer than sites differ by, be these the record's or stated ones.
+
+    Classes of the record's sites go together, so that an overall factor explains all kernels there.
+    """
     runs = synthetic({"gemm": slower, "attention": slower, "memory": slower}, site=site)
     found = fitted(runs)
-    assert any("contradict the kernel tables: gemm" in t and "measured kernels" in t for t in found.contradictions)
-    with pytest.raises(PerfModelError, match="contradict"):
+    kernels_differ = any("contradict the kernel tables: gemm" in text for text in found.contradictions)
+    assert kernels_differ <= any("measured kernels" in text for text in found.contradictions)
+    site_differs = any("much slower than comparable published ones" in t for t in found.contradictions)
+    assert kernels_differ or (site is SHIPPED and site_differs)
+    with pytest.raises(PerfModelError, match="check the runs and the tables"):
         fitted(runs, strict=True)
 
 
