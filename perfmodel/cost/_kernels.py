@@ -220,10 +220,7 @@ class KernelModel:
         # Both gradients at once are the sum of two products, each of which is bounded by itself.
         backward = slowed & (request.rows.columns.pass_ == "bwd")
         backward &= FAMILIES[request.rows.family].gradients is not None
-        at = np.flatnonzero(backward)
-        if len(at):
-            parts = (self._predict(request.take(at).instead(part)) for part in gradient_products(request.rows.take(at)))
-            answers.put(at, added(*parts))
+        self._answer_backward_by_its_products(answers, request, backward)
         at = np.flatnonzero(slowed & ~backward)
         if not len(at):
             return
@@ -250,7 +247,7 @@ class KernelModel:
         dtypes = {kind.dtype for kind in request.rows.kinds}
         if "fp8" in dtypes:
             self._bound_8_bits_by_16(answers, request, rows)
-        self._answer_backward_by_its_products(answers, request, rows)
+        self._answer_backward_by_its_products(answers, request, rows.backward)
         if any(query.figures.reached_share is not None for query in request.queries):
             self._speed_up_to_reached_share(answers, request, rows)
 
@@ -270,9 +267,11 @@ class KernelModel:
             in_16 = request.take(at).instead(in_16_bits(request.rows.take(at)))
             _between_half_and_all(answers, at, self._by_regressors(in_16))
 
-    def _answer_backward_by_its_products(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
+    def _answer_backward_by_its_products(
+        self, answers: Prediction, request: PriceQuery, backward: Bool[np.ndarray, "n"]
+    ) -> None:
         """Answer both gradients at once by the sum of the two products, each of which is corrected by itself."""
-        at = np.flatnonzero(rows.backward)
+        at = np.flatnonzero(backward)
         if len(at):
             parts = (self._predict(request.take(at).instead(part)) for part in gradient_products(request.rows.take(at)))
             answers.put(at, added(*parts))
