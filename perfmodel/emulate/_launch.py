@@ -15,7 +15,14 @@ from typing import Final
 
 from perfmodel.emulate._prices import Prices
 from perfmodel.emulate.environment import VARIABLE, EmulationError, Environment, Orders
-from perfmodel.emulate.runs import EmulatedRun, read_run, record_of
+from perfmodel.emulate.runs import (
+    RECORDED_CALLS,
+    RECORDER_VARIABLE,
+    EmulatedRun,
+    disagreement,
+    read_run,
+    record_of,
+)
 from perfmodel.emulate.wire import PEER, Network, PeerPlace, PeerProcess, peers
 from perfmodel.errors import PerfModelError
 from perfmodel.measure.ranks import Host, free_port
@@ -97,7 +104,7 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfmodel-")))
         folder = work if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in (*folder.glob("rank*.json"), *folder.glob(PEER)):
+        for stale in (*folder.glob("rank*.json"), *folder.glob("rank*.waiting"), *folder.glob(PEER)):
             stale.unlink()
         # Either prices (calls are answered inside the ranks) or a wire (messages go to the peer process), or neither:
         # all real.
@@ -164,7 +171,12 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors:
     with _on_core(core), errors.open("wb") as error_file:
         return subprocess.Popen(
             supervised(command),
-            env={**os.environ, **{name: str(value) for name, value in names.items()}, "PYTHONPATH": path},
+            env={
+                RECORDER_VARIABLE: str(RECORDED_CALLS),
+                **os.environ,
+                **{name: str(value) for name, value in names.items()},
+                "PYTHONPATH": path,
+            },
             stdout=sink,
             stderr=error_file if emulation.quiet else None,
             start_new_session=True,
@@ -218,6 +230,10 @@ def _watch(
                 raise EmulationError(environment.failure)
         if peer_process is not None and peer_process.failed:
             raise EmulationError(f"emulated ranks: {peer_process.failure}")
+        # Ranks that disagree may end each other by errors of their library, which say less.
+        different = disagreement(folder, emulation.real_ranks)
+        if different:
+            raise EmulationError(different)
         for rank, code in codes.items():
             progress = _printed(folder, rank)
             # The rank's last call says where in the script it was.

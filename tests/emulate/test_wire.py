@@ -113,6 +113,23 @@ def test_real_ranks_that_disagree_are_told_at_once(wrapper: tuple[str, ...]) -> 
     assert time.monotonic() - begin_s < 100.0
 
 
+@pytest.mark.parametrize("more", [{"world_size": 4, "wire": Network()}, {"world_size": 2, "wire": None}])
+@pytest.mark.parametrize("source", [0, 1])
+def test_real_ranks_by_themselves_that_disagree_are_told_too(more: dict, source: int) -> None:
+    """Nobody sees the messages of a group whose members are all real; the source of a broadcast waits for nobody."""
+    begin_s = time.monotonic()
+    kinds = r"is (broadcast|all_reduce) on rank [01], but (broadcast|all_reduce) on rank [01]"
+    with pytest.raises(EmulationError, match=rf"call #\d+ of group \w+ {kinds}"):
+        emulate(emulation("disagree_alone.py", str(source), real_ranks=(0, 1), **more))
+    assert time.monotonic() - begin_s < 60.0
+
+
+def test_a_real_rank_that_is_only_late_disagrees_with_nobody() -> None:
+    """Rank 1 comes two seconds after rank 0, which waits meanwhile."""
+    run = emulate(emulation("late.py", "2.0", world_size=2, real_ranks=(0, 1), wire=None))
+    assert len(run.ranks) == 2
+
+
 def test_a_host_that_is_not_known_is_named() -> None:
     with pytest.raises(PerfModelError, match=r"--peer nobody@no\.such\.host\.invalid"):
         PeerPlace.named("nobody@no.such.host.invalid")

@@ -17,5 +17,11 @@ if TYPE_CHECKING:
         typical,
         users_of,
     )
+    from perfmodel.emulate.runs._waiting import (
+        RECORDED_CALLS,
+        RECORDER_VARIABLE,
+        disagreement,
+        watch_waiting,
+    )
 
 __getattr__, __dir__ = lazy_names(__name__)
