@@ -20,6 +20,7 @@ from perfmodel.prediction._zero import (
     exchange,
     exchanged_units,
     exchanges,
+    gathered_again,
     is_trained,
     stored_params,
     trained_params,
@@ -127,6 +128,7 @@ def communication_events(
     # Gradients, weights and optimizer states, over the ranks that hold the same parameters.
     units = exchanged_units(states.zero, blocks.layers, counts)
     stored, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
+    again = gathered_again(blocks, ranks.pp > 1, job, states.reuse_params)
     for group in STATES:
         params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):
@@ -136,6 +138,13 @@ def communication_events(
                 _KINDS[exchanged],
                 counts @ stored[group] if gathers_all else params,
                 lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
+                units,
+            )
+        if states.zero == 3 and again.any():
+            events.add(
+                Kind.PARAM_GATHER_BACKWARD,
+                counts @ (stored[group] * again),
+                lambda n, p=place: exchange("all_gather_backward", n, p, job, cluster),
                 units,
             )
         if is_trained(job):

@@ -162,7 +162,7 @@ def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: Shar
     return LayoutTerms(
         program=program,
         times=block_times(problem, layout),
-        placed=_placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout)),
+        placed=_placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout, setting.framework)),
         mode=RECOMPUTE_MODES.index(layout.recompute),
         factor=prod(step_factors(problem, layout)),
     )

@@ -12,7 +12,7 @@ tiles of parameters in two buffers); or weights stay there too and are copied be
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, inf
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -58,11 +58,13 @@ class StateLayout(NamedTuple):
     """See `Layout.replicate`."""
     offload_states: StateOffload
     """See `Layout.offload_states`."""
+    reuse_params: float
+    """Parameters used between a weight's use in recompute and that in backward up to which it stays gathered."""
 
     @classmethod
-    def of(cls, layout: Layout) -> "StateLayout":
+    def of(cls, layout: Layout, framework: Framework) -> "StateLayout":
         """Select the fields of a layout that place its states."""
-        return cls(layout.zero, layout.replicate, layout.offload_states)
+        return cls(layout.zero, layout.replicate, layout.offload_states, reuse_params(layout, framework))
 
     @property
     def on_host(self) -> bool:
@@ -99,6 +101,21 @@ class StatePlace:
         if job.gradients.secondary_shards <= 1:
             return self.shards
         return self.shards.split(gcd(job.gradients.secondary_shards, self.shards.size))[0]
+
+
+def reuse_params(layout: Layout, framework: Framework) -> float:
+    """Parameters used between a weight's use in the recompute of its layer and that in the backward of it, up to which
+    ZeRO 3 keeps it gathered; infinite where the gather for backward serves recompute however large a layer is.
+
+    DeepSpeed releases what no module of the next `stage3_max_reuse_distance` parameters reads, in recompute as in any
+    forward (runtime/zero/partitioned_param_coordinator.py, `__params_to_release`; its trace has the modules of
+    recompute and of backward alike). torch gathers a layer before its backward and keeps it through recompute
+    (distributed/fsdp/_fully_shard/_fsdp_param_group.py, `pre_forward` and `post_forward` return at once in
+    `TrainingState.PRE_BACKWARD`; FSDP 1's `_runtime_utils.py` has the checkpoint inside the wrapped layer), as
+    FairScale does, whose checkpoints are inside as well.
+    """
+    regathers = layout.zero == 3 and layout.recompute == "full" and framework.memory.live_params > 0
+    return framework.memory.live_params if regathers else inf
 
 
 def stored_dtype_bytes(job: Job) -> int:
@@ -308,6 +325,20 @@ def stored_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group,
     return {group: params * share for group, params in state_params(blocks, pipelined).items()}
 
 
+def gathered_again(blocks: ShardBlocks, pipelined: bool, job: Job, kept_params: float) -> Float[np.ndarray, " blocks"]:
+    """Share of each layer's weights that its backward gathers once more after its recompute has used them; 0 of blocks
+    beside the layers, which are not recomputed.
+
+    Args:
+        pipelined, job: see `stored_params`.
+        kept_params: see `reuse_params`.
+    """
+    # Recompute passes the rest of the layer after a weight, and backward passes it again before it: a weight at place x
+    # of a layer of P parameters is read again 2 (1 - x) P parameters later.
+    params = np.sum([*state_params(blocks, pipelined).values()], axis=0)
+    return np.maximum(0.0, 1 - kept_params / np.maximum(2 * params, 1.0)) * blocks.layers
+
+
 def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
     """Parameters of `state_params` that have gradients."""
     trained = state_params(blocks, pipelined)
@@ -382,8 +413,9 @@ def shard_params(
 
 def host_block_s(
     setting: Setting, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
-) -> Float[np.ndarray, "3 blocks"]:
-    """Seconds that the host adds for every block to a gather, a reduction and an update.
+) -> Float[np.ndarray, "4 blocks"]:
+    """Seconds that the host adds for every block to a gather for forward, to those for backward, to a reduction and to
+    an update.
 
     They are copies and updates of states that lie in host memory (`HostSeconds`), and the parts of weights that the
     host copies one by one (`Framework.partition_copy_s`).
@@ -396,7 +428,8 @@ def host_block_s(
     copy_s = setting.framework.host.partition_copy_s
     gather_s = stored * seconds.gather + gathered * copy_s
     reduce_s = trained * seconds.reduce + reduced * copy_s
-    return np.stack([gather_s, reduce_s, trained * seconds.update])
+    again = gathered_again(blocks, pipelined, setting.job, reuse_params(layout, setting.framework))
+    return np.stack([gather_s, gather_s * (1 + again), reduce_s, trained * seconds.update])
 
 
 def _partition_copies(
@@ -432,7 +465,7 @@ def _layer_vectors(model: Model, matrices: int) -> int:
 
 
 def host_state_s(
-    of_block_s: Float[Any, "3 blocks"],
+    of_block_s: Float[Any, "4 blocks"],
     kind: Int[np.ndarray, " classes"],
     stage: Int[np.ndarray, " classes"],
     segment: Int[np.ndarray, " classes"],
@@ -447,16 +480,16 @@ def host_state_s(
         stage_map: see `ProgramSpec`.
         counts: blocks of every segment of every stage; its array namespace is that of the result.
     """
-    gather_s, reduce_s, update_s = of_block_s
+    gather_s, gather_backward_s, reduce_s, update_s = of_block_s
 
     # A rank updates all of its stages in one step of its optimizer, whose class is of the first of them.
     rank_update_s = (counts.sum(axis=1) @ update_s)[stage_map].sum(axis=1)
     rank_of_first_stage = np.zeros(len(counts), int)
     rank_of_first_stage[stage_map[:, 0]] = np.arange(len(stage_map))
 
-    is_gather = np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD))
     return (
-        is_gather * in_classes(stage, segment, counts @ gather_s)
+        (kind == Kind.PARAM_GATHER) * in_classes(stage, segment, counts @ gather_s)
+        + (kind == Kind.PARAM_GATHER_BACKWARD) * in_classes(stage, segment, counts @ gather_backward_s)
         + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce_s)
         + (kind == Kind.OPTIMIZER) * rank_update_s[rank_of_first_stage[stage]]
     )

@@ -160,7 +160,9 @@ class MemoryCosts:
     """Layers return their keys and values, which the model's output holds until backward (Transformers' `use_cache`,
     which is on unless a launch or its own gradient checkpointing turns it off). Full recompute does not free them."""
     live_params: float = 0.0
-    """Largest number of parameters that ZeRO 3 keeps gathered after their use."""
+    """Largest number of parameters that ZeRO 3 keeps gathered after their use. Under full recompute, the backward of a
+    layer of more than half as many gathers again what recompute has used. 0: it keeps none, and what it gathers for a
+    layer's backward serves its recompute too (FSDP)."""
     fp8_copy_bytes: float = 0.0
     """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
     frees_gradients: bool = False

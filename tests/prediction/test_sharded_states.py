@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.cost import KernelModel
 from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction import evaluate, explain, layout_batches, step_problem
 from perfmodel.prediction.composition import bundle_events
 from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.host import host_bytes_per_parameter, host_update_s, node_memory_bandwidth
 from perfmodel.prediction.memory import peak_memory
 from perfmodel.program import Kind
-from perfmodel.spec import Framework, Job, Layout
+from perfmodel.spec import Framework, Job, Layout, Recompute
 from perfmodel.workload import optimizer_op
 
 MODELS = ("gpt3-1.3b", "llama3-8b", "mixtral-8x7b")
@@ -328,6 +329,45 @@ def test_lists_of_partitions_cost_time_for_every_rank_and_weight(model: str) -> 
     layers = transformer.layers * 8 * (3 * matrices + vectors) * 10e-6
     # The head is the only product outside layers.
     assert copies_s(8) == pytest.approx(layers + 8 * 3 * 10e-6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute", "kept", "again"),
+    [
+        ("gpt3-175b", "full", 1e9, 1 - 1e9 / (2 * 12 * 12288**2)),
+        ("gpt3-175b", "full", 1.0, 1.0),
+        ("gpt3-175b", "full", 1e10, 0.0),
+        ("gpt3-175b", "full", 0.0, 0.0),
+        ("gpt3-175b", "none", 1e9, 0.0),
+        ("gpt3-175b", "selective", 1e9, 0.0),
+        ("gpt3-1.3b", "full", 1e9, 0.0),
+    ],
+)
+def test_weights_released_in_recompute_are_gathered_a_third_time(
+    model: str, recompute: Recompute, kept: float, again: float
+) -> None:
+    """A layer's backward gathers once more what its recompute has used too many parameters ago (DeepSpeed); FSDP keeps
+    what it gathered, and layers that are not recomputed use each weight once. The search's bound holds."""
+    framework = Framework(overlap_param_gather=False, overlap_grad_reduce=False, live_params=kept)
+    layout = Layout(dp=64, zero=3, recompute=recompute, overlap_param_gather=False, overlap_grad_reduce=False)
+    problem = step_problem(
+        catalog.model(model), catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048), framework=framework
+    )
+    (batch,) = layout_batches(problem, [layout])
+    events = bundle_events(problem, batch, 0)
+
+    def layer_bytes(kind: Kind) -> float:
+        tables = [table for table in events.tables if table.kind == kind]
+        ops = [op for table in tables for op in gathered(events.ops, table.index[0, 1])]
+        return sum(op.bytes for op in ops)
+
+    def gathered(ops: dict[Op, int], number: int) -> list[Collective]:
+        return [op for op, place in ops.items() if place == number and isinstance(op, Collective)]
+
+    forward, backward = layer_bytes(Kind.PARAM_GATHER), layer_bytes(Kind.PARAM_GATHER_BACKWARD)
+    assert forward > 0
+    assert backward == pytest.approx((1 + again) * forward, rel=1e-3)
+    assert lower_bounds_s(problem, [layout])[0] <= explain(problem, layout).step_time_s * SLOW
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -135,7 +135,7 @@ class Tables(NamedTuple):
     copies: LayerCopies
     """Copies of single layers' activations; none where no layers are offloaded."""
     copy_classes: CopyClasses
-    host_state_s: Float[Any, "types 3 blocks"]
+    host_state_s: Float[Any, "types 4 blocks"]
     """Seconds that states on the host add, by block (`host_block_s`)."""
     beside: Overlap
     scale: Float[Any, " classes"]
