@@ -9,6 +9,7 @@ import pytest
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction.sites import fit_without
 from perfmodel.prediction.sites.constants import (
+    is_competition,
     reports_a_problem,
     share_a_team,
     source_of_submitter,
@@ -102,3 +103,10 @@ def test_threads_about_problems_are_told_from_reports_of_speed() -> None:
     assert reports_a_problem("llm-foundry issue 1153")
     assert not reports_a_problem("MLPerf Training v5.1")
     assert not reports_a_problem("")
+
+
+def test_rounds_of_a_benchmark_are_competitions_whoever_submits() -> None:
+    assert is_competition("MLPerf Training v5.1")
+    assert is_competition("MLPerf Training v5.0 (NVIDIA)")
+    assert not is_competition("NVIDIA NeMo performance summary")
+    assert not is_competition("")

@@ -44,7 +44,7 @@ CACHED = {
     "prediction.sites._population.population": "a file of the package, by name of a source",
     "timeline._cache.code_digest": "the package's own code",
     "catalog._frameworks._latest_year": "files of the package",
-    "prediction.sites.constants.problem_patterns": "a file of the package",
+    "prediction.sites.constants.kind_patterns": "a file of the package",
     "prediction.sites.constants.team_patterns": "a file of the package",
     "prediction.sites.constants.teams_of": "a file of the package, by name of a source",
     "validation.unstated.priors._shipped": "a file of the package",

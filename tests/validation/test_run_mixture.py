@@ -56,6 +56,23 @@ def test_an_emptied_cell_is_integrated_over_and_named(cell, choice):
     assert width > 0.9 * np.log(whole.step_time_hi_s / whole.step_time_lo_s)
 
 
+@pytest.mark.parametrize("devices", [16, 1024])
+def test_who_competes_tunes_a_small_machine_like_a_large_one(devices: int) -> None:
+    """What a submission leaves open is taken as fast as on the largest machines, where people tune most."""
+    open_row = ROW | {"n_devices": devices, "global_batch": 4 * devices, "tp": None, "dp": None, "micro_batch": None}
+    usual = predict_run(open_row)
+    competing = predict_run(open_row | {"source": "MLPerf Training v9.9"})
+    if devices > 512:
+        assert competing.step_time_s == usual.step_time_s
+    else:
+        assert competing.step_time_s < usual.step_time_s
+        assert competing.open_deviation < usual.open_deviation
+
+
+def test_who_competes_and_states_all_is_predicted_like_anybody() -> None:
+    assert predict_run(ROW | {"source": "MLPerf Training v9.9"}).to_dict() == predict_run(ROW).to_dict()
+
+
 def open_choices_of(**cells) -> set[str]:
     return {text.split(" (")[0] for text in predict_run(ROW | cells).assumed}
 

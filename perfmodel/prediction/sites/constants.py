@@ -37,15 +37,27 @@ def team_patterns() -> Mapping[str, Teams]:
 
 
 @lru_cache
-def problem_patterns() -> tuple[str, ...]:
-    """Lower-case name patterns of sources that report a slow or failing run."""
+def kind_patterns() -> Mapping[str, tuple[str, ...]]:
+    """Lower-case name patterns of sources by their kind: `reports_of_problems` and `competitions`."""
     content = tomllib.loads((files("perfmodel.prediction.sites") / TEAMS_FILE).read_text())
-    return tuple(pattern.lower() for pattern in content["reports_of_problems"])
+    patterns = {}
+    for kind in ("reports_of_problems", "competitions"):
+        patterns[kind] = tuple(pattern.lower() for pattern in content[kind])
+    return MappingProxyType(patterns)
 
 
 def reports_a_problem(source: str) -> bool:
     """Whether a source reports slow or failing runs, which are not typical."""
-    return any(fnmatchcase(source.lower(), pattern) for pattern in problem_patterns())
+    return _is_of_kind(source, "reports_of_problems")
+
+
+def is_competition(source: str) -> bool:
+    """Whether a source is a benchmark to which teams submit the fastest run that they can make."""
+    return _is_of_kind(source, "competitions")
+
+
+def _is_of_kind(source: str, kind: str) -> bool:
+    return any(fnmatchcase(source.lower(), pattern) for pattern in kind_patterns()[kind])
 
 
 @lru_cache

@@ -14,6 +14,7 @@ from perfmodel import catalog
 from perfmodel.catalog.job_files import JOB_WORDS
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.prediction import check_layout
+from perfmodel.prediction.sites.constants import is_competition
 from perfmodel.spec import Cluster, Device, Framework, Layout, Model, Transformer
 from perfmodel.spec.notation import written
 from perfmodel.validation.rows import (
@@ -77,6 +78,11 @@ class DescribedRun(ABC):
     def ran_out_of_memory(self) -> bool:
         """Whether the run is known to have run out of memory or crashed."""
         return text(self.cells, "status") in ("oom", "oom_or_crash")
+
+    @property
+    def competes(self) -> bool:
+        """Whether the run was submitted to a competition, which nobody enters with a layout that they did not tune."""
+        return is_competition(text(self.cells, "source"))
 
     @property
     def year(self) -> int | None:

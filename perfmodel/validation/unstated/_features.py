@@ -19,6 +19,8 @@ _WEIGHT_BYTES, _GRADIENT_BYTES, _OPTIMIZER_BYTES = 2.0, 4.0, 12.0
 _BYTES_PER_ELEMENT: Final = 34.0
 _NODES: Final = (8, 64)
 """Nodes between classes of machines, of `DEVICES_PER_NODE` each."""
+LARGEST_SCALE: Final = f"above {_NODES[-1]} nodes"
+"""The class of the largest machines, whose runs cost most (`scale_of`)."""
 _NEEDS: Final = (0.25, 0.5, 1.0, 2.0)
 """Shares of a device's memory between classes of what a run needs without recomputation."""
 _ERAS: Final = (2022, 2024)

@@ -34,7 +34,7 @@ from perfmodel.validation.unstated._completions import (
     with_open_choices,
 )
 from perfmodel.validation.unstated._described_run import DescribedRun, RowRun
-from perfmodel.validation.unstated._features import scale_of
+from perfmodel.validation.unstated._features import LARGEST_SCALE, scale_of
 from perfmodel.validation.unstated.mixture import (
     ChoiceEffect,
     LogNormalMixture,
@@ -205,10 +205,18 @@ class _TimedRun:
     weight: Float[np.ndarray, " completions"]
     """Weights of the completions given that they fitted, before it counts that people prefer what is faster."""
     memory: "_MemoryOfRun"
+    competes: bool
+    """Whether the run was submitted to a competition."""
 
     @property
     def scale(self) -> str:
-        """Class of the machine by its devices (`scale_of`)."""
+        """Class of the machine by its devices (`scale_of`), as far as it says how much people tune the run.
+
+        People tune the more, the more a run costs. A submission to a competition is tuned as the dearest runs are,
+        whatever its size.
+        """
+        if self.competes:
+            return LARGEST_SCALE
         case = self.completions[0].case
         return scale_of(case.layout.devices)
 
@@ -255,7 +263,8 @@ def _timed(
         case_site = replace(site, contradictions=memory.contradicts(case))
         problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, case_site)
         predictions.append(explain(problem, case.layout))
-    return _TimedRun(chosen, predictions, np.array([completion.prior for completion in chosen]), memory)
+    weight = np.array([completion.prior for completion in chosen])
+    return _TimedRun(chosen, predictions, weight, memory, competes=run.competes)
 
 
 def log_likelihoods(
