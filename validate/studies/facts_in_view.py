@@ -18,7 +18,7 @@ FIELDS_IN_VIEW: Final[Mapping[str, Sequence[str]]] = {
     ),
     "nemo": ("tp_overlap", "tp_overlap_copies", "grouped_launch_s", "zero"),
     "megatron-bridge": ("tp_overlap", "tp_overlap_copies", "grouped_launch_s"),
-    "megatron-lm": ("grad_dtype",),
+    "megatron-lm": ("grad_dtype", "fp8_copy_bytes"),
     "megatron-deepspeed": ("grad_dtype", "half_gradients"),
     "megatron-deepspeed-gaudi": ("execution", "recompute"),
     "deepspeed-gaudi": ("execution",),

@@ -1,0 +1,70 @@
+"""The study of peak memory: errors by group, Brier scores and reliability by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory import brier_over_sources, brier_score, memory_errors, memory_page, reliability_table, spread_rows
+
+
+def runs_table(
+    sources: list[str], measured: list[float], peaks: list[float], likely: list[float], ran: list[bool]
+) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "case_id": [f"run-{place}" for place in range(len(sources))],
+            "source": sources,
+            "framework": "software",
+            "recompute": ["full"] + [None] * (len(sources) - 1),
+            "measured_bytes": measured,
+            "peak_bytes": peaks,
+            "fits_probability": likely,
+            "ran": ran,
+        }
+    )
+
+
+TABLE = runs_table(["a", "a", "b"], [10.0, 10.0, 20.0], [11.0, 9.0, 30.0], [1.0, 0.05, 0.5], [True, True, False])
+
+
+def test_errors_of_a_group_are_means_of_its_rows():
+    errors = memory_errors(TABLE)
+    assert errors.loc[("a", "software")].tolist() == pytest.approx([2, 0.1, 0.0])
+    assert errors.loc[("b", "software")].tolist() == pytest.approx([1, 0.5, 0.5])
+
+
+def test_brier_scores_by_hand():
+    squared = [0.0, 0.95**2, 0.25]
+    assert brier_score(TABLE) == pytest.approx(sum(squared) / 3)
+    assert brier_over_sources(TABLE) == pytest.approx((sum(squared[:2]) / 2 + squared[2]) / 2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30))
+def test_every_run_is_in_one_range_and_a_certain_truth_scores_best(rows):
+    likely, ran = [told for told, _ in rows], [came for _, came in rows]
+    ones = [1.0] * len(rows)
+    table = runs_table(["a"] * len(rows), ones, ones, likely, ran)
+    certain = table.assign(fits_probability=table["ran"].astype(float))
+    assert brier_score(certain) == 0 <= brier_score(table) <= 1
+    lines = reliability_table(table).splitlines()[2:]
+    assert sum(int(line.split("|")[2]) for line in lines) == len(rows)
+
+
+def test_the_page_names_runs_that_ran_against_the_odds_and_weighs_groups_alike():
+    page = memory_page(TABLE)
+    assert "run-1" in page.splitlines()[-1]
+    assert "run-0" not in page.splitlines()[-1]
+    # Only rows that ran are compared: the group of source b has none.
+    assert "10.0 % (1 groups, 2 rows)" in page
+    assert "10.0 % (1 groups, 1 rows)" in page
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_rows_of_a_source_are_spread_from_its_first_to_its_last(most, rows):
+    runs = pd.DataFrame({"case_id": np.arange(rows), "source": "a"})
+    chosen = spread_rows(runs, most)["case_id"].tolist()
+    assert len(chosen) == min(most, rows)
+    assert chosen == sorted(set(chosen))
+    assert chosen[0] == 0
+    assert most == 1 or chosen[-1] == rows - 1

@@ -1,0 +1,160 @@
+"""Peak memory of published runs, and whether they were told to fit.
+
+python validate/memory.py --data DIR [--most N] [--collection NAME] [--out TABLE.csv]
+
+Reads the collections of DIR (folders `published*`), what notes state made columns, and predicts at most N rows of every
+source, spread evenly over it, with the source's teams left out of all that is fitted. Prints for each collection the
+error of peak memory by source and software, over rows with a measured peak; and of the probability to fit the Brier
+score and reliability. `--out` keeps the predictions.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+from prepared_runs import prepared
+from studies.blind_record import UNLIKELY, WITHOUT_A_LOOK, collections
+from studies.tables import percent, rows_table
+
+from perfmodel.display import progress
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import Site
+from perfmodel.validation import memory_bytes, predict_cases
+from perfmodel.validation.rows import read_tables
+
+MOST = 60
+"""Rows of a source that are predicted unless --most says otherwise: some sweeps have thousands."""
+OUTCOMES = {"ok": True, "oom": False, "oom_or_crash": False}
+"""Whether a run of a status fitted into memory."""
+EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Ranges of probabilities in the table of reliability."""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--data", type=Path, required=True)
+    arguments.add_argument("--most", type=int, default=MOST, help="rows of a source")
+    arguments.add_argument("--collection", help="this one alone, such as published2")
+    arguments.add_argument("--out", type=Path, help="CSV file for the predictions")
+    asked = arguments.parse_args()
+    folders = [asked.data / WITHOUT_A_LOOK, *collections(asked.data)]
+    tables = []
+    try:
+        for folder in folders:
+            if asked.collection in (None, folder.name):
+                table = predicted_memory(sorted(folder.glob("*.csv")), asked.most)
+                print(f"# {folder.name}\n\n{memory_page(table)}\n")
+                tables.append(table.assign(collection=folder.name))
+    except PerfModelError as error:
+        raise SystemExit(str(error)) from None
+    if asked.out and tables:
+        pd.concat(tables, ignore_index=True).to_csv(asked.out, index=False)
+
+
+def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
+    """Predict the rows of tables that ran, or ran out of memory.
+
+    Returns:
+        Columns `case_id`, `source`, `framework`, `recompute`, `measured_bytes` (NaN if not measured), `peak_bytes`,
+        `fits_probability` and `ran`; rows that cannot be predicted are left out.
+    """
+    with TemporaryDirectory() as folder:
+        runs, _ = read_tables(prepared(files, Path(folder)))
+    runs = runs[runs["status"].isin(OUTCOMES)].reset_index(drop=True)
+    runs = spread_rows(runs, most)
+    with progress("runs") as report:
+        predicted = predict_cases(runs, None, report, site_of=Site.without)
+    table = pd.DataFrame(
+        {
+            "case_id": runs["case_id"],
+            "source": runs["source"],
+            "framework": runs["framework"].fillna("unnamed"),
+            "recompute": runs["recompute"],
+            "measured_bytes": memory_bytes(runs),
+            "peak_bytes": pd.to_numeric(predicted["predicted_peak_memory_bytes"]),
+            "fits_probability": pd.to_numeric(predicted["fits_probability"]),
+            "ran": runs["status"].map(OUTCOMES),
+        }
+    )
+    return pd.DataFrame(table[table["fits_probability"].notna()]).reset_index(drop=True)
+
+
+def spread_rows(runs: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most so many rows of every source, spread evenly over those with a measured peak and over the others."""
+    has_peak = np.isfinite(memory_bytes(runs))
+    chosen = []
+    for _, rows in runs.groupby([runs["source"], has_peak], sort=False):
+        places = np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))
+        chosen.append(rows.iloc[places])
+    return pd.concat(chosen).sort_index().reset_index(drop=True)
+
+
+def memory_page(table: pd.DataFrame) -> str:
+    """The figures of a collection as Markdown."""
+    peaks = table[table["ran"] & table["measured_bytes"].notna()]
+    states_recompute = peaks[peaks["recompute"].notna()]
+    unlikely = table[table["ran"] & (table["fits_probability"] < UNLIKELY)]
+    parts = [
+        "Peak memory, by source and software:",
+        memory_table(memory_errors(peaks)),
+        f"Mean over these: {_mean_error(peaks)}; over rows that state recompute: {_mean_error(states_recompute)}.",
+        f"Brier score of the probability to fit: {brier_score(table):.4f}; "
+        f"mean over sources {brier_over_sources(table):.4f}.",
+        reliability_table(table),
+        f"Ran, though told to fit with less than {UNLIKELY}: {', '.join(unlikely['case_id']) or 'none'}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def memory_errors(peaks: pd.DataFrame) -> pd.DataFrame:
+    """`runs`, mean relative `error` and `bias` of peak memory by source and software."""
+    relative = peaks["peak_bytes"] / peaks["measured_bytes"] - 1
+    groups = [peaks["source"], peaks["framework"]]
+    columns = {"runs": relative.groupby(groups).size(), "error": relative.abs().groupby(groups).mean()}
+    return pd.DataFrame(columns | {"bias": relative.groupby(groups).mean()})
+
+
+def memory_table(errors: pd.DataFrame) -> str:
+    """As Markdown, largest errors first."""
+    rows = []
+    for (source, framework), figures in errors.sort_values("error", ascending=False).iterrows():  # pyright: ignore[reportGeneralTypeIssues]
+        rows.append(
+            (source, framework, int(figures["runs"]), percent(figures["error"]), f"{100 * figures['bias']:+.1f} %")
+        )
+    return rows_table(("source", "software", "runs", "mean error", "bias"), rows)
+
+
+def brier_score(table: pd.DataFrame) -> float:
+    """Mean squared distance of the probability to fit from what came out."""
+    return float(_squared_distance(table).mean())
+
+
+def brier_over_sources(table: pd.DataFrame) -> float:
+    """The Brier score with equal weight by source."""
+    return float(_squared_distance(table).groupby(table["source"]).mean().mean())
+
+
+def reliability_table(table: pd.DataFrame) -> str:
+    """How many runs ran, by the probability to fit that they were told."""
+    ranges = pd.cut(table["fits_probability"], EDGES, include_lowest=True)
+    rows = []
+    for told, members in table.groupby(ranges, observed=True):
+        said, ran = members["fits_probability"].mean(), members["ran"].mean()
+        rows.append((f"{max(told.left, 0):.2f} to {told.right:.2f}", len(members), percent(said), percent(ran)))  # pyright: ignore[reportAttributeAccessIssue]
+    return rows_table(("probability", "runs", "mean", "ran"), rows)
+
+
+def _squared_distance(table: pd.DataFrame) -> pd.Series:
+    return (table["fits_probability"] - table["ran"].astype(float)) ** 2
+
+
+def _mean_error(peaks: pd.DataFrame) -> str:
+    errors = memory_errors(peaks)
+    return f"{percent(errors['error'].mean())} ({len(errors)} groups, {len(peaks)} rows)" if len(errors) else "none"
+
+
+if __name__ == "__main__":
+    main()
