@@ -260,6 +260,9 @@ class ExpertTokens:
     expert_capacity_factor: float | None = None
     """Capacity of every expert relative to its mean number of tokens; experts compute full capacity and drop tokens
     beyond it (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
+    einsum_dispatch: bool = False
+    """With a capacity, tokens come to the places of their experts and back by products with masks of every token and
+    place of their sequence, instead of by kernels that copy them (GShard, algorithm 2; MaxText `dense_matmul`)."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs need not be saved for the
     router's gradient (Megatron-Core since 0.12)."""

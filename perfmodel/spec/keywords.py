@@ -90,6 +90,7 @@ class ExpertKeywords(TypedDict, total=False):
     expert_dispatcher: Dispatcher
     expert_imbalance: float
     expert_capacity_factor: float | None
+    einsum_dispatch: bool
     weighted_experts: bool
     fused_experts: bool
 

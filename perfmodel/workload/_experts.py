@@ -184,6 +184,9 @@ def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
     """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's copies."""
     to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
+    if multiplies_by_masks(local.job):
+        # Places are no function of the router's weights: the mask of the dispatch has no gradient.
+        copies, sums = (_to_places(local, routing),), (_from_places(local, routing),)
     return Piece(
         forward=copies,
         backward_input=sums,
@@ -199,13 +202,26 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
     """
     to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
-    saved_bytes = 0.0 if local.job.experts.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
+    weighs = not local.job.experts.weighted_experts
+    saved_bytes = float(routing.sent) * routing.hidden * local.act_bytes if weighs else 0.0
+    inner: tuple[KernelOp, ...] = ()
+    if multiplies_by_masks(local.job):
+        # The mask of the combine has the router's weights, so that both of its product's operands have gradients.
+        rows, places = local.sequences * local.seq_local, _places(local, routing)
+        masks = memory(local.precision, "add", rows, places)
+        inner = (masks,)
+        sums = (masks, _from_places(local, routing))
+        copies = (replace(_from_places(local, routing), pass_="bwd"), masks)
+        saved_bytes = float(routing.processed) * routing.hidden * local.act_bytes
+        saved_bytes += float(rows) * places * (1 + local.act_bytes)
     return Piece(
         forward=sums,
         backward_input=copies,
         forward_comm=(*from_experts, *_partial_sums(local, routing)),
         backward_comm=to_experts,
         saved_bytes=saved_bytes,
+        reads_result=weighs,
+        inner_forward=inner,
     )
 
 
@@ -233,6 +249,28 @@ def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, .
         *by_expert,
         moved(routing.rows, routing.choice.topk),
     )
+
+
+def multiplies_by_masks(job: Job) -> bool:
+    """Whether tokens come to their experts by products with masks (`ExpertTokens.einsum_dispatch`)."""
+    return job.experts.einsum_dispatch and job.experts.expert_capacity_factor is not None
+
+
+def _places(local: ShardSizes, routing: Routing) -> int:
+    """Places of all experts for the tokens of one sequence (MaxText `generate_masks`)."""
+    return max(1, round(local.seq_local * routing.choice.topk * routing.load))
+
+
+def _to_places(local: ShardSizes, routing: Routing) -> Gemm:
+    """Product that brings the tokens of every sequence to the places of all experts."""
+    dtype, places = local.precision.wide_dtype, _places(local, routing)
+    return Gemm(op="bmm", dtype=dtype, batch=local.sequences, m=places, n=routing.hidden, k=local.seq_local)
+
+
+def _from_places(local: ShardSizes, routing: Routing) -> Gemm:
+    """Product that adds up what lies at the places of every token."""
+    dtype, places = local.precision.wide_dtype, _places(local, routing)
+    return Gemm(op="bmm", dtype=dtype, batch=local.sequences, m=local.seq_local, n=routing.hidden, k=places)
 
 
 def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
@@ -327,6 +365,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     quantised_widths = ((), ()) if one_kernel else ((inner,), (wide,))
     casts, gradient_casts = _quantisation(local, routing, *quantised_widths)
     widenings = widened(local.precision, routing.local_experts * (wide + inner), hidden)
+    inner_forward = () if routing.fused else (*widenings, *casts, first, *separate_forward)
     bias_kernels, bias_gradients = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate
 
@@ -356,6 +395,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
         params=params,
         expert_params=params,
         saved_bytes=(hidden + inner) * column_bytes + between.saved_bytes,
+        inner_forward=inner_forward,
     )
 
 

@@ -46,6 +46,10 @@ class Piece:
     """Bytes that the piece saves for its backward."""
     input_bytes: float = 0.0
     """The part of `saved_bytes` that the piece before made."""
+    reads_result: bool = False
+    """Its gradients are made of what the product before it gave, so that recompute does not stop before that."""
+    inner_forward: tuple[KernelOp, ...] = ()
+    """Kernels before its last product whose results its own backward needs."""
 
 
 _PARTS_OF_MODULES: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
@@ -95,6 +99,8 @@ def joined(first: Piece, second: Piece) -> Piece:
         expert_params=first.expert_params + second.expert_params,
         saved_bytes=first.saved_bytes + second.saved_bytes,
         input_bytes=first.input_bytes + second.input_bytes,
+        reads_result=first.reads_result or second.reads_result,
+        inner_forward=first.inner_forward + second.inner_forward,
     )
 
 
@@ -144,7 +150,7 @@ def assemble(
     recomputes = train and input_bytes is not None
     repeated: Sequence[Piece] = pieces if recomputes else ()
     if stops_recompute:
-        repeated = repeated[: _last_product(pieces)]
+        repeated = _until_last_needed(repeated)
 
     # Activations: all of them, less what selective recompute frees, or the input alone.
     saved_bytes = sum(piece.saved_bytes for piece in pieces) if train else 0.0
@@ -225,14 +231,19 @@ def _result_bytes(op: KernelOp) -> int:
     return dtype_bytes(storage_dtype(op.dtype))
 
 
-def _last_product(pieces: Sequence[Piece]) -> int:
-    """Position of the last piece with a dense or expert product; the number of pieces if there is none."""
-    # Nothing of the backward needs the output of a layer's last product: its gradients are made of its input.
-    last = len(pieces)
-    for position, piece in enumerate(pieces):
-        if any(op.is_matmul for op in piece.forward):
-            last = position
-    return last
+def _until_last_needed(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Forward work up to the last result that the backward needs."""
+    # Nothing of the backward needs the output of a layer's last product, whose gradients are made of its input, unless
+    # what follows does: a norm of it, or a router's weights, whose gradient is made of what experts give.
+    products = [place for place, piece in enumerate(pieces) if any(op.is_matmul for op in piece.forward)]
+    if not products:
+        return pieces
+    last = products[-1]
+    readers = [place for place in range(last + 1, len(pieces)) if pieces[place].reads_result]
+    if readers:
+        reader = pieces[readers[-1]]
+        return [*pieces[: readers[-1]], replace(reader, forward=reader.forward[:-1])]
+    return [*pieces[:last], Piece(forward=pieces[last].inner_forward)]
 
 
 def memory(

@@ -17,7 +17,7 @@ from perfmodel.workload._quantisation import QUANTISING
 def norm(model: Transformer, local: ShardSizes) -> Piece:
     """Layer or RMS norm over the hidden size; saves its input, or the tensors that its operators need
     (`small_norm`)."""
-    return small_norm(model, local, local.norm_tokens, local.hidden)
+    return replace(small_norm(model, local, local.norm_tokens, local.hidden), reads_result=True)
 
 
 def norm_params(model: Transformer, size: int) -> int:

@@ -138,7 +138,7 @@ MAXTEXT_EXPERTS = """
 @pytest.mark.parametrize(
     ("more", "job"),
     [
-        ("capacity_factor: 1.25\n    sparse_matmul: false", {"expert_capacity_factor": 1.25}),
+        ("capacity_factor: 1.25\n    sparse_matmul: false", {"expert_capacity_factor": 1.25, "einsum_dispatch": True}),
         ("capacity_factor: 1.25\n    sparse_matmul: true", {}),
         ("capacity_factor: -1\n    sparse_matmul: false", {}),
         ("weight_dtype: bfloat16", {"optimizer": "adam16bit"}),

@@ -166,3 +166,23 @@ def test_fused_experts_leave_out_what_lies_between_their_products():
         {"net": replace(QWEN, bias=True)} | narrow,
     ):
         assert passes(fused_experts=True, **other) == passes(**other)
+
+
+@settings(deadline=None, max_examples=20)
+@given(capacity=st.sampled_from([0.5, 1.0, 1.25]), sequences=st.integers(1, 4), length=st.sampled_from([512, 4096]))
+def test_masks_multiply_every_token_with_every_place_of_its_sequence(capacity, sequences, length):
+    """Dispatch and combine are products whose work grows with the square of the length; the router's weights need the
+    gradient of one mask. Without a capacity there are no places, and nothing is multiplied."""
+
+    def of(**more):
+        job = Job(global_batch=sequences, seq_len=length, expert_capacity_factor=capacity, **more)
+        return next(b for b, _ in blocks(QWEN, job, Shard(micro_batch=sequences)) if b.name == "moe_layer")
+
+    copied, multiplied = of(), of(einsum_dispatch=True)
+    places = round(length * QWEN.experts.topk * capacity)
+    product = 2 * sequences * length * places * QWEN.hidden
+    assert matmul_flops(multiplied.forward) - matmul_flops(copied.forward) == pytest.approx(2 * product)
+    both = (*multiplied.backward_input, *multiplied.backward_weight)
+    before = (*copied.backward_input, *copied.backward_weight)
+    assert matmul_flops(both) - matmul_flops(before) == pytest.approx(3 * product)
+    assert layer(einsum_dispatch=True) == layer()

@@ -64,6 +64,25 @@ def test_a_feed_forward_that_stops_early_leaves_out_its_last_product():
     assert _layer(LLAMA, "core_attn", job=early).recompute_selective == _layer(LLAMA, "core_attn").recompute_selective
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_experts_repeat_what_their_gradients_need(weighted):
+    """Recompute that stops leaves out the experts' second product alone, and not even that where the router's weights
+    multiply what it gives."""
+    net = catalog.model("mixtral-8x7b")
+    job = replace(JOB, weighted_experts=weighted)
+    whole, early = (_layer(net, job=replace(job, stops_recompute=stops)).recompute_full for stops in (False, True))
+    second = 2 * TOKENS * 2 * net.hidden * net.experts.ffn_hidden
+    assert matmul_flops(whole) - matmul_flops(early) == (second if weighted else 0)
+    assert sum(n for _, n in early) < sum(n for _, n in whole)
+
+
+def test_recompute_reaches_a_product_that_is_normalised():
+    plain = replace(LLAMA, norm_at="input")
+    for net, left_out in ((plain, 2 * TOKENS * H * FFN), (replace(LLAMA, norm_at="both"), 0)):
+        whole, early = (_layer(net, job=replace(JOB, stops_recompute=stops)) for stops in (False, True))
+        assert matmul_flops(whole.recompute_full) - matmul_flops(early.recompute_full) == left_out
+
+
 def test_modules_of_experts():
     net = catalog.model("qwen1.5-moe-a2.7b")
     copies, inner, shared = TOKENS * 4, 1408, 5632

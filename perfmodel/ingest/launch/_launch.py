@@ -25,6 +25,7 @@ JOB_FIELDS: Final = (
     "eager_kernels",
     "expert_dispatcher",
     "expert_capacity_factor",
+    "einsum_dispatch",
     "adapter_dropout",
     "base_weights",
     "cuda_graphs",

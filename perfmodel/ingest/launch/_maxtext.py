@@ -273,7 +273,7 @@ def _capacity(settings: Mapping[str, Any]) -> Fields:
     capacity = NUMBER.read(settings.get(_CAPACITY, -1))
     if capacity <= 0 or settings.get("sparse_matmul", True) is True:
         return {}
-    return {"expert_capacity_factor": capacity}
+    return {"expert_capacity_factor": capacity, "einsum_dispatch": True}
 
 
 def _weights(settings: Mapping[str, Any]) -> Fields:
