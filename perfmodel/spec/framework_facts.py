@@ -269,6 +269,9 @@ class LaunchDefaults:
     """Published runs may have Liger's fused linear cross entropy (`Job.chunked_loss`) on without stating it."""
     fuses_operations_unsaid: bool = False
     """Published runs may have Transformer Engine's operation fuser (`Job.operation_fuser`) on without stating it."""
+    drops_tokens_unsaid: bool = False
+    """Published runs may have experts with a capacity (`Job.expert_capacity_factor`), and drop tokens, without stating
+    it."""
     vocab_multiple: int = 1
     """The vocabulary is padded to a multiple of this times `tp` (what readers of launch files do with it)."""
     length_bin_tokens: int = 0

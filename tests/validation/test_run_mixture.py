@@ -102,6 +102,16 @@ def test_a_run_of_experts_may_hide_their_exchanges_behind_another_micro_batch():
     assert "ep_overlap" not in open_choices_of(**experts, vpp=3, framework="megatron-core@2024")
 
 
+def test_experts_of_maxtext_may_have_dropped_tokens():
+    cells = {"model": "mixtral-8x7b", "tp": 1, "pp": 1, "dp": 8, "ep": 1, "seq_len": 4096, "recompute": "full"}
+    cells |= {"launch_and_overlap": None, "framework": "maxtext@2025"}
+    run = predict_run(ROW | cells)
+    capacities = {(c.job.experts.expert_capacity_factor, c.job.experts.einsum_dispatch) for c in run.completions}
+    assert capacities == {(None, False), (1.25, True)}
+    for settled in ({"framework": "maxtext@2026"}, {"model": "llama2-7b"}, {"job.expert_capacity_factor": 1.0}):
+        assert "expert_capacity_factor" not in open_choices_of(**cells | settled)
+
+
 def test_a_node_may_have_one_adapter_of_the_rate_that_is_told_or_several():
     run = predict_run(ROW | {"inter_link": "100 Gb/s RoCE"})
     rates = {case.cluster.levels[-1].bandwidth_bytes_per_s for case in run.completions}

@@ -11,6 +11,7 @@ from perfmodel.spec import RecomputeModule, Transformer
 from perfmodel.validation.rows import CONVERSATIONS, COPIES_TO_HOST, Case
 from perfmodel.validation.unstated._choice import OpenChoice, Variant, on_or_off
 from perfmodel.validation.unstated._encoder_choices import EncoderHead, EncoderLength, Padding
+from perfmodel.validation.unstated._expert_choices import DroppedTokens, ExpertDispatcher, ExpertOverlap
 from perfmodel.validation.unstated._features import kind_of
 
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
@@ -215,35 +216,6 @@ _BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volt
 Ampere (Dao-AILab/flash-attention README, installation)."""
 
 
-_BEFORE_HOPPER: Final = _BEFORE_FLASH_ATTENTION | {"Turing", "Ampere", "Ada"}
-"""Architectures of NVIDIA without the asynchronous copies of tiles that HybridEP is written in, and for which DeepEP
-is built without its features (DISABLE_SM90_FEATURES): it then runs inside a node alone (deepseek-ai/DeepEP README,
-requirements and installation)."""
-
-
-class ExpertDispatcher(OpenChoice):
-    """The dispatcher that exchanges tokens between experts, where the framework has several kinds."""
-
-    name = "expert_dispatcher"
-    takes_memory = False
-
-    def matters(self, case: Case) -> bool:
-        has_choice = len(case.framework.capabilities.expert_dispatchers) > 1 or self.stated(case)
-        return has_choice and case.layout.ep > 1
-
-    def stated(self, case: Case) -> bool:
-        return "expert_dispatcher" in case.stated
-
-    def value(self, case: Case) -> str:
-        return case.job.experts.expert_dispatcher
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        names = case.framework.capabilities.expert_dispatchers
-        if case.cluster.device.architecture in _BEFORE_HOPPER:
-            names = tuple(name for name in names if name == "alltoall")
-        return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
-
-
 class FlashAttention(OpenChoice):
     """Whether attention is fused; false on devices without FlashAttention."""
 
@@ -402,33 +374,6 @@ class TensorParallelOverlap(OpenChoice):
         return [Variant(value=on_or_off(choice), layout={"tp_overlap": choice}) for choice in (True, False)]
 
 
-class ExpertOverlap(OpenChoice):
-    """Whether expert exchanges overlap with another micro-batch's pass, if the framework supports it."""
-
-    name = "ep_overlap"
-    takes_memory = False
-
-    def matters(self, case: Case) -> bool:
-        return case.layout.ep > 1 and (self._can_run(case) or self.stated(case))
-
-    def _can_run(self, case: Case) -> bool:
-        """Megatron-Core pairs the passes of two micro-batches, in pipelines those of two model chunks, and does not
-        repeat whole layers meanwhile (megatron/training/arguments.py, overlap_moe_expert_parallel_comm)."""
-        layout = case.layout
-        pairs = layout.pp == 1 or layout.vpp > 1
-        repeats_layers = layout.recompute == "full" or bool(layout.recompute_full_layers)
-        return case.framework.capabilities.pairs_passes and pairs and not repeats_layers and case.job.mode == "train"
-
-    def stated(self, case: Case) -> bool:
-        return "ep_overlap" in case.stated
-
-    def value(self, case: Case) -> str:
-        return on_or_off(case.layout.ep_overlap)
-
-    def variants(self, case: Case) -> Sequence[Variant]:
-        return [Variant(value=on_or_off(choice), layout={"ep_overlap": choice}) for choice in (True, False)]
-
-
 class CudaGraphs(OpenChoice):
     """Whether the host replays layers or the whole step from CUDA graphs, where the framework can."""
 
@@ -525,6 +470,7 @@ OPEN_CHOICES: Final[tuple[OpenChoice, ...]] = (
     OperationFuser(),
     CudaGraphs(),
     ExpertDispatcher(),
+    DroppedTokens(),
     DataParallelOverlap(),
     TensorParallelOverlap(),
     ExpertOverlap(),
