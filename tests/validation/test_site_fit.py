@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +17,7 @@ from perfmodel.prediction import Site, step_problem, step_times_s
 from perfmodel.prediction.sites import CLASSES, NEUTRAL, Seen, SitePopulation, key, population
 from perfmodel.spec import Framework
 from perfmodel.validation import fit_sustained, read_case
-from perfmodel.validation.population import PopulationFit, SiteRuns, fit_population
+from perfmodel.validation.population import PopulationFit, Score, SiteRuns, State, fit_population, posterior
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
@@ -134,6 +135,33 @@ def test_what_holds_without_a_group_never_saw_its_runs(drawn_runs: SiteRuns, fit
     # what runs weigh that are not seen is not quite nothing, for the inverse of a covariance
     np.testing.assert_allclose(learned(after, "s1 lab"), learned(before, "s1 lab"), atol=5e-4)
     assert np.abs(learned(after, "s2 lab") - learned(before, "s2 lab")).max() > 0.05
+
+
+@pytest.mark.parametrize("off", [0.6, -0.6])
+def test_a_source_that_lies_far_off_as_a_whole_says_little_of_what_it_shares(drawn_runs: SiteRuns, off: float) -> None:
+    """Its runs agree with one another: their level is unusual, and neither their scatter nor any single one of them."""
+    is_off = drawn_runs.labels["source"] == "s3 lab"
+    runs = replace(drawn_runs, log=drawn_runs.log + np.where(is_off, off, 0.0))
+    with jax.enable_x64(True):
+        score = Score(runs)
+        state = score.scaled(score.scaled(score.start()))
+
+    place = score.sources.tolist().index("s3 lab")
+    assert state.level_scale[place] > 8
+    assert np.delete(state.level_scale, place).max() < 4
+    assert state.scale[place] < 2
+    assert state.weight[is_off].min() > 0.5
+
+    def log_factor(of_runs: SiteRuns, at_state: State) -> float:
+        everything = np.ones(len(of_runs.log), bool)
+        return float(
+            np.mean(posterior(of_runs, score, at_state, everything, {("f1", "X")})["of"][key("f1", "X")]["mean"])
+        )
+
+    # A normal level would let the source pull its framework along.
+    before = log_factor(drawn_runs, score.start())
+    normal = replace(state, level_scale=np.ones(len(score.sources)))
+    assert abs(log_factor(runs, state) - before) < 0.5 * abs(log_factor(runs, normal) - before)
 
 
 def test_a_source_is_left_out_with_its_group():

@@ -12,6 +12,7 @@ from perfmodel.prediction.sites import CLASSES, key
 from perfmodel.prediction.sites.known_runs import OUTLIERS
 from perfmodel.validation.population import (
     DEGREES_OF_FREEDOM,
+    LEVEL_DEGREES_OF_FREEDOM,
     LEVELS,
     SHARED,
     PopulationFit,
@@ -57,7 +58,7 @@ class Compared:
 
 def subset(runs: SiteRuns, sources: Sequence[str], most: int = RUNS) -> SiteRuns:
     """The first runs of some sources."""
-    places = [np.flatnonzero(runs.words["source"] == source)[:most] for source in sources]
+    places = [np.flatnonzero(runs.labels["source"] == source)[:most] for source in sources]
     return runs.take(np.concatenate(places))
 
 
@@ -71,10 +72,10 @@ def compared(runs: SiteRuns, vector: np.ndarray, seed: int = 0) -> Compared:
 
     with jax.enable_x64(True):
         score = Score(runs)
-        state = State(vector, np.ones(len(score.sources)), np.ones(len(runs.log)))
+        state = score.start(vector)
         for _ in range(_ROUNDS):
             state = score.scaled(state)
-        pairs = sorted({*zip(*(runs.words[name].tolist() for name in SHARED[1:]), strict=True)})
+        pairs = sorted({*zip(*(runs.labels[name].tolist() for name in SHARED[1:]), strict=True)})
         drawn = [_factors(runs, score, one, pairs) for one in _sampled(runs, vector, seed)]
         fitted = _factors(runs, score, state, pairs)
     means, variances = (np.array([one[at] for one in drawn]) for at in (0, 1))
@@ -108,21 +109,29 @@ def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
     from numpyro.infer import MCMC, NUTS
 
     hyper, arrays = {name: np.asarray(values) for name, values in unpack(vector).items()}, runs.arrays()
-    of = np.unique(runs.words["source"], return_inverse=True)[1]
+    of = np.unique(runs.labels["source"], return_inverse=True)[1]
     shared = jnp.asarray(factors(hyper, arrays, SHARED))
-    own, noise = jnp.asarray(sum(own_parts(hyper, arrays))), float(hyper["noise"][0]) ** 2
+    parts, noise = own_parts(hyper, arrays), float(hyper["noise"][0]) ** 2
+    level, scatter = jnp.asarray(parts.level), jnp.asarray(parts.scatter)
 
     def model() -> None:
         half, rate = DEGREES_OF_FREEDOM / 2, OUTLIERS / 2
+        of_level = LEVEL_DEGREES_OF_FREEDOM / 2
+        level_scale = numpyro.sample(
+            "level_scale", dist.InverseGamma(of_level, of_level).expand([of.max() + 1]).to_event(1)
+        )
         scale = numpyro.sample("scale", dist.InverseGamma(half, half).expand([of.max() + 1]).to_event(1))
         weight = numpyro.sample("weight", dist.Gamma(rate, rate).expand([len(of)]).to_event(1))
-        covariance = shared + scale[of][:, None] * (own + jnp.diag(noise / weight))
+        covariance = (
+            shared + level_scale[of][:, None] * level + scale[of][:, None] * (scatter + jnp.diag(noise / weight))
+        )
         numpyro.sample("log", dist.MultivariateNormal(jnp.zeros(len(of)), covariance), obs=runs.log)
 
     mcmc = MCMC(NUTS(model), num_warmup=WARM, num_samples=DRAWS, progress_bar=False)
     mcmc.run(jax.random.key(seed))
     drawn = {name: np.asarray(values) for name, values in mcmc.get_samples().items()}
-    return [State(vector, *one) for one in zip(drawn["scale"], drawn["weight"], strict=True)][::THIN]
+    scales = drawn["level_scale"], drawn["scale"], drawn["weight"]
+    return [State(vector, *one) for one in zip(*scales, strict=True)][::THIN]
 
 
 def of_fit(fit: PopulationFit) -> str:

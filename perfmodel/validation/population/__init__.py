@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.validation.population._folds import folds_of, team_folds, whole_group_folds
     from perfmodel.validation.population._score import (
         DEGREES_OF_FREEDOM,
+        LEVEL_DEGREES_OF_FREEDOM,
         LEVELS,
         MOST,
         SHARED,

@@ -91,10 +91,10 @@ def _spreads(fit: PopulationFit) -> list[str]:
 def _lessons(fit: PopulationFit) -> list[str]:
     return [
         "`off`: median of log(measured / predicted) by physics alone, and with the other "
-        "teams' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
-        "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
-        "other sources of its teams.",
-        _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
+        "teams' model. `level` and `scatter`: variance of what the source's runs have in common, and of how they "
+        "differ, over those of the typical source. `far off`: runs that lost half of their weight. `moves`: by how "
+        "much the median site of everywhere is slower for it and the other sources of its teams.",
+        _table(("source", "runs", "off", "left out", "level", "scatter", "far off", "moves"), _sources(fit)),
     ]
 
 
@@ -187,6 +187,7 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
             str(len(runs_of_source)),
             _signed(np.median(runs.log[runs_of_source])),
             _signed(np.median(fit.left_out[runs_of_source])),
+            f"{fit.state.level_scale[place]:.1f}",
             f"{fit.state.scale[place]:.1f}",
             str(int((fit.state.weight[runs_of_source] < 0.5).sum())),
             _signed(float(everything - without)),

@@ -310,7 +310,13 @@ def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> S
     # hyperparameters.
     state = unseen(score.start())
     for _ in range(_ROUNDS):
-        value = partial(compiled, scale=state.scale, weight=state.weight, counted=counted)
+        value = partial(
+            compiled,
+            level_scale=state.level_scale,
+            scale=state.scale,
+            weight=state.weight,
+            counted=counted,
+        )
 
         def evaluate(vector: Float[np.ndarray, " hyperparameters"], value: Any = value) -> tuple[float, np.ndarray]:
             negative_score, gradient = value(vector)
@@ -343,11 +349,11 @@ def posterior(
     # Condition on the chosen runs only: K of the known runs, with own parts scaled and outliers
     # noisy.
     known = runs.take(np.flatnonzero(chosen))
+    level_scale = state.level_scale[score.of_source][chosen]
     scale = state.scale[score.of_source][chosen]
     arrays = known.arrays()
-    own_covariance = sum(own_parts(hyper, arrays)) * scale[:, None]
-    total = factors(hyper, arrays, SHARED) + own_covariance
-    total += np.diag(hyper["noise"][0] ** 2 * scale / state.weight[chosen])
+    noise = hyper["noise"][0] ** 2 / state.weight[chosen]
+    total = factors(hyper, arrays, SHARED) + own_parts(hyper, arrays).scaled(level_scale, scale, noise)
     solved = np.linalg.inv(total)
     names_by_level = {name: sorted({*known.labels[name].tolist()}) for name in SHARED[1:]}
     all_frameworks = (*names_by_level["framework"], "")

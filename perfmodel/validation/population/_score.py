@@ -40,9 +40,13 @@ DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
 """Weight of a score given runs, relative to that of a source left out whole."""
 DEGREES_OF_FREEDOM: Final = 5.0
-"""Degrees of freedom of the one scale by which a source's own part counts for what others learn. Assumed: the record
-has too few
-sources to tell."""
+"""Degrees of freedom of the one scale by which the scatter within a source counts for what others learn. Assumed: the
+record has too few sources to tell."""
+LEVEL_DEGREES_OF_FREEDOM: Final = 1.0
+"""Degrees of freedom of the scale of what all runs of a source have in common. Few sources lie far off as a whole, and
+these very far. Of 1, 3 and one scale for all parts of a source the first predicts sources left out best."""
+LEVEL_SCALES: Final = np.exp(np.linspace(np.log(0.25), np.log(64.0), 25))
+"""Scales that are tried."""
 START: Final = {
     "constant": [0.05] * len(LEVELS),
     "spread": [0.05] * len(LEVELS),
@@ -142,13 +146,34 @@ class OwnParts(NamedTuple):
     which each multiplies one part.
     """
 
-    fixed: Any
-    """Part of the covariance that no scale multiplies: from factors of the source and the site, and from what each run
-    leaves open."""
+    level: Any
+    """Part from factors of the source and the site, which no scale of a site multiplies."""
+    left_open: Any
+    """Part from what each run leaves open, which no scale of a site multiplies."""
     within: Any
     """Part from settings, events and layouts near one another: multiplied by the scale within the source."""
     repeats: Any
     """Part from repeats of one layout: multiplied by the scale of a run's own."""
+
+    @property
+    def fixed(self) -> Any:
+        """What no scale of a site multiplies."""
+        return self.level + self.left_open
+
+    @property
+    def scatter(self) -> Any:
+        """All but the level: how runs of a source differ."""
+        return self.left_open + self.within + self.repeats
+
+    def scaled(self, level_scale: Any, scale: Any, noise: Any) -> Any:
+        """Covariance with noise, by the scales of each run's source.
+
+        Args:
+            level_scale, scale: scales of level and scatter [runs].
+            noise: variance of each run's noise, of which `scale` takes part [runs].
+        """
+        xp = self.level.__array_namespace__()
+        return self.level * level_scale[:, None] + self.scatter * scale[:, None] + xp.diag(noise * scale)
 
 
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
@@ -174,7 +199,8 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
     same_layout = runs["layout"][:, None] == runs["layout"]
     left_open = xp.eye(len(source)) * runs["open_deviation"] ** 2
     return OwnParts(
-        fixed=factors(hyper, runs, ("source", "site")) + left_open,
+        level=factors(hyper, runs, ("source", "site")),
+        left_open=left_open,
         within=same_source * near + same_site * by_degree,
         repeats=same_source * (same_layout * hyper["layout"] ** 2),
     )
@@ -199,8 +225,10 @@ class State:
 
     vector: Float[np.ndarray, " hyperparameters"]
     """Logarithms of the hyperparameters, in the order of `START`."""
+    level_scale: Float[np.ndarray, " sources"]
+    """Scale of the variance of what all runs of each source have in common."""
     scale: Float[np.ndarray, " sources"]
-    """Scale of the variance of each source's own part."""
+    """Scale of the variance of how the runs of each source scatter."""
     weight: Float[np.ndarray, " runs"]
     """Weight of each run's precision, low for outliers."""
 
@@ -226,17 +254,24 @@ class Score:
             # A source counts only where runs are left to predict.
             self.known[k] = np.array(drawn), runs_of_source > k
 
-    def start(self) -> State:
-        """The initial state of a fit."""
-        vector = np.log(np.concatenate([*START.values()]))
-        return State(vector, np.ones(len(self.sources)), np.ones(len(self.runs.log)))
+    def start(self, vector: Float[np.ndarray, " hyperparameters"] | None = None) -> State:
+        """The initial state of a fit, with every source and run typical.
+
+        Args:
+            vector: logarithms of the hyperparameters; None for those of `START`.
+        """
+        if vector is None:
+            vector = np.log(np.concatenate([*START.values()]))
+        typical = np.ones(len(self.sources))
+        return State(vector, typical, typical, np.ones(len(self.runs.log)))
 
     def left_out(self, state: State, folds: Folds | None = None) -> LeftOut:
         """Predict each run without its fold (by default that of its teams).
 
         All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks).
         """
-        return self._left_out(state.vector, state.scale, state.weight, (folds or self.teams).padded())
+        padded = (folds or self.teams).padded()
+        return self._left_out(state.vector, state.level_scale, state.scale, state.weight, padded)
 
     @cached_property
     def _left_out(self) -> Callable[..., LeftOut]:
@@ -245,19 +280,19 @@ class Score:
 
         return jax.jit(self._of_folds)
 
-    def _of_folds(self, vector: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> LeftOut:
+    def _of_folds(self, vector: Any, level_scale: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> LeftOut:
         """Predict every run without its fold from one inverse; see `left_out`."""
         import jax
         import jax.numpy as jnp
 
-        # Covariance of all runs: factors that other sources share, and each source's own part
-        # times its scale. Outliers get more noise (`weight` below 1).
+        # Covariance of all runs: factors that other sources share, and each source's own parts
+        # times its scales. Outliers get more noise (`weight` below 1).
         hyper = unpack(vector)
         runs = jax.tree.map(jnp.asarray, self.runs.arrays())
         parts = own_parts(hyper, runs)
         noise = hyper["noise"][0] ** 2
-        scale = jnp.asarray(scale)[self.of_source]
-        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
+        scales = jnp.asarray(level_scale)[self.of_source], jnp.asarray(scale)[self.of_source]
+        scaled = parts.scaled(*scales, noise / jnp.asarray(weight))
         inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
         solved = inverse @ self.runs.log
 
@@ -280,13 +315,13 @@ class Score:
         together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
         return LeftOut(residual=flat, shared=together, own_parts=parts, noise=noise)
 
-    def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
+    def __call__(self, vector: Any, level_scale: Any, scale: Any, weight: Any, counted: Any) -> Any:
         """Negative log score of the weighted sources, plus the weak prior of the hyperparameters."""
         import jax
         import jax.numpy as jnp
         from jax.scipy.special import logsumexp
 
-        residual, shared, parts, noise = self.left_out(State(vector, scale, weight))
+        residual, shared, parts, noise = self.left_out(State(vector, level_scale, scale, weight))
         fixed = shared + parts.fixed
         hyper = unpack(vector)
         *nodes, heavy = standard_nodes()
@@ -363,26 +398,52 @@ class Score:
         return -score + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
 
     def scaled(self, state: State) -> State:
-        """Estimate the scale of each source from its runs, and a robust weight for each run."""
+        """Estimate the scales of each source from its runs, and a robust weight for each run."""
         left_out = self.left_out(state)
-        residual = np.asarray(left_out.residual)
-        shared = np.asarray(left_out.shared)
-        own_covariance = np.asarray(sum(left_out.own_parts))
-        noise = left_out.noise
-        scale = np.ones(len(self.sources))
+        residual, shared = np.asarray(left_out.residual), np.asarray(left_out.shared)
+        level = np.asarray(left_out.own_parts.level)
+        scatter = np.asarray(left_out.own_parts.scatter) + np.diag(left_out.noise / state.weight)
+        level_scale, scale = state.level_scale.copy(), state.scale.copy()
         weight = np.ones(len(residual))
         for source, there in enumerate(self.there):
             index = self.members[source][there]
             block, error = np.ix_(index, index), residual[index]
-            of_source = own_covariance[block] + np.diag(noise / state.weight[index])
+            of_shared, of_level, of_scatter = shared[block], level[block], scatter[block]
 
-            # Student's t as a scale mixture of normals (EM): the scale of a source given its
+            # The likeliest scale of the level given that of the scatter.
+            level_scale[source] = _likeliest_scale(error, of_shared + scale[source] * of_scatter, of_level)
+
+            # Student's t as a scale mixture of normals (EM): the scale of the scatter given its
             # runs, then the weight of each run given the others.
-            squares = float(error @ np.linalg.solve(shared[block] + of_source, error))
+            around = of_shared + level_scale[source] * of_level
+            squares = float(error @ np.linalg.solve(around + of_scatter, error))
             scale[source] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
-            inverse = np.linalg.inv(shared[block] + scale[source] * of_source)
+            inverse = np.linalg.inv(around + scale[source] * of_scatter)
             weight[index] = (OUTLIERS + 1) / (OUTLIERS + (inverse @ error) ** 2 / np.diag(inverse))
-        return State(state.vector, scale, weight)
+        return State(state.vector, level_scale, scale, weight)
+
+
+def _likeliest_scale(
+    error: Float[np.ndarray, " runs"],
+    covariance: Float[np.ndarray, "runs runs"],
+    level: Float[np.ndarray, "runs runs"],
+) -> float:
+    """The scale of a source's level with the highest posterior density of its logarithm.
+
+    The level is Student's t with `LEVEL_DEGREES_OF_FREEDOM`: its scale is inverse gamma. A source that lies far off as
+    a whole then says little of the factors that it shares with others, however many runs it has.
+
+    Args:
+        error: errors of the source's runs without its teams.
+        covariance: covariance of the runs without their level.
+        level: covariance from the level at scale 1.
+    """
+    log_posterior = []
+    for scale in LEVEL_SCALES:
+        total = covariance + scale * level
+        log_likelihood = -0.5 * (error @ np.linalg.solve(total, error) + np.linalg.slogdet(total)[1])
+        log_posterior.append(log_likelihood - LEVEL_DEGREES_OF_FREEDOM / 2 * (np.log(scale) + 1 / scale))
+    return float(LEVEL_SCALES[int(np.argmax(log_posterior))])
 
 
 def _log_normal(error: Any, variance: Any) -> Any:
