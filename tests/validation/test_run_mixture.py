@@ -308,7 +308,10 @@ def test_a_framework_without_a_year_is_that_of_the_row_s_year():
 def test_a_run_that_ran_but_cannot_have_fitted_says_so():
     run = predict_run(ROW | {"micro_batch": 8, "seq_len": 65536, "n_devices": 8, "dp": 4})
     assert run.fits_probability < 0.1
-    assert any(text.startswith("memory: predicted to need") for text in run.assumed)
+    (said,) = [text for text in run.assumed if text.startswith("memory: predicted to need")]
+    # What takes most is what a reader would check first.
+    assert said.endswith("GiB")
+    assert "; activations take" in said
     assert 0 < run.contradicts <= 1
     # One that is said to have run out of memory contradicts nothing.
     usual = predict_run(ROW)

@@ -314,12 +314,17 @@ class ChunkedLoss(UnsaidSwitch):
 
 
 class Fp8ActivationInputs(UnsaidSwitch):
-    """Whether inputs of activations are saved in 8 bits."""
+    """Whether inputs of activations are saved in 8 bits.
+
+    The activation's own autograd function casts them, whatever type products have (Megatron-Core 0.7
+    megatron/core/fusions/fused_bias_swiglu.py, `fp8_input_store`); asked for beside narrow products.
+    """
 
     name = "fp8_activation_inputs"
 
     def matters(self, case: Case) -> bool:
-        return case.job.dtype == "fp8" and case.framework.capabilities.keeps_fp8_activation_inputs
+        is_narrow = case.job.dtype in ("fp8", "fp4")
+        return is_narrow and case.framework.capabilities.keeps_fp8_activation_inputs
 
 
 class OperationFuser(UnsaidSwitch):

@@ -411,10 +411,14 @@ def _memory_contradiction(weighed: list[_Weighed]) -> str:
     best = max(weighed, key=lambda candidate: candidate.can_fit)
     case = best.completion.case
     memory = needed_memory(best.problem, case.layout)
-    needed = max(rank.peak for rank in memory)
+    fullest = max(memory, key=lambda rank: rank.peak)
     capacity = case.cluster.device.memory_bytes
     shown = fullness(best.problem, case.layout, memory) * capacity
+
+    # What takes most says where the description, or the prediction, is wrong.
+    by_category = {name: n_bytes for name, n_bytes in fullest.to_dict().items() if name != "peak"}
+    largest = max(by_category, key=by_category.__getitem__)
     return (
-        f"memory: predicted to need {needed / GIB:.0f} GiB ({shown / GIB:.0f} including allocator losses) of "
-        f"{capacity / GIB:.0f} GiB, although the run fitted"
+        f"memory: predicted to need {fullest.peak / GIB:.0f} GiB ({shown / GIB:.0f} including allocator losses) of "
+        f"{capacity / GIB:.0f} GiB, although the run fitted; {largest} take {by_category[largest] / GIB:.0f} GiB"
     )
