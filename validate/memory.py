@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 from prepared_runs import prepared
-from studies.blind_record import UNLIKELY, WITHOUT_A_LOOK, collections
+from studies.blind_record import UNLIKELY, WITHOUT_A_LOOK, KnownSources, collections
 from studies.tables import percent, rows_table
 
 from perfmodel.display import progress
@@ -104,9 +104,19 @@ def memory_page(table: pd.DataFrame) -> str:
         f"Brier score of the probability to fit: {brier_score(table):.4f}; "
         f"mean over sources {brier_over_sources(table):.4f}.",
         reliability_table(table),
-        f"Ran, though told to fit with less than {UNLIKELY}: {', '.join(unlikely['case_id']) or 'none'}.",
+        f"Runs that ran, though told to fit with less than {UNLIKELY}: {len(unlikely)}.",
+        *unlikely_lines(unlikely),
     ]
     return "\n\n".join(parts)
+
+
+def unlikely_lines(unlikely: pd.DataFrame) -> list[str]:
+    """Runs that ran though they were told not to fit, with the reason where it is known."""
+    known = KnownSources.read()
+    lines = []
+    for case_id, probability in zip(unlikely["case_id"], unlikely["fits_probability"], strict=True):
+        lines.append(f"- {case_id} ({probability:.3f}): {known.why_not_to_fit(case_id) or 'not known'}")
+    return ["\n".join(lines)] if lines else []
 
 
 def memory_errors(peaks: pd.DataFrame) -> pd.DataFrame:

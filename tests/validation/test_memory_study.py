@@ -5,7 +5,15 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import brier_over_sources, brier_score, memory_errors, memory_page, reliability_table, spread_rows
+from memory import (
+    brier_over_sources,
+    brier_score,
+    memory_errors,
+    memory_page,
+    reliability_table,
+    spread_rows,
+    unlikely_lines,
+)
 
 
 def runs_table(
@@ -53,11 +61,18 @@ def test_every_run_is_in_one_range_and_a_certain_truth_scores_best(rows):
 
 def test_the_page_names_runs_that_ran_against_the_odds_and_weighs_groups_alike():
     page = memory_page(TABLE)
-    assert "run-1" in page.splitlines()[-1]
-    assert "run-0" not in page.splitlines()[-1]
+    assert page.splitlines()[-1] == "- run-1 (0.050): not known"
+    assert "run-0" not in page
     # Only rows that ran are compared: the group of source b has none.
     assert "10.0 % (1 groups, 2 rows)" in page
     assert "10.0 % (1 groups, 1 rows)" in page
+
+
+def test_known_reasons_stand_beside_runs():
+    unlikely = TABLE.assign(case_id="p3-fsdp2022-1t").iloc[:1]
+    (lines,) = unlikely_lines(unlikely)
+    assert "waited on the host" in lines
+    assert unlikely_lines(unlikely.iloc[:0]) == []
 
 
 @given(st.integers(1, 40), st.integers(1, 50))

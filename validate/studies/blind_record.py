@@ -139,22 +139,45 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToldNotToFit:
+    """Why runs that ran are told to fit with a probability below `UNLIKELY`."""
+
+    runs: tuple[str, ...]
+    """Patterns of their names."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class KnownSources:
     """What `sources.toml` says."""
 
     before_first_look: tuple[str, ...]
     """Patterns of sources whose results had been seen, in another form, before their first look."""
     changes: tuple[Change, ...]
+    told_not_to_fit: tuple[ToldNotToFit, ...] = ()
 
     @classmethod
     def read(cls, path: Path = FOLDER / "sources.toml") -> "KnownSources":
         content = tomllib.loads(path.read_text())
         changes = (Change(sources=tuple(entry["sources"]), what=entry["what"]) for entry in content["changes"])
-        return cls(before_first_look=tuple(content["before_first_look"]), changes=tuple(changes))
+        not_to_fit = (ToldNotToFit(runs=tuple(entry["runs"]), why=entry["why"]) for entry in content["told_not_to_fit"])
+        return cls(
+            before_first_look=tuple(content["before_first_look"]),
+            changes=tuple(changes),
+            told_not_to_fit=tuple(not_to_fit),
+        )
 
     def was_blind(self, source: str) -> bool:
         """Whether nobody had looked at a source before its first look."""
         return not any(fnmatchcase(source, pattern) for pattern in self.before_first_look)
+
+    def why_not_to_fit(self, case_id: str) -> str:
+        """Why a run that ran is told not to fit; empty where nobody knows."""
+        reasons = []
+        for told in self.told_not_to_fit:
+            if any(fnmatchcase(case_id, pattern) for pattern in told.runs):
+                reasons.append(told.why)
+        return "; ".join(reasons)
 
     @property
     def changes_for_all(self) -> list[str]:
@@ -396,7 +419,8 @@ def _details(figures: Mapping[str, Any]) -> str:
             f"{narrow['ratio']:.2f} apart, and {percent(narrow['inside'])} lie inside."
         )
     sentences.append(
-        f"{figures['unlikely_to_fit']} rows ran although they are given a probability to fit below {UNLIKELY}."
+        f"{figures['unlikely_to_fit']} rows ran although they are given a probability to fit below {UNLIKELY}; "
+        "`validate/memory.py` names them, with the reason where it is known."
     )
     return "Today: " + " ".join(sentences)
 
