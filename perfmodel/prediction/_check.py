@@ -46,7 +46,7 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
 
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) for the first inconsistency of a layout."""
-    get_schedule(layout.effective_schedule)
+    get_schedule(layout.schedule)
     if cluster.kinds or layout.kinds is not None:
         hosted(cluster, layout)
     if devices is not None and layout.devices != devices:

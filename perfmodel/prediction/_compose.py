@@ -134,7 +134,7 @@ def composed(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutTerm
         LayoutError: the model does not divide as a layout asks.
     """
     # The file of a schedule may change between calls.
-    if any(layout.schedule.startswith("file:") for layout in layouts):
+    if any(layout.effective_schedule.startswith("file:") for layout in layouts):
         return [_compose(problem, layout) for layout in layouts]
     return _composed(problem, layouts)
 

@@ -194,9 +194,9 @@ class Layout:
             raise LayoutError(f"layout: offload_layers must be a whole number of at least 0, got {n!r}")
 
         # Megatron-Core refuses pipelines with `cpu_offloading` too (transformer_config.py).
-        if self.pp > 1 or self.effective_schedule != "1f1b":
+        if self.pp > 1:
             raise LayoutError(
-                f"layout: offload_layers={n} needs pp=1 and schedule=1f1b; in pipelines use offload=true",
+                f"layout: offload_layers={n} needs pp=1; in pipelines use offload=true",
                 Reason.OFFLOADED_LAYERS,
             )
 
@@ -216,7 +216,9 @@ class Layout:
     def effective_schedule(self) -> str:
         """The registered name of the schedule that really runs."""
         # 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B (arXiv 2104.04473,
-        # section 2.2).
+        # section 2.2). A single stage passes nothing on: it runs all micro-batches one after another.
+        if self.pp == 1:
+            return _PLAIN.schedule
         name = schedule_name(self.schedule)
         return "interleaved" if name == "1f1b" and self.vpp > 1 else name
 
@@ -271,7 +273,7 @@ class Layout:
     def remarks(self) -> tuple[str, ...]:
         """Sentences about fields that have no effect or run as something else."""
         remarks = []
-        if self.effective_schedule != schedule_name(self.schedule):
+        if self.pp > 1 and self.effective_schedule != schedule_name(self.schedule):
             remarks.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
         for name, acts, why in _IDLE:
             value = getattr(self, name)

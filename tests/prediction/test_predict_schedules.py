@@ -92,6 +92,38 @@ def test_impossible_schedules_are_named(text: str, message: str) -> None:
         pm.predict("gpt3-6.7b", "dgx-a100", text, global_batch=32)
 
 
+IDLE = [
+    *(f"schedule={name}" for name in NAMES),
+    "partition=24",
+    "replicate=2",
+    "zero=2,prefetch=2",
+    "zero=3,overlap_param_gather=false,prefetch=2",
+    "sequence_parallel=true",
+    "tp_overlap=true",
+    "cp_kind=ulysses",
+    "cp_balanced=false",
+    "ep_overlap=true",
+]
+
+
+@pytest.mark.parametrize("more", IDLE)
+def test_what_is_said_to_have_no_effect_has_none(more: str) -> None:
+    """On a single stage, under every schedule: neither time nor memory nor what the critical path consists of."""
+    layout = Layout.parse(f"dp=2,{more}")
+    field = more.rpartition(",")[2].partition("=")[0]
+    plain = replace(layout, **{field: getattr(Layout(), field)})
+    assert plain == layout or any(remark.startswith(f"{field}=") for remark in layout.remarks)
+    with_field, without = (pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8) for one in (layout, plain))
+    assert with_field.step_time_s == without.step_time_s
+    assert with_field.memory_needed_bytes == without.memory_needed_bytes
+    assert with_field.critical_path == without.critical_path
+
+
+def test_a_schedule_that_nobody_knows_is_refused_on_one_stage_too() -> None:
+    with pytest.raises(UnknownNameError, match="zb-h9"):
+        pm.predict("gpt3-1.3b", "dgx-a100", "dp=2,schedule=zb-h9", global_batch=8)
+
+
 def test_a_schedule_file_is_read_anew_when_it_changes(tmp_path) -> None:
     path = tmp_path / "order.txt"
     orders = ("F0 F1 F2 F3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")
