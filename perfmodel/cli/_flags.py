@@ -254,8 +254,11 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
     """Flags that give another command the same job and machine, without the batch."""
     files = [] if arguments.job_file is None else [str(arguments.job_file)]
     flags = []
+    # Batch, devices and layout are said by flags, and the command of these flags searches nothing else.
+    said_by_flags = ("layout", "search.", "devices", "job.global_batch")
     for change in (*arguments.job_changes, *arguments.set):
-        flags += ["--set", change]
+        if not change.lstrip().startswith(said_by_flags):
+            flags += ["--set", change]
     if getattr(arguments, "launch_file", None) is not None:
         flags += ["--from", str(arguments.launch_file)]
     for name in _JOB_FLAGS:

@@ -1,4 +1,4 @@
-"""Refuses flags that would have no effect in combination with the others."""
+"""Refuses flags that would have no effect in combination with the others, and says which `--set` have none."""
 
 import argparse
 from collections.abc import Callable
@@ -39,6 +39,11 @@ def _of_equal_stages(arguments: argparse.Namespace) -> bool:
     return not arguments.model
 
 
+def _searches(arguments: argparse.Namespace) -> bool:
+    """Whether a command that may be given one layout searches for the best."""
+    return not arguments.layout
+
+
 _RUN_OF_FAILURES: Final = (
     "mtbf",
     "restart",
@@ -74,7 +79,7 @@ IDLE_FLAGS: Final = (
         otherwise="with --lora-rank, which freezes all other weights; leave one of them out",
     ),
     IdleFlags(
-        commands=("predict", "timeline", "whatif", "explain"),
+        commands=(),
         flags=("recompute_modules",),
         act=_recomputes_selectively,
         otherwise="without selective recompute; put recompute=selective into the layout",
@@ -158,9 +163,47 @@ IDLE_FLAGS: Final = (
         act=lambda arguments: arguments.inputs is None,
         otherwise="with --inputs; leave one of them out",
     ),
+    IdleFlags(
+        commands=("search",),
+        flags=("dim", "input_value", "pad_vocab", "micro_batches"),
+        act=lambda arguments: bool(arguments.program),
+        otherwise="without a PROGRAM to search; leave it out",
+    ),
+    IdleFlags(
+        commands=("report",),
+        flags=(
+            "top",
+            "method",
+            "fix",
+            "schedules",
+            "vary",
+            "fewer_devices",
+            "objective",
+            "constraints",
+            "min_fit",
+            "robust",
+            "workers",
+            "dask",
+            "resume",
+        ),
+        act=_searches,
+        otherwise="with --layout, because nothing is searched; leave one of them out",
+    ),
+    IdleFlags(
+        commands=("report",),
+        flags=("format",),
+        act=lambda arguments: bool(arguments.profile),
+        otherwise="without --profile FILE...; leave it out",
+    ),
+    IdleFlags(
+        commands=("plot",),
+        flags=("top",),
+        act=lambda arguments: not getattr(arguments, "layouts", None),
+        otherwise="with --layouts, which says what to draw; leave one of them out",
+    ),
 )
 """Rules in the order in which they are tried."""
-_SPELLED: Final = {"price_per_device_hour": "price"}
+_SPELLED: Final = {"price_per_device_hour": "price", "constraints": "constraint"}
 """Flags whose names are others in the namespace."""
 
 
@@ -178,3 +221,42 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
             named = flags_of(_SPELLED.get(flag, flag) for flag in idle)
             verb = "has" if len(idle) == 1 else "have"
             raise PerfModelError(f"{arguments.command}: {named} {verb} no effect {rule.otherwise}")
+
+
+def idle_changes(arguments: argparse.Namespace) -> list[str]:
+    """Sentences about every `--set KEY=VALUE` of the job that a flag overrides, or that the command does not read."""
+    sentences = []
+    for change in getattr(arguments, "job_changes", ()):
+        key = change.partition("=")[0].strip()
+        section, _, name = key.partition(".")
+        if not _reads_section(arguments, section):
+            sentences.append(f"--set {change} has no effect on {arguments.command}")
+            continue
+        flag = _flag_of_key(section, name)
+        if flag in arguments.given and hasattr(arguments, flag):
+            sentences.append(f"--set {change} has no effect beside {flags_of([_SPELLED.get(flag, flag)])}")
+    return sentences
+
+
+def _reads_section(arguments: argparse.Namespace, section: str) -> bool:
+    """Whether a command reads a section of the job file."""
+    match section:
+        case "search":
+            return hasattr(arguments, "fix")
+        case "serving":
+            return bool(arguments.command == "serve")
+        case "layout":
+            return "layout" in getattr(arguments, "needed", ()) or arguments.takes_layout
+    return True
+
+
+def _flag_of_key(section: str, name: str) -> str:
+    """The flag that says what a key of the job file says, by its name in the namespace of arguments."""
+    match section:
+        case "job":
+            return name
+        case "search":
+            return "global_batch" if name == "batches" else name
+        case "serving":
+            return name.removesuffix("_s")
+    return section

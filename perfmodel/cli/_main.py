@@ -41,8 +41,9 @@ from perfmodel.cli import (
 )
 from perfmodel.cli._examples import epilog
 from perfmodel.cli._files import complete_from_job, complete_from_launch
-from perfmodel.cli._idle_flags import refuse_idle_flags
+from perfmodel.cli._idle_flags import idle_changes, refuse_idle_flags
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
+from perfmodel.cli._show import note
 from perfmodel.display import PlainStream, require_picture
 from perfmodel.errors import PerfModelError, plain_text
 from perfmodel.units import plain_number, plain_whole
@@ -148,6 +149,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
         complete_from_job(arguments, given(argv))
         complete_from_launch(arguments)
         refuse_idle_flags(arguments)
+        note(idle_changes(arguments))
         return arguments.run(arguments)
     except PerfModelError as error:
         print(

@@ -77,6 +77,13 @@ IDLE = {
     "epochs": ("schedules", "--train", "--epochs", "2"),
     "family": ("fit", "--runs", "runs.csv", "--family", "gemm", "--out", "fitted"),
     "format": ("fit", "kernels.csv", "--format", "kineto", "--out", "fitted"),
+    "sizes of a program": ("search", *STEP, "--devices", "8", "--micro-batches", "4"),
+    "space of one layout": ("report", *LAID_OUT, "--fix", "tp=2", "--html", "x.html"),
+    "constraint of one layout": ("report", *LAID_OUT, "--constraint", "mfu>0.5", "--html", "x.html"),
+    "format of no profile": ("report", *LAID_OUT, "--format", "kineto", "--html", "x.html"),
+    "top of named layouts": ("plot", "breakdown", *STEP, "--layouts", "dp=8", "--top", "4", "--out", "x.png"),
+    "recompute modules of a picture": ("plot", "gantt", *LAID_OUT, "--recompute-modules", "mlp", "--out", "x.png"),
+    "recompute modules of a size": ("design", "memory", *LAID_OUT, "--recompute-modules", "mlp"),
 }
 
 
@@ -101,8 +108,48 @@ def test_flags_with_effect_are_taken(command: tuple[str, ...], capsys: pytest.Ca
     assert main(command) == 0, capsys.readouterr().err
 
 
+IDLE_CHANGES = {
+    "layout.tp=2": ("predict", *LAID_OUT),
+    "job.seq_len=1024": ("predict", *LAID_OUT, "--seq-len", "512"),
+    "job.global_batch=32": ("predict", *LAID_OUT),
+    "model=gpt3-1.3b": ("predict", *LAID_OUT),
+    "search.top=2": ("predict", *LAID_OUT),
+    "serving.batch=2": ("predict", *LAID_OUT),
+    "layout.dp=4": ("search", *STEP, "--devices", "2", "--fix", "tp=1,pp=1"),
+    "search.top=3": ("search", *STEP, "--devices", "2", "--fix", "tp=1,pp=1", "--top", "1"),
+    "search.batches=[32]": ("search", *STEP, "--devices", "2", "--fix", "tp=1,pp=1"),
+}
+
+
+@pytest.mark.parametrize("change", IDLE_CHANGES)
+def test_keys_of_a_job_without_effect_are_said(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = IDLE_CHANGES[change]
+    printed = run(capsys, *command, "--set", change, "--json")
+    assert printed.status == 0, printed.err
+    assert printed.err.startswith(f"perfmodel: --set {change} has no effect ")
+    plain = run(capsys, *command, "--json")
+    assert _without_time(printed.out) == _without_time(plain.out)
+
+
+@pytest.mark.parametrize(
+    "change", ["job.seq_len=1024", "job.optimizer=sgd", "layout.micro_batch=2", "devices=16", "framework=fsdp"]
+)
+def test_keys_of_a_job_with_effect_change_the_answer(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = () if change.startswith("layout") else ("--layout", "tp=1,pp=1")
+    printed = run(capsys, "predict", *STEP, *layout, "--set", change, "--json")
+    assert "has no effect" not in printed.err
+    assert printed.out != run(capsys, "predict", *STEP, "--layout", "tp=1,pp=1", "--json").out
+
+
+def _without_time(text: str) -> dict[str, Any]:
+    return json.loads(text) | {"seconds": 0}
+
+
 def test_rules_name_flags_that_there_are() -> None:
-    known = {(one.prog.split()[-1], action.dest): action for one in parsers(parser()) for action in one._actions}
+    known = set()
+    for one in parsers(parser()):
+        for word in one.prog.split():
+            known |= {(word, action.dest) for action in one._actions}
     for rule in IDLE_FLAGS:
         for flag in rule.flags:
             for command in rule.commands or ("predict",):

@@ -212,6 +212,22 @@ def test_passes_wait_for_their_neighbours(name: str, p: int, m: int) -> None:
             assert getattr(found, field)[index] == max(expected, default=NEVER), (one, field)
 
 
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+def test_pairs_start_together_and_end_together(name: str) -> None:
+    """Whoever needs one of a pair waits for its second, and the first of a pair waits for what either of them needs."""
+    schedule = get_schedule(name)(4, 8)
+    assert schedule.paired.any()
+    needs = np.stack(schedule.dependencies)
+    waits = np.stack(schedule.waits)
+    for index in range(schedule.n_instructions):
+        pair = [index, index + 1] if schedule.paired[index] else [index]
+        expected = set()
+        for need in needs[:, pair].ravel().tolist():
+            if need != NEVER:
+                expected.add(need + 1 if schedule.paired[need] else need)
+        assert set(waits[:, index].tolist()) - {NEVER} == expected, schedule[index]
+
+
 def test_require_valid_counts_what_else_is_wrong() -> None:
     empty = from_orders("empty", looped_stages(1, 1), 3, [[(F, 0, 0)]])
     with pytest.raises(PerfModelError, match=r"missing: no device runs F of stage 0.*\(and 1 more\)"):
