@@ -1,12 +1,13 @@
 """What frameworks do where a launch file says nothing: smallest files, and each default by itself."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import perfmodel as pm
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import parse_launch
+from perfmodel.ingest.launch import FORMATS, parse_launch
 
 DEEPSPEED = '{"train_micro_batch_size_per_gpu": 4, %s}'
 STAGE_3 = '"zero_optimization": {"stage": 3%s}'
@@ -254,3 +255,55 @@ def test_stages_of_megatron_whose_number_is_unsaid_share_what_is_left(said: str,
     assert layout.partition in (partition, None if len(set(partition)) == 1 else partition)
     with pytest.raises(LaunchFileError, match="is not a multiple of"):
         read("a.sh", MEGATRON % "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2")
+
+
+class AskedSettings(dict[str, Any]):
+    """Settings of a file that remember which of them a reader asks for."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self.asked: set[str] = set()
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, otherwise)
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+
+SETTINGS: tuple[Any, ...] = (
+    True, False, 1, 2, 4096, 1e-3, "1", "none", "full", "selective", "bf16", "fp8", "1F1B", "x", [1, 2], {"a": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.frameworks[0])
+def test_a_rule_asks_for_no_setting_that_it_does_not_know(form: Any) -> None:
+    """A rule is given those of its keys that a file has: whatever else it asks for would never be there."""
+    for rule in form.table:
+        files: list[dict[str, Any]] = [{}]
+        for value in SETTINGS:
+            files += [{key: value} for key in rule.keys]
+            files.append(dict.fromkeys(rule.keys, value))
+        for settings in files:
+            asked = AskedSettings(settings)
+            # Values of other kinds than the settings have may end in any error.
+            with suppress(Exception):
+                rule.read(asked)
+            assert asked.asked <= set(rule.keys), rule.keys
+
+
+@pytest.mark.parametrize(
+    "flag", ["--deepspeed", "--moe-expert-parallel-size 2", "--expert-interval 2", "--ds-sequence-parallel-size 2"]
+)
+def test_experts_of_megatron_deepspeed_are_known_by_any_of_its_flags(flag: str) -> None:
+    """One expert a token in every second layer, where Megatron-Core has two in all."""
+    _, launch = read("a.sh", MEGATRON % f"--num-experts 16 {flag}")
+    assert (launch.model.experts.topk, launch.model.experts.every) == (1, 2)
+    _, launch = read("a.sh", MEGATRON % "--num-experts 16")
+    assert (launch.model.experts.topk, launch.model.experts.every) == (2, 1)

@@ -408,7 +408,7 @@ def test_twice_of_everything_is_at_most_twice_as_fast_with_any_feature(feature: 
     assert_between(case.with_twice_of_everything(), case, most=2.0)
 
 
-@some(5)
+@some(3)
 @given(cases())
 def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_work(case: Case) -> None:
     def peak(one: Case) -> float | None:

@@ -289,10 +289,11 @@ def _adds_nothing(column: str, words: str) -> bool:
     return {name for name, _ in read_phrases(words, vocabulary).said} <= meanings
 
 
-def test_an_emptied_column_of_words_changes_less_than_the_interval(data_dir):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_emptied_column_of_words_changes_less_than_the_interval(data_dir, every):
     tried = 0
     for folder in ("published", "published2"):
-        for path in sorted((data_dir / folder).glob("*.csv")):
+        for path in sorted((data_dir / folder).glob("*.csv"))[::every]:
             if path.stem in ("collectives", "predictor_reference", "ultrascale_playbook", "vtrain"):
                 continue
             table = prepare(read_rows(path))
@@ -309,4 +310,4 @@ def test_an_emptied_column_of_words_changes_less_than_the_interval(data_dir):
                     after = predict_run(row | {words: None})
                     assert before.step_time_lo_s <= after.step_time_s <= before.step_time_hi_s, (row["case_id"], words)
                     tried += 1
-    assert tried > 20
+    assert tried > 20 / every

@@ -143,17 +143,22 @@ def idle_layers(value: Any) -> set[int]:
     return {int(text) for text in texts}
 
 
+_OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
+KEYS_OF_DEEPSPEED: Final = (
+    *_OF_DEEPSPEED,
+    "moe-expert-parallel-size",
+    "expert-interval",
+    "ds-sequence-parallel-size",
+)
+"""Arguments that Megatron-DeepSpeed alone has."""
 EXPERT_LAYERS: Final = (
     "moe-layer-freq",
     "first-k-dense-replace",
-    "expert-interval",
     "num-layers",
     "noop-layers",
     "num-experts",
-    "moe-expert-parallel-size",
-    "deepspeed",
-    "deepspeed-config",
     "hybrid-override-pattern",
+    *KEYS_OF_DEEPSPEED,
 )
 
 
@@ -191,19 +196,9 @@ def _delta_nets(arguments: Mapping[str, Any]) -> Fields:
     return delta_net_fields(arguments, _has_experts(arguments) if several else [False] * layers)
 
 
-_OF_DEEPSPEED: Final = ("deepspeed", "deepspeed-config")
-
-
 def of_deepspeed(arguments: Mapping[str, Any]) -> bool:
     """Whether the arguments are for Megatron-DeepSpeed."""
-    names = (
-        "deepspeed",
-        "deepspeed-config",
-        "moe-expert-parallel-size",
-        "expert-interval",
-        "ds-sequence-parallel-size",
-    )
-    return any(name in arguments for name in names)
+    return any(name in arguments for name in KEYS_OF_DEEPSPEED)
 
 
 def _count_experts(value: Any) -> int:
@@ -266,12 +261,9 @@ _EXPERTS: Final = (
     "moe-intermediate-size",
     "moe-ffn-hidden-size",
     "ffn-hidden-size",
-    "moe-expert-parallel-size",
-    "deepspeed",
-    "deepspeed-config",
-    "expert-interval",
     "mlp-type",
     "hidden-size",
+    *KEYS_OF_DEEPSPEED,
 )
 
 

@@ -274,7 +274,7 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
     weights = name("cpu_offloading_weights")
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        if settings.get(weights) and (settings.get(switched_on) or not switch):
+        if settings.get(weights) and (not switch or settings.get(switched_on)):
             raise BadValue(
                 "also offloads weights, which perfmodel cannot predict; turn it off to offload activations alone"
             )
@@ -286,7 +286,8 @@ def offloaded_layers_rule(name: Callable[[str], str], switch: bool) -> Rule:
         n = fields.get("offload_layers") or None
         return {layers: n} | ({switched_on: True, weights: False} if switch and n else {})
 
-    return Rule(keys=(switched_on, layers, activations, weights) if switch else (layers,), read=read, write=write)
+    keys = (switched_on, layers, activations, weights) if switch else (layers, activations, weights)
+    return Rule(keys=keys, read=read, write=write)
 
 
 def dropout_rule(*names: str) -> Rule:

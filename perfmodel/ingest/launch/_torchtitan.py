@@ -123,6 +123,7 @@ def _write_data(fields: Fields) -> Mapping[str, Any]:
 _SCHEDULE: Final = (
     "parallelism.pipeline_parallel_schedule",
     "parallelism.pipeline_parallel_layers_per_stage",
+    "training.pipeline_parallel_schedule",
     "experimental.pipeline_parallel_schedule",
 )
 
@@ -342,12 +343,14 @@ TORCHTITAN: Final = LaunchFormat(
                 "training.data_parallel_replicate_degree",
                 _ONE_DEGREE,
                 "experimental.data_parallel_shard_degree",
+                "experimental.data_parallel_replicate_degree",
                 "training.pipeline_parallel_degree",
                 "parallelism.fsdp_reshard_after_forward",
                 _ON_HOST,
                 "parallelism.pipeline_parallel_degree",
                 "experimental.pipeline_parallel_degree",
                 "parallelism.context_parallel_degree",
+                "training.context_parallel_degree",
                 "experimental.context_parallel_degree",
             ),
             read=_data,
