@@ -4,12 +4,14 @@ awake, in short turns.
 The speed of a shared machine drifts by several per cent within a minute. What is compared is awake within seconds.
 """
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -83,6 +85,39 @@ def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **m
         command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
         conditions=conditions, **more,
     ))  # fmt: skip
+
+
+def blocks_in_turn(real: Emulation, emulated: Emulation, command: Callable[..., tuple[str, ...]]) -> pd.DataFrame:
+    """Run two worlds beside each other, of which one makes a block of calls while the other waits.
+
+    Args:
+        real: world without a command.
+        emulated: likewise.
+        command: of a world (`emulated_scripts/blocks.py`), from its file of results, the pipe that it waits at and the
+            one to which it passes the turn.
+
+    Returns:
+        collective, bytes, block, real_s and emulated_s (seconds of a call), a row for each block.
+    """
+    worlds = {"real": real, "emulated": emulated}
+    tables: dict[str, pd.DataFrame] = {}
+    with TemporaryDirectory(prefix="perfmodel-") as folder, ThreadPoolExecutor() as threads:
+        pipes = [Path(folder) / name for name in worlds]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        # The first turn is the real world's; the pipe keeps it until its rank looks there.
+        first = os.open(pipes[0], os.O_RDWR)
+        os.write(first, b"1")
+        runs = {}
+        for (name, world), (wait, send) in zip(worlds.items(), (pipes, pipes[::-1]), strict=True):
+            out = Path(folder) / f"{name}.json"
+            runs[name] = out, threads.submit(emulate, replace(world, command=command(out, wait, send)))
+        for name, (out, run) in runs.items():
+            run.result()
+            columns = ["collective", "bytes", "block", f"{name}_s"]
+            tables[name] = pd.DataFrame(json.loads(out.read_text()), columns=columns)
+        os.close(first)
+    return tables["real"].merge(tables["emulated"])
 
 
 def in_turn(
@@ -191,9 +226,9 @@ def come_before_others() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def judged(error: float, noise: float, bar: float) -> str:
+def judged(error: float, noise: float, bar: float, noise_bar: float = NOISE_OF_CLAIMS) -> str:
     """Whether an error is within its bar, where the noise of real runs allows to say so."""
-    if noise > NOISE_OF_CLAIMS:
+    if noise > noise_bar:
         return "too noisy"
     return "yes" if abs(error) <= bar else "no"
 

@@ -34,9 +34,21 @@ static const char *const KINDS[] = {"send_recv", "gather",    "all_gather", "red
 #define BOX_BYTES (1 << 13)
 #define SCRAP_BYTES (1 << 22)
 #define KEPT_BYTES (1 << 22)
-#define MOST_AT_ONCE (1 << 22)
+/* As much of a long message is taken before others have their turn, and before what has come is passed on. */
+#define MOST_AT_ONCE (1 << 16)
 #define MOST_PARTS 64
 #define MOST_OPERATIONS 64
+/* Data of an operation without messages under way are given up once so many newer ones have begun: gloo runs two at a
+   time. Those that must be the real rank's own are kept for longer, since nothing else can be sent in their place. */
+#define DATA_OPERATIONS 4
+#define OWN_DATA_OPERATIONS 16
+#define MOST_SPARE 64
+/* Receiving is granted ahead of the next operation for so many messages, if what follows has been foreseen so often in
+   succession. A ring posts two messages at a time. */
+#define AHEAD_MESSAGES 2
+#define FORESEEN_OFTEN 2
+#define MOST_FORMS 64
+#define NUMBER_BITS (0xFFFFFFFFull << 24)
 #define MOST_EVENTS 256
 #define NEVER_S INFINITY
 
@@ -59,6 +71,7 @@ typedef struct kept {
     int part, peer, number;
     uint64_t size, nbytes, arrived;
     char *data;
+    uint64_t room;
     struct operation *operation;
     struct kept *next;
 } kept;
@@ -87,12 +100,22 @@ typedef struct {
     int first_out, n_out, out_room;
 } end_t;
 
+/* A collective that a group has called: its slot without its number, the place and number of the messages that the real
+   rank sends first, and what followed it last time, how often in succession. */
+typedef struct {
+    uint64_t slot, nbytes;
+    int place, n_offers;
+    uint64_t next_slot, next_nbytes;
+    int foreseen;
+} form;
+
 /* Messages of one operation between the real rank and one emulated rank. */
 typedef struct {
     struct operation *operation;
     end_t *end;
     messages asked, offered;
     int sent, granted, arrived, in_turn;
+    int ahead; /* messages that were granted before the operation began */
 } pair;
 
 typedef struct operation {
@@ -103,15 +126,29 @@ typedef struct operation {
     int64_t in_bytes, out_bytes, n_messages;
     pair *pairs; /* by place of the emulated rank; without an end until its first message */
     kept *kept;
+    int announced;
+    form *form; /* NULL where there are too many */
     int users, over; /* places in queues that refer to it; whether the group has forgotten it */
 } operation;
 
+/* Messages of an operation that are granted before it begins; `due`: not sent yet. */
+typedef struct {
+    uint64_t slot, nbytes;
+    int place, messages, due;
+} ahead_t;
+
 typedef struct group {
+    struct peer *peer;
     int id, size, place, link, checked;
     int ring, source; /* groups of one ring, and the place whose data reach the emulated ranks: `ring_source` */
     operation *operations[MOST_OPERATIONS + 1];
     int n_operations;
     end_t **ends; /* by place of the emulated rank */
+    form forms[MOST_FORMS];
+    int n_forms, newest; /* the form that was called last, -1 before the first */
+    uint64_t newest_number;
+    ahead_t ahead[MOST_OPERATIONS]; /* a ring, the latest at `n_ahead - 1` */
+    unsigned n_ahead;
 } group;
 
 typedef struct {
@@ -134,7 +171,13 @@ typedef struct {
 /* Asks Python when the emulated ranks come to an operation; not a number where real ranks disagree. */
 typedef double (*begin_t)(int group, uint64_t slot, double now_s);
 
+/* Memory of data that are no longer needed. The last one in is the first out, since the processor still has it. */
 typedef struct {
+    char *data;
+    uint64_t room;
+} spare_t;
+
+typedef struct peer {
     double latency_s, bytes_per_s;
     begin_t begin;
     int epoll_fd;
@@ -155,6 +198,8 @@ typedef struct {
     int n_log, log_room;
     char *zeros, *scrap;
     uint64_t n_zeros;
+    spare_t spare[MOST_SPARE];
+    int n_spare;
     int failed_group;
     char failure[256];
 } peer;
@@ -191,6 +236,39 @@ static void *cleared(size_t n, size_t bytes) {
 
 static int kind_of(uint64_t slot) { return (int)(slot >> 56); }
 
+/* Memory of at least so many bytes, what was given back last if it fits: fresh pages cost as much as receiving. */
+static char *take_room(peer *p, uint64_t nbytes, uint64_t *room) {
+    for (int i = p->n_spare; i--;) {
+        spare_t spare = p->spare[i];
+        if (spare.room >= nbytes && spare.room <= 2 * nbytes + 4096) {
+            memmove(p->spare + i, p->spare + i + 1, sizeof *p->spare * (size_t)(--p->n_spare - i));
+            *room = spare.room;
+            return spare.data;
+        }
+    }
+    *room = nbytes ? nbytes : 1;
+    return grown(NULL, *room);
+}
+
+static void give_back(peer *p, char *data, uint64_t room) {
+    if (data == NULL)
+        return;
+    if (p->n_spare == MOST_SPARE) {
+        free(p->spare[0].data);
+        memmove(p->spare, p->spare + 1, sizeof *p->spare * (size_t)--p->n_spare);
+    }
+    p->spare[p->n_spare++] = (spare_t){data, room};
+}
+
+static void forget_data(operation *op) {
+    while (op->kept) {
+        kept *next = op->kept->next;
+        give_back(op->group->peer, op->kept->data, op->kept->room);
+        free(op->kept);
+        op->kept = next;
+    }
+}
+
 static void release(operation *op) {
     if (--op->users > 0 || !op->over)
         return;
@@ -198,12 +276,7 @@ static void release(operation *op) {
         free(op->pairs[i].asked.items);
         free(op->pairs[i].offered.items);
     }
-    while (op->kept) {
-        kept *next = op->kept->next;
-        free(op->kept->data);
-        free(op->kept);
-        op->kept = next;
-    }
+    forget_data(op);
     free(op->pairs);
     free(op);
 }
@@ -255,7 +328,7 @@ static void remember(operation *op, int other, int number, uint64_t nbytes) {
     data->peer = other, data->number = number, data->nbytes = nbytes;
     data->operation = op, data->next = op->kept;
     if (nbytes <= KEPT_BYTES)
-        data->data = cleared(1, nbytes ? nbytes : 1);
+        data->data = take_room(op->group->peer, nbytes, &data->room);
     op->kept = data;
 }
 
@@ -305,7 +378,8 @@ static const char *data_of(peer *p, const pair *q, int number, uint64_t nbytes, 
     return data->data;
 }
 
-static void send_message(end_t *end, operation *op, int what, uint64_t nbytes, const char *data, kept *source) {
+static void send_message(end_t *end, operation *op, int what, uint64_t slot, uint64_t nbytes, const char *data,
+                         kept *source) {
     if (end->fd < 0)
         return;
     if (end->first_out && end->first_out == end->n_out)
@@ -317,7 +391,7 @@ static void send_message(end_t *end, operation *op, int what, uint64_t nbytes, c
     item->data = data;
     item->header[0] = HEADER_BYTES + item->nbytes;
     item->header[1] = (uint64_t)what;
-    item->header[2] = op->slot;
+    item->header[2] = slot;
     item->header[4] = nbytes;
     item->operation = op;
     op->users++;
@@ -365,8 +439,8 @@ static double try_send(peer *p, pair *q, double now_s) {
     op->out_bytes += (int64_t)asked.nbytes;
     op->n_messages++;
     op->last_s = now_s;
-    send_message(q->end, op, SEND_READY, asked.nbytes, NULL, NULL);
-    send_message(q->end, op, DATA, asked.nbytes, data, source);
+    send_message(q->end, op, SEND_READY, op->slot, asked.nbytes, NULL, NULL);
+    send_message(q->end, op, DATA, op->slot, asked.nbytes, data, source);
     return now_s;
 }
 
@@ -382,8 +456,72 @@ static double try_receive(peer *p, pair *q, double now_s) {
     link->out_s = due_s + (double)offered.nbytes / p->bytes_per_s;
     remember(op, q->end->peer, q->granted, offered.nbytes);
     q->granted++;
-    send_message(q->end, op, RECV_READY, offered.nbytes, NULL, NULL);
+    send_message(q->end, op, RECV_READY, op->slot, offered.nbytes, NULL, NULL);
     return now_s;
+}
+
+/* --- What the next operation will be. ---
+
+   Real ranks come to a collective at about the same time, so that a receiver's readiness has often come when the sender
+   looks for it. The emulated ranks do not know of an operation before its first message. Where the same one has
+   followed before, they grant it together with the messages of the one before it: a grant that is not used lies at the
+   real rank until its group ends, and nothing but its slot counts there (gloo: `Pair::handleRemotePendingRecv`). */
+
+static form *form_of(group *g, uint64_t slot, uint64_t nbytes) {
+    for (int i = 0; i < g->n_forms; i++)
+        if (g->forms[i].slot == (slot & ~NUMBER_BITS) && g->forms[i].nbytes == nbytes)
+            return &g->forms[i];
+    if (g->n_forms == MOST_FORMS)
+        return NULL;
+    g->forms[g->n_forms] = (form){.slot = slot & ~NUMBER_BITS, .nbytes = nbytes, .place = -1};
+    return &g->forms[g->n_forms++];
+}
+
+/* Learn what follows what, and foresee what follows this operation, whose first message has just come. */
+static void foresee(const peer *p, operation *op, uint64_t nbytes) {
+    group *g = op->group;
+    if (op->kind == SEND_RECV) /* whose number is a script's own tag */
+        return;
+    uint64_t number = (op->slot & NUMBER_BITS) >> 24;
+    int in_order = g->newest >= 0 && number == g->newest_number + 1;
+    /* Operations of several threads of the library may begin in another order than their numbers have. */
+    for (unsigned i = 0; i < MOST_OPERATIONS; i++) {
+        const ahead_t *ahead = &g->ahead[i];
+        if (ahead->messages && !ahead->due && ahead->slot == op->slot)
+            op->pairs[ahead->place].ahead = ahead->messages;
+    }
+    form *this = form_of(g, op->slot, nbytes), *before = in_order ? &g->forms[g->newest] : NULL;
+    g->newest = this ? (int)(this - g->forms) : -1;
+    g->newest_number = number;
+    op->form = this;
+    if (this == NULL)
+        return;
+    if (before) {
+        int right = before->next_slot == this->slot && before->next_nbytes == this->nbytes;
+        before->foreseen = right ? before->foreseen + 1 : 0;
+        before->next_slot = this->slot, before->next_nbytes = this->nbytes;
+    }
+    /* With a network of its own the readiness takes a latency, and several real ranks are to be compared first. */
+    if (this->foreseen < FORESEEN_OFTEN || p->latency_s > 0 || !isinf(p->bytes_per_s) || g->checked)
+        return;
+    form *next = form_of(g, this->next_slot, this->next_nbytes);
+    int kind = kind_of(this->next_slot);
+    if (next == NULL || next->place < 0 || (kind != ALL_GATHER && kind != ALL_REDUCE))
+        return;
+    ahead_t *ahead = &g->ahead[g->n_ahead++ % MOST_OPERATIONS];
+    ahead->slot = next->slot | ((number + 1) << 24 & NUMBER_BITS);
+    ahead->place = next->place, ahead->nbytes = next->nbytes, ahead->due = 1;
+    ahead->messages = next->n_offers < AHEAD_MESSAGES ? next->n_offers : AHEAD_MESSAGES;
+}
+
+/* Grant the foreseen operation's first messages along with what is sent anyway. */
+static void grant_ahead(end_t *end, operation *op) {
+    ahead_t *ahead = &end->group->ahead[(end->group->n_ahead - 1) % MOST_OPERATIONS];
+    if (!ahead->due || ahead->place != end->peer)
+        return;
+    ahead->due = 0;
+    for (int i = 0; i < ahead->messages; i++)
+        send_message(end, op, RECV_READY, ahead->slot, ahead->nbytes, NULL, NULL);
 }
 
 /* --- What may act now, and what is due later. --- */
@@ -523,6 +661,30 @@ static void log_oldest(peer *p, group *g) {
     release(op);
 }
 
+/* Whether nothing of an operation is announced, under way or in line. */
+static int is_idle(const operation *op) {
+    if (op->users)
+        return 0;
+    for (int i = 0; i < op->group->size; i++) {
+        const pair *q = &op->pairs[i];
+        if (q->sent < q->asked.n || q->arrived < q->offered.n)
+            return 0;
+    }
+    return 1;
+}
+
+/* Give up the data of the operation that has become old, for new ones to use their memory. */
+static void forget_old_data(const group *g) {
+    static const int ages[] = {DATA_OPERATIONS, OWN_DATA_OPERATIONS};
+    for (int i = 0; i < 2; i++) {
+        if (g->n_operations <= ages[i])
+            continue;
+        operation *op = g->operations[g->n_operations - 1 - ages[i]];
+        if ((i || !returns_own(op)) && is_idle(op))
+            forget_data(op);
+    }
+}
+
 /* The operation that a message belongs to; its first message begins it. NULL where real ranks disagree. */
 static operation *operation_of(peer *p, group *g, uint64_t slot) {
     for (int i = g->n_operations; i--;)
@@ -543,9 +705,28 @@ static operation *operation_of(peer *p, group *g, uint64_t slot) {
     for (int i = 0; i < g->size; i++)
         op->pairs[i].operation = op;
     g->operations[g->n_operations++] = op;
+    forget_old_data(g);
     if (g->n_operations > MOST_OPERATIONS)
         log_oldest(p, g);
     return op;
+}
+
+static void enqueue_ring(peer *p, const operation *op);
+
+/* A message is offered: note how many its collective offers, and grant it at once if the real rank knows already. */
+static void offered(peer *p, pair *q) {
+    operation *op = q->operation;
+    int number = q->offered.n - 1;
+    if (op->form && (op->form->place < 0 || op->form->place == q->end->peer)) {
+        op->form->place = q->end->peer;
+        op->form->n_offers = number + 1 > op->form->n_offers ? number + 1 : op->form->n_offers;
+    }
+    if (number < q->ahead) {
+        remember(op, q->end->peer, number, q->offered.items[number].nbytes);
+        q->granted++;
+        if (op->kind == ALL_GATHER)
+            enqueue_ring(p, op);
+    }
 }
 
 static int arrived(peer *p, end_t *end, const uint64_t *header) {
@@ -558,9 +739,14 @@ static int arrived(peer *p, end_t *end, const uint64_t *header) {
     pair *q = &op->pairs[end->peer];
     q->end = end;
     if (header[1] == RECV_READY || header[1] == SEND_READY) {
+        if (!op->announced)
+            foresee(p, op, nbytes);
+        op->announced = 1;
         messages *of = header[1] == RECV_READY ? &q->asked : &q->offered;
         ROOM(of->items, of->n, of->room);
         of->items[of->n++] = (message){nbytes, now_s};
+        if (header[1] == SEND_READY)
+            offered(p, q);
     } else if (header[1] == DATA) {
         if (q->granted <= q->arrived || q->offered.items[q->arrived].nbytes != nbytes) {
             char text[160];
@@ -730,6 +916,7 @@ static void take_turns(peer *p) {
         if (receive_s <= now_s && op->kind == ALL_GATHER)
             enqueue_ring(p, op);
         if (again_s <= now_s) {
+            grant_ahead(q->end, op);
             push_turn(p, q);
             if (!q->end->woken) {
                 q->end->woken = 1;
@@ -786,8 +973,9 @@ int peer_watch(peer *p, int fd) {
 /* A group as one real rank meets it; `link` counts real ranks, `checked` asks Python when its operations begin. */
 int peer_group(peer *p, int size, int place, int link, int checked, int ring, int source) {
     group *g = cleared(1, sizeof *g);
+    g->peer = p;
     g->id = p->n_groups, g->size = size, g->place = place, g->link = link, g->checked = checked;
-    g->ring = ring, g->source = source;
+    g->ring = ring, g->source = source, g->newest = -1;
     g->ends = cleared((size_t)size, sizeof *g->ends);
     p->groups = grown(p->groups, sizeof *p->groups * (size_t)(p->n_groups + 1));
     p->groups[p->n_groups] = g;
