@@ -315,12 +315,16 @@ def _children() -> set[int]:
 
 
 def _used_by_others_s(groups: set[int]) -> float:
-    """Core seconds so far of all processes but these and this one, and of the hypervisor's other machines (proc(5))."""
+    """Core seconds so far of all processes but those of these sessions and this one, and of the hypervisor's other
+    machines (proc(5))."""
     user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     total = user + nice + system + irq + soft + steal
-    for process in (*groups, os.getpid()):
-        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-        total -= int(fields[11]) + int(fields[12])
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        # A process may end meanwhile. Ranks run below a supervisor, in its session.
+        with suppress(OSError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) in groups or int(stat.parent.name) == os.getpid():
+                total -= int(fields[11]) + int(fields[12])
     return total / os.sysconf("SC_CLK_TCK")
 
 
