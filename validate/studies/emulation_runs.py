@@ -131,7 +131,7 @@ def in_turn(
         kinds: what is awake together, by name; the slowest run of it is what counts.
         turn_s: for which one is awake.
         total_s: of all turns, without the waiting.
-        start_s: for which all are awake at first, until they train.
+        start_s: for which all are awake at first, and on a busy machine until they train.
         patience_s: for which turns wait for a quiet machine at most, all together; afterwards they run anyway.
 
     Returns:
@@ -148,6 +148,8 @@ def in_turn(
         turns = {name: _Turns() for name in kinds}
         try:
             time.sleep(start_s)
+            while not all(run.trains() for together in found.values() for run in together):
+                time.sleep(1.0)
             _send(signal.SIGSTOP, *found.values())
             order, awake_s = list(kinds), 0.0
             while awake_s < total_s:
@@ -292,6 +294,16 @@ class _Run:
         for group in self.groups:
             with suppress(ProcessLookupError):
                 os.killpg(group, sign)
+
+    def trains(self) -> bool:
+        """Whether its first real rank has finished an iteration.
+
+        Raises:
+            PerfModelError: its script has ended.
+        """
+        self.check()
+        progress = [path.read_text(errors="replace") for path in self.out.glob("rank*.progress")]
+        return any(text.startswith("finished iteration") for text in progress)
 
     def check(self) -> None:
         """Raises `PerfModelError` for a script that ended."""
