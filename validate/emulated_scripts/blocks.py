@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 WARM_UP = 3
-AMOUNTS = ((1 << 30, 1, 6), (1 << 27, 2, 16), (1 << 24, 10, 30), (1 << 21, 100, 40), (0, 100, 60))
+AMOUNTS = ((1 << 30, 1, 4), (1 << 27, 2, 16), (1 << 24, 10, 30), (1 << 21, 100, 40), (0, 100, 60))
 """Calls of a block, and blocks, of sizes from so many bytes on: 100 calls one after another as in the paper."""
 
 
