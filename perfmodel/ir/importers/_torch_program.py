@@ -12,6 +12,7 @@ from perfmodel.ir import Program, RankValues
 from perfmodel.ir.distribute import all_ranks
 from perfmodel.ir.importers._emitter import Known, Missing, Ref
 from perfmodel.ir.importers._foreign import Graph, label_of
+from perfmodel.ir.importers._sorted_tokens import by_token
 from perfmodel.ir.models import training_step
 
 
@@ -166,6 +167,7 @@ class _Reader:
     def __init__(self, torch: Any, exported: Any, values: dict[str, Any], name: str, ranks: int) -> None:
         self.torch = torch
         self.exported = exported
+        self.nodes = by_token(torch, exported.graph).nodes
         self.values = values
         self.ranks = ranks
         self.graph = Graph(name)
@@ -177,7 +179,7 @@ class _Reader:
         buffers = signature.inputs_to_buffers
         constants = getattr(signature, "inputs_to_lifted_tensor_constants", {})
         outputs: list[Any] = []
-        for node in self.exported.graph.nodes:
+        for node in self.nodes:
             if node.op == "placeholder":
                 if node.name in parameters:
                     self._weight(node, parameters[node.name])

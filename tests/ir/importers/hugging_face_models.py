@@ -1,7 +1,7 @@
 """Public architectures of Hugging Face's `transformers`, tiny and with random weights, made from configurations."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -223,10 +223,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "ResNet", {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "num_labels": CLASSES}
     ),
 }
-REFUSED: Mapping[str, tuple[Architecture, str]] = {
-    "mixtral that sorts": (causal("Mixtral", {**GROUPED, "num_local_experts": 4}), "sort"),
+SORTED: Mapping[str, Architecture] = {
+    name: replace(architecture, sizes={k: v for k, v in architecture.sizes.items() if k not in BY_TOKEN})
+    for name, architecture in ARCHITECTURES.items()
+    if BY_TOKEN.items() <= architecture.sizes.items()
 }
-"""What no program can be made of yet, and the op that is in the way."""
+"""Mixtures as they are by default: tokens are sorted by their experts, for one grouped product."""
 
 
 def make(torch: Any, transformers: Any, architecture: Architecture, dtype: Any = None) -> Made:

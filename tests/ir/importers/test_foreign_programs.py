@@ -337,6 +337,71 @@ def test_unknown_ops_are_all_named_in_one_line(torch):
     assert "\n" not in str(error.value)
 
 
+def grouped(torch, weights, rows, experts):
+    """Products of sorted rows with their experts' weights."""
+    counts = torch.histc(experts.float(), weights.shape[0], 0, weights.shape[0] - 1).cumsum(0, dtype=torch.int32)
+    return torch._grouped_mm(rows, weights, counts)
+
+
+SORTED_USES = {
+    "results stay sorted": lambda torch, rows, order: rows.square().sum(0).max(),
+    "rows are added up in their order": lambda torch, rows, order: rows.cumsum(0)[torch.argsort(order)].sum(),
+    "rows are put elsewhere": lambda torch, rows, order: rows[order].square().sum(),
+}
+
+
+@pytest.mark.parametrize("use", SORTED_USES)
+def test_sorted_rows_whose_order_counts_are_refused_in_one_line(torch, use):
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.Parameter(torch.randn(4, 16, 16, dtype=torch.bfloat16))
+
+        def forward(self, x, ids):
+            experts, order = torch.sort(ids)
+            return SORTED_USES[use](torch, grouped(torch, self.experts, x[order], experts), order)
+
+    inputs = (torch.randn(8, 16, dtype=torch.bfloat16), torch.randint(0, 4, (8,)))
+    with pytest.raises(PerfModelError, match=r"sort .*experts_implementation='batched_mm'") as error:
+        torch_program(Module(), inputs)
+    assert "--input-value" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("back", ["argsort", "index_put"])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_sorted_rows_that_are_put_back_are_those_of_each_expert(torch, back, transposed):
+    """Four experts, two for each of six tokens, with a bias for each expert and a gate for each row."""
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.Parameter(torch.randn(4, 16, 16, dtype=torch.bfloat16))
+            self.bias = torch.nn.Parameter(torch.randn(4, 16, dtype=torch.bfloat16))
+
+        def forward(self, x, ids, gates):
+            experts, order = torch.sort(ids.reshape(-1))
+            weights = self.experts.transpose(1, 2) if transposed else self.experts
+            rows = grouped(torch, weights, x[order // 2], experts) + self.bias[experts]
+            rows = torch.nn.functional.silu(rows) * gates.reshape(-1)[order].unsqueeze(-1)
+            inverse = torch.argsort(order)
+            if back == "index_put":
+                inverse = torch.empty_like(order)
+                inverse[order] = torch.arange(12)
+            return rows[inverse].view(6, 2, 16).sum(1)
+
+    module = Module()
+    x, gates = torch.randn(6, 16, dtype=torch.bfloat16), torch.rand(6, 2, dtype=torch.bfloat16)
+    ids = torch.tensor([[3, 0], [0, 1], [3, 1], [0, 3], [1, 3], [3, 0]])  # nobody takes the third
+    program = torch_program(module, (x, ids, gates))
+    assert "top_k" not in {instruction.op for instruction in program.function.instructions}
+    arrays = {"x": x.float().numpy(), "ids": ids.numpy(), "gates": gates.float().numpy()}
+    arrays |= {name: value.detach().float().numpy() for name, value in module.named_parameters()}
+    (result,) = execute(program, arrays).values()
+    expected = module(x, ids, gates).detach().float().numpy()
+    np.testing.assert_allclose(np.asarray(result, np.float32), expected, rtol=3e-2, atol=3e-2)
+
+
 def test_a_module_without_names_is_cut_at_its_products(torch):
     layers = [torch.nn.Linear(6, 6) for _ in range(4)]
 
